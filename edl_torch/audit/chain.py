@@ -50,11 +50,27 @@ class Chain:
         """Return what each lineage did. Raises AuditError where the logs of a lineage are missing."""
         self._check_word()
         token = self._decode(self._word.token)
-        parts = [self._final_part(self._history.lineages[self._history.final], token)]
-        tokens = [token]
-        while (origin := self._origin(parts[-1], {part.lineage.key for part in parts})) is not None:
-            tokens.append(self._decode(parts[-1].lineage.token))
-            parts.append(origin)
+        return self._back_from(token, self._final_part(self._history.lineages[self._history.final], token))
+
+    def left_for(self, later: Part, text: str) -> list[Part]:
+        """Return what each lineage did up to a token with which these data were left for those of `later`."""
+        token = self._decode(text)
+        assert token is not None
+        first = self._origin(later, text, self._line.done(token), set())
+        return [] if first is None else self._back_from(token, first)
+
+    def _back_from(self, token: Token | None, part: Part) -> list[Part]:
+        parts, tokens = [part], [token]
+        while True:
+            token, text = self._decode(part.lineage.token), part.lineage.token or ""
+            if token is not None and token.before:  # the records before it are of other data
+                break
+            visited = {each.lineage.key for each in parts}
+            origin = self._origin(part, text, part.begun, visited)
+            if origin is None:
+                break
+            tokens.append(token)
+            parts.append(part := origin)
         _compare(tokens, parts)
         return parts
 
@@ -118,18 +134,18 @@ class Chain:
         token = self._decode(lineage.token)
         return Intervals() if token is None else self._line.done(token)
 
-    def _origin(self, part: Part, visited: set[Key]) -> Part | None:
-        """The part of the lineage in which the token was taken that `part`'s lineage began from; None where
-        that is the beginning of the data, which nobody took."""
+    def _origin(self, part: Part, text: str, begun: Intervals, visited: set[Key]) -> Part | None:
+        """The part of the lineage in which the token `text` was taken, that `part`'s lineage began from with
+        `begun`; None where that is the beginning of the data, which nobody took."""
         began = part.lineage
-        taken = self._taken(began, visited)
-        if not taken and not part.begun:
+        taken = self._taken(began, text, visited)
+        if not taken and not begun:
             return None
         keys = {one.key for one in taken} & self._history.lineages.keys()
         lineages = self._history.lineages
         latest_first = sorted(keys, key=lambda key: (lineages[key].age, key), reverse=True)
         candidates = [
-            self._explain(key, began.token or "", part.begun, taken)
+            self._explain(key, text, begun, taken)
             for key in latest_first or self._told_before(began, visited)
         ]
         if not candidates:
@@ -138,15 +154,15 @@ class Chain:
                 f"give the audit directories of all earlier runs of the job too"
             )
         _doubt(part, taken)
-        part.contradictions += [fault for one in taken if (fault := self._fault(one, part.begun))]
+        part.contradictions += [fault for one in taken if (fault := self._fault(one, begun))]
         sound = [candidate for candidate in candidates if candidate.sound]
         if sound and taken:
             part.contradictions += [_unexplained(other) for other in candidates if not other.sound]
         return sound[0] if sound else candidates[0]
 
-    def _taken(self, began: Lineage, visited: set[Key]) -> list[Taken]:
+    def _taken(self, began: Lineage, text: str, visited: set[Key]) -> list[Taken]:
         """Return all who took the token that a lineage began from."""
-        taken = self._history.taken.get(token_digest(began.token or ""), ())
+        taken = self._history.taken.get(token_digest(text), ())
         return [one for one in taken if one.key not in visited and may_precede(one, began)]
 
     def _told_before(self, began: Lineage, visited: set[Key]) -> list[Key]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import not_
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,12 @@ from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.identity import differences, identity
-from edl_torch.errors import AuditError
+from edl_torch.core.token import Token
+from edl_torch.errors import AuditError, TokenError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 
 Key = tuple[str, int]  # ledger id, number of the lineage
+_Placed = tuple[int, Log, Chapter]  # the place of the log
 
 
 @dataclass(slots=True)
@@ -120,14 +123,22 @@ class History:
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
     sessions: list[str]  # of all logs, by place
     unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
+    others: list[_Placed] = field(default_factory=list)  # chapters of other data, or settings, of that name
+
+    def of(self, token: Token) -> History:
+        """Return the history of other data, which a token is of. Raises AuditError where no log has any."""
+        same = [c for c in self.others if not differences(identity(c[2].dataset), token.identity)]
+        if not same:
+            raise AuditError(
+                f"dataset {self.spec.name!r} had other data before, and no log is of those: give the audit "
+                f"directories of all earlier runs of the job too"
+            )
+        return replace(_history(same, self.sessions, None, ()), unordered=())
 
     @property
     def trainer_count(self) -> int:
         """Number of sessions that took part."""
         return sum(1 for trainer in self.trainers if trainer)
-
-
-_Placed = tuple[int, Log, Chapter]
 
 
 def histories(
@@ -161,7 +172,8 @@ def _history(
     newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.member))
     spec = newest.dataset
     # A ledger of other data under the same name shares no record with the final one.
-    same = [placed for placed in chapters if _agrees(placed, spec, ledger)]
+    agreeing = [_agrees(placed, spec, ledger) for placed in chapters]
+    same = list(compress(chapters, agreeing))
     coordinates = Coordinates(spec)
     lineages: defaultdict[Key, list[_Placed]] = defaultdict(list)
     for placed in same:
@@ -185,6 +197,7 @@ def _history(
         trainers=trainers,
         sessions=sessions,
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
+        others=list(compress(chapters, map(not_, agreeing))),
     )
 
 
@@ -210,7 +223,7 @@ def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[li
     earlier = _all_before(before)
     for _, _, chapter in chapters:
         if chapter.token is not None:  # which others may have taken since, at the same position
-            of_it = taken[token_digest(chapter.token)] & before.keys()
+            of_it = taken[token_digest(saved_with(chapter.token))] & before.keys()
             before[chapter.ledger] |= {one for one in of_it if chapter.ledger not in earlier[one]}
     earlier = _all_before(before)
     followed = {one for name, found in earlier.items() for one in found if name not in earlier[one]}
@@ -218,6 +231,14 @@ def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[li
     order = sorted(earlier, key=lambda name: (len(earlier[name]), name))
     last = [name for name in order if name not in followed and (name in learnt or earlier[name])]
     return order, last or order[-1:]
+
+
+def saved_with(text: str) -> str:
+    """Return the token that was saved with the model that a lineage began with, maybe of other data."""
+    try:
+        return Token.decode(text).before or text
+    except TokenError:  # which the chain says
+        return text
 
 
 def _all_before(before: Mapping[str, set[str]]) -> dict[str, set[str]]:

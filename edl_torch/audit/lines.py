@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
 
 import numpy as np
 
 from edl_torch.errors import EdlError
-from edl_torch.shard import DatasetSpec, IndexArray, Source, TaskType
-from edl_torch.trainer.facts import ModelSeen
+from edl_torch.shard import IndexArray
 
 VERSION = 3
 SUFFIX = ".audit"
@@ -34,19 +30,6 @@ _NEWLINE, _SPACE, _EQUALS = b"\n ="
 _ALLOWED = b"0123456789 =\n"
 _BLANK_ANSWERS = bytes.maketrans(b"=", b" ")
 _LINE = re.compile(rb"=|\d{1,18}(?: \d{1,18}){7}")
-_SPEC_VALUES = (
-    "name",
-    "records_per_shard",
-    "seed",
-    "shuffle",
-    "shuffle_shards",
-    "shuffle_in_shard",
-    "num_epochs",
-    "epoch_barrier",
-    "max_bad_records",
-    "shuffle_window",
-    "fingerprint",
-)
 
 
 class DamagedLine(EdlError):
@@ -64,35 +47,6 @@ class DamagedLine(EdlError):
 def write_event(values: Mapping[str, object]) -> bytes:
     """One JSON line. Names may hold undecodable bytes as lone surrogates, which ASCII escapes carry."""
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
-
-
-def write_spec(spec: DatasetSpec) -> dict[str, object]:
-    """Return a dataset as JSON values."""
-    values: dict[str, object] = {name: getattr(spec, name) for name in _SPEC_VALUES}
-    sources = [[source.name, source.start, source.count] for source in spec.sources]
-    return values | {"task_type": spec.task_type.name, "sources": sources}
-
-
-def read_spec(values: Mapping[str, Any]) -> DatasetSpec:
-    """The dataset that `write_spec` wrote. Raises ValueError, TypeError or KeyError for anything else."""
-    sources = tuple(Source(name=name, start=start, count=count) for name, start, count in values["sources"])
-    kept = {name: values[name] for name in _SPEC_VALUES}
-    return DatasetSpec(**kept, sources=sources, task_type=TaskType[values["task_type"]])
-
-
-def write_model(seen: ModelSeen) -> dict[str, object]:
-    """Return a sample of a model as JSON values: some 3 kB at most."""
-    values = {field.name: getattr(seen, field.name) for field in fields(seen)}
-    return {
-        name: b64encode(value).decode() if isinstance(value, bytes) else value
-        for name, value in values.items()
-    }
-
-
-def read_model(values: Mapping[str, Any]) -> ModelSeen:
-    """The sample that `write_model` wrote. Raises ValueError, TypeError or KeyError for anything else."""
-    found = {field.name: values[field.name] for field in fields(ModelSeen)}
-    return ModelSeen(**found | {name: b64decode(found[name], validate=True) for name in ("values", "sums")})
 
 
 # Acknowledgements -------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event, write_model, write_spec
+from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.codec import object_of
 from edl_torch.core.span import Span
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec
@@ -27,6 +28,7 @@ from edl_torch.trainer.facts import (
     Joined,
     ModelSeen,
     Refused,
+    Relearnt,
     Reporting,
     Restored,
     Run,
@@ -116,6 +118,10 @@ class AuditLog:
                 self.dropped(fact.acknowledgements, fact.returned, on_its_way=fact.on_its_way)
             case Voided(runs):
                 self.void(runs)
+            case Relearnt(runs):
+                for (task, first, after), cut in runs:
+                    where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
+                    self._event("returned", **where, task=task)
             case Uncounted(records):
                 self.uncounted(records)
             case TokenTaken():
@@ -137,7 +143,7 @@ class AuditLog:
         self._leases = {}
         self._finished.clear()
         self._part = {"ledger": ledger, "lineage": lineage, "member": member}
-        self._event("joined", **self._part, batch_size=batch_size, dataset=write_spec(spec))
+        self._event("joined", **self._part, batch_size=batch_size, dataset=object_of(spec))
 
     def granted(self, grant: Grant) -> None:
         """A lease arrived."""
@@ -295,7 +301,7 @@ class AuditLog:
     def model(self, seen: ModelSeen) -> None:
         """The model was looked at; one that is before the session takes part says nothing."""
         if self._part:
-            self._event("model", **write_model(seen))
+            self._event("model", **object_of(seen))
 
     def restored(self, token: str | None, *, lineage: int) -> None:
         """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
@@ -309,8 +315,8 @@ class AuditLog:
         if self._file >= 0:
             if self._pending and not self._broken:
                 self._event("lost")  # a killed trainer cannot say so, and its model is gone
-            os.close(self._file)
-            self._file = -1
+            file, self._file = self._file, -1  # Ctrl-C must not have it closed twice
+            os.close(file)
         self._broken = self._broken or "it is closed"
 
     # Writing --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Reports
+from edl_torch.audit.lineage import History, Reports, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Seen
@@ -62,6 +62,7 @@ class _Learner:
     """A model of one session in one lineage: the records that count, and what it looked like."""
 
     place: int  # of the session's log
+    name: str
     records: Intervals
     last: int  # the line that settled the last of these records
     seen: list[Seen] = field(default_factory=list)
@@ -75,30 +76,30 @@ Doubles = npt.NDArray[np.float64]
 _Group = list[_Learner]  # of one lineage, with one model
 
 
-def models_of(history: History, parts: Sequence[Part]) -> Models:
-    """Return the models of a job, of whose lineages the final one comes first."""
+def models_of(parts: Sequence[tuple[History, Part]]) -> Models:
+    """Return the models of a job, of whose lineages, each with its data's history, the final comes first."""
     found = Models()
     chains: list[_Group] = []  # groups of several lineages that have one model
     base: _Group | None = None  # the chain whose model was saved with the token that the next part began from
     taken: list[_Learner] = []  # who saved it
     learners: list[_Learner] = []
     restores = compared = 0
-    for part, later in zip(reversed(parts), [*reversed(parts[:-1]), None], strict=True):
-        digest = "" if later is None else token_digest(later.lineage.token or "")
+    for (history, part), later in zip(reversed(parts), [*reversed(parts[:-1]), None], strict=True):
+        digest = "" if later is None else token_digest(saved_with(later[1].lineage.token or ""))
         here = list(_learners(history, part, digest))
         learners += here
         found.unattached += sum(_unattached(part, learner) for learner in here)
         groups = _groups([learner for learner in here if learner.seen])
         compared += sum(len(group) > 1 for group in groups)
         if len(groups) > 1:
-            found.reasons += (_parted(history, part, groups),)
+            found.reasons += (_parted(part, groups),)
         goes_on = [bool(part.begun) and base is not None and _goes_on(group, taken) for group in groups]
         restores += any(goes_on)
         if part.begun and groups and not found.unattached:
             if base is None and len(found.reasons) == 0:
                 found.reasons += (_unsaved(part),)
             elif base is not None and not all(goes_on):
-                found.reasons += (_not_loaded(history, part, groups[goes_on.index(False)]),)
+                found.reasons += (_not_loaded(part, groups[goes_on.index(False)]),)
         for group, tied in zip(groups, goes_on, strict=True):
             if tied and len(groups) == 1 and base is not None:
                 base += group
@@ -107,8 +108,8 @@ def models_of(history: History, parts: Sequence[Part]) -> Models:
         took = {one.place for one in history.taken.get(digest, ()) if one.key == part.lineage.key}
         taken = [learner for learner in here if learner.seen and learner.place in took]
         base = next((chain for chain in chains if taken and all(one in chain for one in taken)), None)
-    found.reasons += tuple(_went_back(history, learners))
-    shares = [_share(history, chain) for chain in chains]
+    found.reasons += tuple(_went_back(learners))
+    shares = [_share(chain) for chain in chains]
     found.shares = tuple(share for share in shares if share.records)
     found.shown = tuple(_shown(learners, compared, restores))
     return found
@@ -136,6 +137,7 @@ def _learners(history: History, part: Part, digest: str) -> Iterator[_Learner]:
             mine = rows.at(of == order)
             yield _Learner(
                 place=place,
+                name=_name(history, place),
                 records=records_of(mine) & own,
                 last=int(mine.settled.max(initial=-1)),
                 seen=[one for one in seen if one.number == number],
@@ -240,7 +242,7 @@ def _is_near(one: Doubles, other: Doubles, before: Doubles) -> bool:
     return bool(np.linalg.norm(one - other) <= OF_MOVE * np.linalg.norm(one - before))
 
 
-def _went_back(history: History, learners: Sequence[_Learner]) -> Iterator[str]:
+def _went_back(learners: Sequence[_Learner]) -> Iterator[str]:
     """Yield whose parameters became what they had been, to the bit, though the data went on."""
     for learner in learners:
         known: dict[bytes, int] = {}
@@ -252,7 +254,7 @@ def _went_back(history: History, learners: Sequence[_Learner]) -> Iterator[str]:
                 and not learner.word
             ):
                 yield (
-                    f"the model of {_name(history, learner)} was, after {seen.steps} step(s), again what it "
+                    f"the model of {learner.name} was, after {seen.steps} step(s), again what it "
                     f"had been before, and its data did not go back: loader.load_state_dict(…) with each "
                     f"model.load_state_dict(…)"
                 )
@@ -263,19 +265,19 @@ def _went_back(history: History, learners: Sequence[_Learner]) -> Iterator[str]:
 # Words --------------------------------------------------------------------------------------------------
 
 
-def _name(history: History, learner: _Learner) -> str:
-    name = history.trainers[learner.place]
+def _name(history: History, place: int) -> str:
+    name = history.trainers[place]
     same = history.trainers.count(name) > 1
-    return f"{name} (session {history.sessions[learner.place][:8]})" if same else name
+    return f"{name} (session {history.sessions[place][:8]})" if same else name
 
 
-def _share(history: History, group: _Group) -> Share:
+def _share(group: _Group) -> Share:
     learnt = [learner for learner in group if learner.records]
-    names = dict.fromkeys(_name(history, learner) for learner in learnt)
+    names = dict.fromkeys(learner.name for learner in learnt)
     return Share(trainers=tuple(names), records=sum(learner.records.count for learner in learnt))
 
 
-def _parted(history: History, part: Part, groups: Sequence[_Group]) -> str:
+def _parted(part: Part, groups: Sequence[_Group]) -> str:
     places = [{learner.place for learner in group} for group in groups]
     lineage = f"lineage {part.lineage.key[1]}"
     if len(set().union(*places)) < sum(map(len, places)):
@@ -289,9 +291,9 @@ def _parted(history: History, part: Part, groups: Sequence[_Group]) -> str:
     )
 
 
-def _not_loaded(history: History, part: Part, group: _Group) -> str:
+def _not_loaded(part: Part, group: _Group) -> str:
     return (
-        f"lineage {part.lineage.key[1]} began from a token, and the model of {_name(history, group[0])} was "
+        f"lineage {part.lineage.key[1]} began from a token, and the model of {group[0].name} was "
         f"not the one that was saved with it: model.load_state_dict(…) before the first step, or, where a "
         f"part of it was loaded: {_WORD}"
     )

@@ -16,17 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.audit.lines import (
-    COLUMNS,
-    LEDGERS,
-    SUFFIX,
-    TASK,
-    VERSION,
-    DamagedLine,
-    read_model,
-    read_rows,
-    read_spec,
-)
+from edl_torch.audit.lines import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
+from edl_torch.core.codec import from_object
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 from edl_torch.trainer.facts import ModelSeen, Way
@@ -295,7 +286,7 @@ class _LogReader:
                 for seen in self._chapters[-1].seen[-1:]:
                     seen.line = line if seen.at == "token" else seen.line
             case "model":
-                self._chapters[-1].seen.append(_seen(read_model(values), line))
+                self._chapters[-1].seen.append(_seen(from_object(ModelSeen, values), line))
             case "returned" | "void":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
             case "uncounted":
@@ -313,7 +304,7 @@ class _LogReader:
 
     def _joined(self, values: dict[str, Any]) -> Chapter:
         return Chapter(
-            dataset=read_spec(values["dataset"]),
+            dataset=from_object(DatasetSpec, values["dataset"]),
             ledger=str(values["ledger"]),
             lineage=int(values["lineage"]),
             batch_size=int(values["batch_size"]),

@@ -7,7 +7,7 @@ saved inexactly after a loop may have trained on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
@@ -19,6 +19,7 @@ from edl_torch.audit.lineage import History, histories
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs, read_order
+from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 from edl_torch.shard import TaskType
 from edl_torch.trainer.facts import Way
@@ -68,6 +69,8 @@ class Verdict:
     lineage: int
     size: int
     num_epochs: int  # 0 is endless
+    first_epoch: int  # of these data; those before were of others, which have a verdict of their own
+    abandoned: int  # of the epochs begun when the job went on with other data
     records: int  # that must have an outcome
     acknowledged: int
     quarantined: int
@@ -162,12 +165,11 @@ def judge(
 ) -> list[Judgement]:
     """Return what `audit` does, and with each verdict the sets of records that it counts."""
     logs, words = _read(directories, words or {})
+    found: list[Judgement] = []
     last = {name: word.ledger for name, word in words.items()}
-    found = histories(logs, last, read_order(directories))
-    return [
-        _judge(history, words.get(history.spec.name), unfinished=unfinished, listed=listed)
-        for history in found
-    ]
+    for history in histories(logs, last, read_order(directories)):
+        found += _judge_all(history, words.get(history.spec.name), unfinished=unfinished, listed=listed)
+    return found
 
 
 def _read(
@@ -190,15 +192,49 @@ def _read(
     return logs, said
 
 
-def _judge(
-    history: History, word: FinalWord | None = None, *, unfinished: bool = False, listed: int = LISTED
-) -> Judgement:
-    """Judge one dataset. Raises AuditError when the logs do not reach back to its beginning."""
+@dataclass(frozen=True, slots=True)
+class _Era:
+    """The time in which a dataset had the same data; `left` is the token that it left them with."""
+
+    history: History
+    chain: Chain
+    parts: list[Part]
+    left: Token | None = None
+
+
+def _judge_all(
+    history: History, word: FinalWord | None, *, unfinished: bool, listed: int
+) -> Iterator[Judgement]:
+    """Judge one dataset, and before it the data that it had earlier. Raises AuditError when the logs do not
+    reach back to its beginning."""
     word = word or FinalWord()
     chain = Chain(history, word)
-    parts = chain.parts()
+    eras = [_Era(history, chain, chain.parts())]
+    while (left := _token_of(eras[-1].parts[-1])) is not None and left.before:
+        before = Token.decode(left.before)
+        earlier = history.of(before)
+        chain = Chain(earlier, FinalWord())
+        parts = chain.left_for(eras[-1].parts[-1], left.before)
+        if not parts:
+            break
+        eras.append(_Era(earlier, chain, parts, before))
+    for number in reversed(range(len(eras))):
+        # The model went through the lineages of all data before, too.
+        models = models_of([(era.history, part) for era in eras[number:] for part in era.parts])
+        said = FinalWord() if number else word
+        yield _judge(eras[number], said, models, unfinished=unfinished and not number, listed=listed)
+
+
+def _token_of(part: Part) -> Token | None:
+    return None if part.lineage.token is None else Token.decode(part.lineage.token)
+
+
+def _judge(era: _Era, word: FinalWord, models: Models, *, unfinished: bool, listed: int) -> Judgement:
+    history, chain, parts, left = era.history, era.chain, era.parts, era.left
     final, spec = parts[0], history.spec
-    excused = final.missing & _excused(history, final, word, unfinished)
+    began = _token_of(parts[-1])
+    first_epoch = 0 if began is None else began.first_epoch
+    excused = final.missing & (Intervals() if left else _excused(history, final, word, unfinished))
     final.missing -= excused
     ahead = _ahead(history, final, word)
     late = Intervals() if unfinished else ahead  # a job that is said to be over has nothing ahead of it
@@ -216,7 +252,9 @@ def _judge(
         lineage=final.lineage.key[1],
         size=spec.size,
         num_epochs=spec.num_epochs,
-        records=final.required.count - excused.count + late.count,
+        first_epoch=first_epoch,
+        abandoned=0 if left is None else left.abandoned,
+        records=final.required.count - first_epoch * spec.size - excused.count + late.count,
         acknowledged=sum(part.own.count for part in parts) - quarantined,
         quarantined=quarantined,
         dropped=sum(part.dropped.count for part in parts),
@@ -233,7 +271,7 @@ def _judge(
         counted=ways[Way.COUNT],
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Way.UNSTEPPED],
-        models=models_of(history, parts),
+        models=models,
         inexact_tokens=len(doubts),
         unordered=history.unordered,
         doubts=tuple(doubts),
@@ -249,7 +287,7 @@ def _judge(
         unnamed=_unnamed(found, named),
     )
     wrong = verdict.doubled or verdict.forgotten or verdict.contradictions
-    may_go_on = late.count if word.token is not None else verdict.lost and not unfinished
+    may_go_on = late.count if word.token is not None else verdict.lost and not unfinished and left is None
     if may_go_on and not wrong:
         verdict = replace(verdict, advice=_MAY_GO_ON)
     return Judgement(verdict=verdict, history=history, chain=chain, parts=parts, found=found, open=left_open)

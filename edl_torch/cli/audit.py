@@ -70,7 +70,11 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.advice:
         yield f"  {verdict.advice}"
     epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
+    if verdict.first_epoch:
+        epochs += f", of which {verdict.first_epoch} had other data"
     yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
+    if verdict.abandoned:
+        yield f"  {verdict.abandoned} more were abandoned: the job went on with other data in its next epoch"
     yield (
         f"  lineage {verdict.lineage} of ledger {verdict.ledger}, the last of {verdict.lineages} "
         f"in the logs; {verdict.trainers} trainer session(s)"

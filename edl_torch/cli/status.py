@@ -108,21 +108,8 @@ def _suspended(status: MasterStatus) -> dict[str, list[str]]:
 
 
 _DATASET_HEADING = (
-    "DATASET",
-    "TYPE",
-    "EPOCH",
-    "SIZE",
-    "SHARDS LEFT",
-    "TODO",
-    "LEASED",
-    "DONE",
-    "BAD",
-    "DROPPED",
-    "OF ALL",
-    "RATE",
-    "TO THE END",
-    "CAME BACK",
-    "STATE",
+    *("DATASET", "TYPE", "EPOCH", "SIZE", "SHARDS LEFT", "TODO", "LEASED", "DONE", "BAD", "DROPPED"),
+    *("OF ALL", "RATE", "TO THE END", "CAME BACK", "STATE"),
 )
 _TRAINER_HEADING = (
     *("TRAINER", "SESSION", "DATASETS", "LEASED", "OLDEST", "PACE", "WAITS", "READ", "TRANSFORM"),

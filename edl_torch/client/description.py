@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
+from typing import Literal
 
 from edl_torch.client.master_api import MasterApi
 from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
@@ -32,7 +33,8 @@ class Description:
 
     `shuffle_window` is None where the user left it open; a token's or the master's is followed then, and a
     dataset that this service makes has windows of `usual_window` shards. `fingerprint` is what the user says
-    of the data; where it is None, the reader is asked.
+    of the data; where it is None, the reader is asked. With `data_changed` a checkpoint of other data goes on
+    in the epoch after its own.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Description:
     shuffle_window: int | None = None
     usual_window: int | None = None
     fingerprint: str | None = None
+    data_changed: Literal["new_epoch"] | None = None
     _tokens_window: int | None = None
     _looked: str | None = None
 
@@ -71,6 +74,8 @@ class Description:
                     "give shuffle or shuffle_window, not both: shuffle=True mixes all records"
                 )
             self.in_shard = True
+        if self.data_changed not in (None, "new_epoch"):
+            raise InvalidArgument(f"data_changed must be 'new_epoch' or None, not {self.data_changed!r}")
         if self.reader is not None:
             check_is_reader(self.reader, "create_shards")
         if self.reader is not None and self.dataset_size is not None:

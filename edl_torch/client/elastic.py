@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
 from edl_torch.shard import Indices, Slice
-from edl_torch.system.interrupts import Switch, drop_switch, keep_switch
+from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.tickets import Ticket
 
 if TYPE_CHECKING:
     from edl_torch.client.session import Session
+
+
+class Gradients(Protocol):
+    """The gradients of attached optimizers' parameters, looked at as batches come and go."""
+
+    def mark(self) -> None:
+        """Note what gradients are in place, as a batch comes to the loop."""
+
+    def changed(self) -> list[tuple[Any, Any]]:
+        """Return parameters with their gradients, of those that have changed since."""
+
+    def unchanged(self) -> bool:
+        """Whether there are gradients, and all are as they were then."""
 
 
 class ElasticSession:
@@ -23,8 +37,8 @@ class ElasticSession:
         self._session = session
         self._trainer = session.trainer
         self._passes = session.trainer.elastic
-        self.opened = 0  # the newest pass
-        self._switch: Switch | None = None  # of Ctrl-C, kept while a loop asks for batches of that pass
+        self.gradients: Gradients | None = None  # of optimizers, once one is attached
+        self._left: list[tuple[Batch, Any]] = []  # what went back, with its gradients, until the next step
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
 
     def __repr__(self) -> str:
@@ -36,18 +50,10 @@ class ElasticSession:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
         self._session.loop_thread = get_ident()
-        number = self._session.run(self._trainer.open(epoch))
+        with self._leaving():
+            number = self._session.run(self._trainer.open(epoch))
         self.model_changed()
-        self.loop_left(self.opened)
-        self.opened, self._switch = number, keep_switch()
         return number
-
-    def loop_left(self, number: int) -> None:
-        """Note that no batch of pass `number` is asked for any more. For finalisers, too: takes no lock."""
-        switch = self._switch
-        if switch is not None and number == self.opened:
-            self._switch = None
-            drop_switch(switch)
 
     @property
     def epoch(self) -> int:
@@ -77,19 +83,41 @@ class ElasticSession:
 
     def close(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
-        try:
+        with self._leaving():
             self._session.end(self._passes.close(number))
-            if not self._session.torn:
-                self._session.see_model("end")
-        finally:
-            self.loop_left(number)
+        if not self._session.cut:
+            self._session.see_model("end")
         self.warn_of_what_went_back()
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Keep the gradients of the batch in hand where it goes back: a step may still use them."""
+        batches, discarded = self._trainer.state.batches, self._passes.discarded
+        batch, changed = batches.in_hand, []
+        if self.gradients is not None and batches.has_in_hand:
+            changed = self.gradients.changed()
+        try:
+            yield
+        finally:
+            if changed and batch is not None and self._passes.discarded != discarded:
+                self._left.append((batch, changed))
+
+    def _learn_again(self) -> None:
+        """Note that a step has used gradients of batches that went back, where these are still in place."""
+        left, self._left = self._left, []
+        reduced = self._session.position.lockstep is not None  # over ranks, maybe into other tensors
+        learnt = [
+            batch
+            for batch, kept in left
+            if any(p.grad is gradient or (reduced and p.grad is not None) for p, gradient in kept)
+        ]
+        if learnt:
+            self._session.run(self._passes.learnt_again(learnt))
 
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
         self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
-        self.loop_left(number)
 
     @property
     def abandoned(self) -> bool:
@@ -113,7 +141,8 @@ class ElasticSession:
     def end_abandoned_silently(self) -> None:
         """Do as `end_abandoned`, without a warning: the loop gets that later."""
         while number := self._abandoned:
-            self._session.end(self._passes.end_abandoned(number))
+            with self._leaving():
+                self._session.end(self._passes.end_abandoned(number))
             if self._abandoned == number:
                 self._abandoned = 0
 
@@ -155,7 +184,10 @@ class ElasticSession:
 
     def hand(self, ticket: Ticket) -> bool:
         """Hand a batch to the loop. False when it was thrown away."""
-        return self._session.do(self._passes.hand_now, ticket) or self._session.run(self._passes.hand(ticket))
+        mine = self._session.do(self._passes.hand_now, ticket) or self._session.run(self._passes.hand(ticket))
+        if self.gradients is not None:
+            self.gradients.mark()
+        return mine
 
     def promise(self, ticket: Ticket, *, unanswered: int) -> bool:
         """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
@@ -166,7 +198,10 @@ class ElasticSession:
 
     def deliver(self, ticket: Ticket) -> bool:
         """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
-        return self._session.do(self._passes.deliver, ticket)
+        mine = self._session.do(self._passes.deliver, ticket)
+        if self.gradients is not None:
+            self.gradients.mark()
+        return mine
 
     def pad(self) -> None:
         """Note that the loop gets a padding batch, which holds no record of its own."""
@@ -180,9 +215,12 @@ class ElasticSession:
         """Name and number of each record of the batch that was handed out last."""
         return self._passes.records_in_hand()
 
-    def passed_on(self, *, padding: bool = False) -> None:
-        """Note that a wrapper passes on the oldest batch that it has read ahead, or a padding batch."""
-        self._session.run(self._passes.passed_on(padding=padding))
+    def passed_on(self) -> Batch | None:
+        """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
+        batch = self._session.run(self._passes.passed_on())
+        if self.gradients is not None:
+            self.gradients.mark()
+        return batch
 
     def give_back(self, *, window: bool = False) -> None:
         """Give back the batch in hand, or the window: it was not trained on."""
@@ -192,7 +230,7 @@ class ElasticSession:
     def records_unstepped(self) -> int:
         """Records of the batches that were handed out and wait for a step of an attached optimizer."""
         state = self._trainer.state
-        return self._session.do(lambda: state.inflight.batch_records if state.steps.attached else 0)
+        return self._session.do(lambda: state.batches.records if state.batches.attached else 0)
 
     @property
     def discarded(self) -> int:
@@ -217,7 +255,7 @@ class ElasticSession:
 
     def attach(self, name: str) -> int:
         """Let steps of another optimizer decide when a batch was trained on. Returns its number."""
-        return self._session.do(self._trainer.state.steps.attach, name)
+        return self._session.do(self._trainer.state.batches.attach, name)
 
     def detach(self, optimizer: int) -> None:
         """Let an optimizer decide no more: what all others have stepped on is acknowledged."""
@@ -225,16 +263,22 @@ class ElasticSession:
 
     def forget_optimizer(self, optimizer: int) -> None:
         """Note that an attached optimizer does not exist any more."""
-        self._session.do(self._trainer.state.steps.gone, optimizer)
+        self._session.do(self._trainer.state.batches.gone, optimizer)
 
     def stepped(self, optimizer: int) -> None:
-        """Note a step of an attached optimizer."""
+        """Note a step of an attached optimizer.
+
+        A wrapper that tells has no word for a loop that was left with one of its last batches. A step after
+        that is not on this batch: no gradient has changed since it came.
+        """
         if self._abandoned:
             self.end_abandoned()
-        session, model = self._session, self._session.model
-        is_left = model is not None and not self.is_open(self.opened) and self._trainer.state.inflight.batches
-        if session.do(self._passes.step_now, optimizer):
+        session, model, state = self._session, self._session.model, self._trainer.state
+        is_left = model is not None and not self.is_open(state.supply.current.number) and state.batches
+        if session.do(self._step_now, optimizer):
             session.run(self._trainer.reporter.send())
+        if self._left:
+            self._learn_again()
         if model is not None:
             is_due = model.stepped()
             if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
@@ -242,6 +286,12 @@ class ElasticSession:
                 session.see_model("end")
             elif is_due:
                 session.see_model("step")
+
+    def _step_now(self, optimizer: int) -> bool:
+        batches, before_hand = self._trainer.state.batches, False
+        if batches.ended and batches.has_in_hand and self.gradients is not None:
+            before_hand = self.gradients.unchanged()
+        return self._passes.step_now(optimizer, before_hand)
 
     @property
     def is_audited(self) -> bool:

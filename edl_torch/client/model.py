@@ -62,6 +62,13 @@ class Model:
 
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
         """Return what the parameters of these optimizers are now; None where there is nothing to look at."""
+        import torch
+
+        # The hook of a compiled step is compiled, with all that it calls.
+        look: Any = torch.compiler.disable(self._look)  # type: ignore[no-untyped-call]
+        return look(at, optimizers)  # type: ignore[no-any-return]
+
+    def _look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
         parameters = _parameters(optimizers)
         if not parameters and not self.word:
             return None

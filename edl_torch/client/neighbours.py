@@ -43,7 +43,7 @@ class Sessions:
         found = [
             Neighbour(session=other.id, records=other.drawn_records, same_thread=other.loop_thread == thread)
             for other in alive
-            if other is not session and not (other.closed or other.torn) and other.shares_data(session)
+            if other is not session and not (other.closed or other.cut) and other.shares_data(session)
         ]
         return tuple([one for one in found if one.records])
 

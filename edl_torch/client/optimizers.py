@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from edl_torch.client.elastic import ElasticSession
 from edl_torch.errors import InvalidArgument
 
+WATCHED = 8  # parameters of an optimizer whose gradients are looked at
 _CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 
 
@@ -37,6 +38,7 @@ class SteppingScaler(Protocol):
 @dataclass(slots=True)
 class _Attached:
     optimizer: weakref.ref[Any]
+    watched: list[Any]  # parameters whose gradients are looked at
     hook: Any = None
     before: Any = None  # the hook before a step
     steps: int = 0
@@ -55,6 +57,7 @@ class Optimizers:
     def __init__(self, passes: ElasticSession) -> None:
         self._passes = passes
         self._attached: dict[int, _Attached] = {}
+        self._marks: dict[int, tuple[Any, int]] = {}  # a parameter's gradient, as the batch in hand came
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
 
     def __repr__(self) -> str:
@@ -64,6 +67,35 @@ class Optimizers:
         """Every attached optimizer that still exists."""
         found = (attached.optimizer() for attached in self._attached.values())
         return [optimizer for optimizer in found if optimizer is not None]
+
+    # Gradients --------------------------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Note what gradients are in place, as a batch comes to the loop. Called for each batch."""
+        self._marks = marks = {}
+        for attached in self._attached.values():
+            for parameter in attached.watched:
+                gradient = parameter.grad
+                if gradient is not None:
+                    marks[id(parameter)] = gradient, gradient._version
+
+    def _changed(self) -> Iterator[tuple[Any, Any]]:
+        for attached in self._attached.values():
+            for parameter in attached.watched:
+                gradient = parameter.grad
+                marked, version = self._marks.get(id(parameter), (None, 0))
+                if gradient is not marked or (gradient is not None and gradient._version != version):
+                    yield parameter, gradient
+
+    def changed(self) -> list[tuple[Any, Any]]:
+        """Return watched parameters whose gradient changed since `mark`, and is not 0, with it."""
+        return [(p, gradient) for p, gradient in self._changed() if gradient is not None and gradient.any()]
+
+    def unchanged(self) -> bool:
+        """Whether there are gradients, and all are as they were at `mark`."""
+        return bool(self._marks) and next(self._changed(), None) is None
+
+    # Attaching --------------------------------------------------------------------------------------------
 
     def attach(
         self, optimizer: SteppingOptimizer, scaler: SteppingScaler | None = None, one_model: str = ""
@@ -96,20 +128,24 @@ class Optimizers:
                 f"leave it out"
             )
         number = self._passes.attach(type(optimizer).__name__)
-        attached = _Attached(weakref.ref(optimizer, self._gone.append))
+        self._passes.gradients = self
+        attached = _Attached(weakref.ref(optimizer, self._gone.append), _smallest(optimizer))
         torch: Any = sys.modules.get("torch")
         has_graphs = torch is not None and torch.backends.cuda.is_built()
 
+        def trains(named: Mapping[str, Any]) -> bool:
+            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+                return False  # it goes into a CUDA graph, and trains when that is replayed
+            return not ("closure" in named and _makes_state(named))
+
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
-            if not ("closure" in named and _makes_state(named)):
+            if trains(named):
                 self._passes.about_to_step()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
-            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
-                return  # into a CUDA graph, and nothing is trained on before that is replayed
-            if "closure" in named and _makes_state(named):
+            if not trains(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
             # optimizer skips the step. On an accelerator this waits for it, as the scaler does for others.
@@ -177,6 +213,16 @@ class Optimizers:
             if len(self._attached) > 1:
                 del self._attached[number]
                 self._passes.forget_optimizer(number)
+
+
+def _smallest(optimizer: Any) -> list[Any]:
+    """Return some small parameters of an optimizer: their gradients may be kept, and are looked at quickly.
+
+    None of DeepSpeed's engines, and none in parts: nobody sees their gradients here.
+    """
+    groups = getattr(optimizer, "param_groups", ())
+    trained = [p for group in groups for p in group["params"] if getattr(p, "requires_grad", False)]
+    return sorted([p for p in trained if not hasattr(p, "full_tensor")], key=lambda p: p.numel())[:WATCHED]
 
 
 def _is_engine(optimizer: Any) -> bool:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl_torch.audit.lines import read_spec, write_spec
 from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.core.calls import DatasetStatus
+from edl_torch.core.codec import from_object, object_of
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, Unsupported
+from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.position import FIRST_LINEAGE
 
 if TYPE_CHECKING:
@@ -112,9 +113,9 @@ class Position:
                 session.plan()
 
         def ask() -> str:
-            return json.dumps(write_spec(session.plan().spec))
+            return json.dumps(object_of(session.plan().spec))
 
-        spec = read_spec(json.loads(together(lockstep.peers, doing, register, ask)))
+        spec = from_object(DatasetSpec, json.loads(together(lockstep.peers, doing, register, ask)))
         if isinstance(session.master, FollowedMaster):
             session.master.spec = spec
             session.do(session.trainer.registrar.heard, spec)
@@ -127,6 +128,23 @@ class Position:
             return str(self.progress().epoch)
 
         return int(together(lockstep.peers, Doing.BEGIN, lambda: lockstep.finished, ask))
+
+    def done_in_epoch(self) -> int:
+        """Return records of the epoch of the next pass that it does not bring: they have an outcome, or are
+        gathered here for a step. Synchronous ranks ask together."""
+        session, lockstep = self._session, self.lockstep
+
+        def ask() -> str:
+            status = self.progress()
+            gathered = session.do(lambda: session.trainer.state.batches.records) if lockstep is None else 0
+            return str(min(status.size, max(0, status.outcomes + gathered - status.epoch * status.size)))
+
+        if lockstep is not None:
+            self.begin_together(lockstep)
+            return int(together(lockstep.peers, Doing.BEGIN, session.flush, ask))
+        session.plan()
+        session.flush()
+        return int(ask())
 
     def agree_on_end(self, lockstep: Lockstep) -> None:
         """All ranks learn whether the master has every record of every epoch accounted for."""

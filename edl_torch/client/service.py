@@ -22,7 +22,7 @@ from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.link_server import LinkServer
 from edl_torch.client.workers.links import DirectLink, Handle
-from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
@@ -68,6 +68,8 @@ class DataShardService:
             many epochs meet it.
         fingerprint: what tells this data from other data, such as a version; it is compared wherever the
             dataset is registered or restored. Default: the reader's, see docs/readers.md.
+        data_changed: "new_epoch": a checkpoint of other data goes on with these in the epoch after its own;
+            records that are left of that have the outcome `abandoned`. Default: `TokenError`.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
             passed on when the next pass begins. "told": the wrapper calls `loader.passed_on()` for each batch
@@ -99,6 +101,7 @@ class DataShardService:
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
         fingerprint: str | None = None,
+        data_changed: Literal["new_epoch"] | None = None,
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
@@ -120,6 +123,7 @@ class DataShardService:
             max_bad_records=max_bad_records,
             shuffle_window=shuffle_window,
             fingerprint=fingerprint,
+            data_changed=data_changed,
         )
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
@@ -222,13 +226,13 @@ class DataShardService:
         Each has `name`, `index` and `reason`, and `epoch`, the first that met it. A call to the master, which
         raises what `progress` does.
         """
-        session = self._live_session
-        session.plan()
-        session.flush()
+        status: DatasetStatus = self.progress()
+        if len(status.quarantine) < status.quarantined:  # of long ones trainers are told the beginning
+            whole = self._session.master.status().datasets
+            (status,) = [dataset for dataset in whole if dataset.dataset == self.dataset_name]
         found: dict[tuple[str, int], QuarantinedRecord] = {}
-        for dataset in session.master.status().datasets:
-            for bad in dataset.quarantine if dataset.dataset == self.dataset_name else ():
-                found.setdefault((bad.name, bad.index), bad)
+        for bad in status.quarantine:
+            found.setdefault((bad.name, bad.index), bad)
         return list(found.values())
 
     def __repr__(self) -> str:

@@ -9,12 +9,11 @@ import logging
 import threading
 import time
 import uuid
-from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
@@ -29,17 +28,8 @@ from edl_torch.client.optimizers import Optimizers
 from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.system.interrupts import (
-    MAIN,
-    NUMBER,
-    UNUSED,
-    Switch,
-    other_switch,
-    torn_by,
-    uninstall,
-    uninterrupted,
-)
+from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
+from edl_torch.system.cuts import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
@@ -79,7 +69,8 @@ class Session:
         self.master = master
         self.description = description
         self.closed = False
-        self.torn = ""  # why what it holds is not known any more
+        self._deciding = False  # a decision is under way, or was cut off
+        self._given_up: list[Procedure[Any]] = []  # to be closed before anything else is decided
         self.loop_thread = 0  # that of the loop which asked or told it something last
         config = Config(
             session=self.id,
@@ -90,6 +81,7 @@ class Session:
             report_delay_s=master.report_delay_s,
             keeps_ledger=master.keeps_ledger,
             audited=audit_dir is not None,
+            follows_data=description.data_changed is not None,
         )
         self.trainer = Trainer(config, Liveness())
         self._audit = None if audit_dir is None else AuditLog(audit_dir, self.id, master.worker_id)
@@ -128,49 +120,52 @@ class Session:
             result: T = end.value
             return result
         except BaseException:  # Ctrl-C too, wherever it came
-            if not self.torn:
-                self.do(procedure.close)  # what it had begun is undone
+            self._given_up.append(procedure)
+            if not self.cut:
+                self.do(_nothing)
             raise
 
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Let the trainer decide something at once, Ctrl-C or not. Returns, or raises, what `decide` does."""
+        """Let the trainer decide something at once. Returns, or raises, what `decide` does.
+
+        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.cuts`).
+        """
         state = self.trainer.state
         with self._lock:
-            # As `interrupts.uninterrupted` does: its call would cost as much as what it does.
-            switch = getsignal(NUMBER) if get_ident() == MAIN else UNUSED
-            if type(switch) is not Switch or switch.noted is not None:
-                switch = other_switch(switch)
-            switch.noted, switch.__call__ = (), switch.note
+            if self._deciding:
+                self._refuse()
+            self._deciding = True
             try:
-                if self.torn:
-                    raise ServiceClosed(self.torn)
+                while self._given_up:
+                    self._given_up.pop().close()  # what it had begun is undone
                 state.now = self._clock()
                 try:
-                    return decide(*arguments)
+                    answer = decide(*arguments)
                 finally:
                     if state.facts or self._waiting or self._may_need_worker:
                         self._decided()
-            except (StopIteration, EdlError):
+            except StopIteration:
+                self._deciding = False
                 raise
             except BaseException as exc:
-                self._may_be_torn(exc, arguments)
+                self._deciding = not (exc in arguments or exc is state.outbox.raised or is_own(exc))
                 raise
-            finally:
-                if not switch.kept:
-                    uninstall(switch)
-                switch.__call__ = switch.program
-                noted, switch.noted = switch.noted, None
-                if noted:
-                    switch.program(*noted)
+            self._deciding = False
+            return answer
 
-    def _may_be_torn(self, error: BaseException, arguments: tuple[Any, ...]) -> None:
-        """Note an error that no decision raises, but a handler of signals did in the middle of one."""
-        if error not in arguments and error is not self.trainer.state.outbox.raised:
-            self.torn = torn_by(error, f"a decision about dataset {self.description.name!r}")
+    def _refuse(self) -> NoReturn:
+        self._changed.notify_all()  # who waits for a decision is told, too
+        raise ServiceClosed(cut_off(f"a decision about dataset {self.description.name!r}"))
+
+    @property
+    def cut(self) -> bool:
+        """Whether a decision was cut off, so that nothing goes on from here."""
+        with self._lock:
+            return self._deciding
 
     def end(self, procedure: Procedure[None]) -> None:
-        """Run a procedure that ends something; nothing where the state is torn: its master takes all back."""
-        if not self.torn:
+        """Run a procedure that ends something; nothing after a cut: the master takes all back."""
+        if not self.cut:
             self.run(procedure)
 
     def _decided(self) -> None:
@@ -225,7 +220,7 @@ class Session:
     def _wait(self, wait: Wait) -> Any:
         self._waiting.append(wait)
         try:
-            return self._changed.wait_for(wait.ready, wait.timeout_s)
+            return self._changed.wait_for(lambda: self._deciding or wait.ready(), wait.timeout_s)
         finally:
             self._waiting.remove(wait)
 
@@ -390,10 +385,9 @@ class Session:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
-        self.elastic.loop_left(self.elastic.opened)
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
-            if not self.torn:
+            if not self.cut:
                 self.see_model("end")
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
@@ -404,6 +398,10 @@ class Session:
                 self._worker.join(max(0.0, deadline - time.monotonic()))
             if self._audit is not None:
                 with self._lock:
-                    uninterrupted(self._audit.close)
+                    self._audit.close()
             if self.joined:
                 self.master.leave(self.id, self.trainer.state.fence.member)
+
+
+def _nothing() -> None:
+    return

@@ -63,6 +63,11 @@ def data_differs(registered: Mapping[str, object], asked: Mapping[str, object]) 
     return bool(differences(one, other))
 
 
+def but_data(found: Mapping[str, object]) -> dict[str, object]:
+    """Return an identity without what says which data it is of."""
+    return {field: value for field, value in found.items() if field not in _DATA}
+
+
 def _label(field: str) -> str:
     return "sources (digest of names, ranges and their order)" if field == "sources" else field
 

@@ -42,6 +42,7 @@ class Head(NamedTuple):
 
     lineage: int
     opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number
+    first_epoch: int
     cursor: tuple[int, int, int]  # epoch, position of the next window in its order, next record in it
     acknowledged: int
     dropped: int
@@ -383,6 +384,7 @@ class ShardLedger:
         lent = [item for lease in self.leases for item in lease.slices()]
         return Token(
             identity=identity(self.spec),
+            first_epoch=self._todo.first_epoch,
             epoch=epoch,
             position=position,
             offset=offset,
@@ -471,6 +473,7 @@ class ShardLedger:
         return Head(
             lineage=self.lineage,
             opened_by=self.opened_by,
+            first_epoch=self._todo.first_epoch,
             cursor=self._todo.cursor,
             acknowledged=self.acknowledged,
             dropped=self.dropped,
@@ -513,7 +516,7 @@ class ShardLedger:
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
         self.opened_by = head.opened_by
         self._lending.next_bundle = head.next_bundle
-        self._todo.resume(head.cursor, waiting)
+        self._todo.resume(head.first_epoch, head.cursor, waiting)
         self.quarantine.replace(quarantine)
         for session, batch_size in batch_sizes.items():
             self.participants.enter(session, batch_size)

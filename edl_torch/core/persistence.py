@@ -8,9 +8,9 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | key | row |
 | --- | --- |
 | `dataset`, name | place among the datasets, specification |
-| `head`, dataset | lineage, cursor (epoch, position, offset), acknowledged, dropped, next task and bundle, |
-| | member and request that opened the lineage |
-| `waiting`, dataset, number | remainder or not, epoch, shard, skip, limit, attempt |
+| `head`, dataset | lineage, first epoch, cursor (epoch, position, offset), acknowledged, dropped, |
+| | next task and bundle, member and request that opened the lineage |
+| `waiting`, dataset, number | remainder or not, attempt, epoch, shard, skip, limit |
 | `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
 | `session`, session | worker id, number of its membership |
@@ -29,20 +29,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from edl_torch.core.calls import Grant, LeaseAnswer, PassState, QuarantinedRecord
+from edl_torch.core.calls import LeaseAnswer, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
+from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.lease import Lease
 from edl_torch.core.ledger import Head, ShardLedger
 from edl_torch.core.members import Member
-from edl_torch.core.quarantine import row_of
 from edl_torch.core.registration import check_batch_size
 from edl_torch.core.todo import Waiting
-from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 4  # of the meaning of rows; older ones were never released
 
-Row = tuple[Any, ...]
 Rows = dict[Key, Row]
 Update = dict[Key, Row | None]  # None: there is no such part any more
 _Parts = dict[str, dict[Any, Row]]  # of one dataset: by kind, and by the rest of the key
@@ -81,14 +80,8 @@ def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
 def _dataset(dispatcher: Dispatcher, dataset: str) -> Row | None:
     for place, ledger in enumerate(dispatcher.ledgers):
         if ledger.spec.name == dataset:
-            return place, _spec_row(ledger.spec)
+            return place, object_of(ledger.spec)
     return None
-
-
-def _spec_row(spec: DatasetSpec) -> dict[str, Any]:
-    fields = {name: getattr(spec, name) for name in spec.__slots__}
-    sources = tuple((source.name, source.start, source.count) for source in spec.sources)
-    return fields | {"sources": sources, "task_type": spec.task_type.name}
 
 
 def _of_ledger(
@@ -107,6 +100,7 @@ def _head(ledger: ShardLedger) -> Row:
     head = ledger.head
     return (
         head.lineage,
+        head.first_epoch,
         *head.cursor,
         *(head.acknowledged, head.dropped),
         *(head.next_task, head.next_bundle),
@@ -119,8 +113,7 @@ def _waiting(ledger: ShardLedger, number: int) -> Row | None:
     if found is None:
         return None
     remainder, item = found
-    cut = item.slice
-    return int(remainder), cut.epoch, cut.shard, cut.skip, cut.limit, item.attempt
+    return int(remainder), item.attempt, *row_of(item.slice)
 
 
 def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
@@ -175,12 +168,7 @@ def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
     answer = None if member is None else member.answers.get(dataset)
     if answer is None:
         return None
-    return answer.request, answer.epoch, answer.state.name, tuple([_grant_row(g) for g in answer.grants])
-
-
-def _grant_row(grant: Grant) -> Row:
-    cut = grant.slice
-    return grant.task, grant.attempt, cut.epoch, cut.shard, cut.skip, cut.limit, grant.bundle
+    return row_of(answer)
 
 
 def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
@@ -259,17 +247,12 @@ def load(
     if any(member.number >= dispatcher.members.next_number for member in dispatcher.members):
         raise ValueError("a member has a number that is still to be given")
     for name, (_, spec) in sorted(specs.items(), key=lambda item: int(item[1][0])):
-        ledger = dispatcher.add(_spec_from(spec))
+        ledger = dispatcher.add(from_object(DatasetSpec, spec))
         _resume(ledger, parts[name])
         _resume_members(dispatcher, name, parts[name])
     if changes is not None:
         changes.take()  # it is as written
     return dispatcher
-
-
-def _spec_from(fields: dict[str, Any]) -> DatasetSpec:
-    sources = tuple(Source(name=name, start=start, count=count) for name, start, count in fields["sources"])
-    return DatasetSpec(**fields | {"sources": sources, "task_type": TaskType[fields["task_type"]]})
 
 
 def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
@@ -280,11 +263,13 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     for size in batch_sizes.values():
         check_batch_size(size)
     (head,) = of_it["head"].values()
-    lineage, epoch, position, offset, acknowledged, dropped, next_task, next_bundle, member, request = head
+    lineage, first_epoch, *cursor, acknowledged, dropped, next_task, next_bundle, member, request = head
+    epoch, position, offset = cursor
     ledger.resume(
         Head(
             lineage=lineage,
             opened_by=(member, request),
+            first_epoch=first_epoch,
             cursor=(epoch, position, offset),
             acknowledged=acknowledged,
             dropped=dropped,
@@ -293,7 +278,7 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
         ),
         leases=(_lease_from(session, row) for (session, _), rows in of_it["leases"].items() for row in rows),
         waiting={number: _waiting_from(row) for number, row in of_it["waiting"].items()},
-        quarantine=(_bad_from(row) for _, row in sorted(of_it["bad"].items())),
+        quarantine=(from_row(QuarantinedRecord, row) for _, row in sorted(of_it["bad"].items())),
         batch_sizes=batch_sizes,
         closed={
             session: {int(task): int(attempt) for task, attempt in closed}
@@ -314,10 +299,7 @@ def _resume_members(dispatcher: Dispatcher, name: str, of_it: _Parts) -> None:
 
 def _resume_member(member: Member, name: str, answer: Row | None, report: Row | None) -> None:
     if answer is not None:
-        request, epoch, state, grants = answer
-        member.answers[name] = LeaseAnswer(
-            request=request, epoch=epoch, state=PassState[state], grants=tuple(map(_grant_from, grants))
-        )
+        member.answers[name] = from_row(LeaseAnswer, answer)
     if report is not None and report[0]:
         member.reports[name], member.refused[name] = report[0], tuple(map(int, report[2:]))
 
@@ -340,22 +322,5 @@ def _lease_from(session: str, row: Row) -> Lease:
 
 
 def _waiting_from(row: Row) -> tuple[bool, Waiting]:
-    remainder, *place, attempt = row
-    return bool(remainder), Waiting(_slice_from(place), attempt)
-
-
-def _slice_from(row: Iterable[int]) -> Slice:
-    epoch, shard, skip, limit = row
-    return Slice(epoch=epoch, shard=shard, skip=skip, limit=limit)
-
-
-def _grant_from(row: Row) -> Grant:
-    task, attempt, *place, bundle = row
-    return Grant(task=task, attempt=attempt, slice=_slice_from(place), bundle=bundle)
-
-
-def _bad_from(row: Row) -> QuarantinedRecord:
-    epoch, shard, position, name, index, reason = row
-    return QuarantinedRecord(
-        epoch=epoch, shard=shard, position=position, name=name, index=index, reason=reason
-    )
+    remainder, attempt, *cut = row
+    return bool(remainder), Waiting(from_row(Slice, cut), attempt)

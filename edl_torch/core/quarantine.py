@@ -8,24 +8,16 @@ Knows neither leases nor how many are allowed; it keeps what it is told.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
 
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.changes import Mark, unrecorded
-
-BadRow = tuple[int, int, int, str, int, str]
-
-
-# Return the record as tokens and journals have it.
-row_of: Callable[[QuarantinedRecord], BadRow] = attrgetter(
-    "epoch", "shard", "position", "name", "index", "reason"
-)
+from edl_torch.core.codec import row_maker
 
 
 def token_bytes(records: Iterable[QuarantinedRecord]) -> int:
     """Return the bytes that these records add to a token; in a message each takes up to 64 bytes more."""
-    rows = list(map(row_of, records))
+    rows = list(map(row_maker(QuarantinedRecord), records))
     # Of all at once: a comma stands behind each but the last, and the list has two brackets.
     return len(json.dumps(rows, separators=(",", ":"))) - 1 if rows else 0
 

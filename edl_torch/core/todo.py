@@ -93,6 +93,7 @@ class Todo:
         self._mark = mark
         self._in_progress = in_progress
         self.cursor_epoch = 0
+        self.first_epoch = 0  # of these data; those before were of others
         self._position = 0  # of the next window in the epoch's order
         self._offset = 0  # of the next record in that window
         self._ahead = plan.size  # records of the epoch that the cursor has not passed
@@ -150,8 +151,8 @@ class Todo:
 
     @property
     def passed(self) -> int:
-        """Records of all epochs that lie before the cursor."""
-        return (self.cursor_epoch + 1) * self.plan.size - self._ahead
+        """Records of all epochs of these data that lie before the cursor."""
+        return (self.cursor_epoch + 1 - self.first_epoch) * self.plan.size - self._ahead
 
     def next_epoch(self) -> None:
         """Move the cursor to the beginning of the next epoch."""
@@ -300,6 +301,7 @@ class Todo:
             queue.clear()
         self._returned.clear()
         self._remainders.clear()
+        self.first_epoch = token.first_epoch
         self.move_to(token.epoch, token.position, token.offset)
         for item in token.open:
             self.put_back(item, 1)
@@ -331,8 +333,11 @@ class Todo:
                     return remainder, item
         return None
 
-    def resume(self, cursor: tuple[int, int, int], waiting: dict[int, tuple[bool, Waiting]]) -> None:
+    def resume(
+        self, first_epoch: int, cursor: tuple[int, int, int], waiting: dict[int, tuple[bool, Waiting]]
+    ) -> None:
         """Take over what `cursor`, `numbers` and `find` said of another object; for a new one."""
+        self.first_epoch = first_epoch
         self.move_to(*cursor)
         for number, (remainder, item) in sorted(waiting.items()):
             self._next_number = number

@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 
 from edl_torch.core.calls import QuarantinedRecord
-from edl_torch.core.identity import differences, identity
+from edl_torch.core.codec import row_of
+from edl_torch.core.identity import but_data, data_differs, differences, identity
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import row_of
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN
 from edl_torch.fingerprint import check as check_fingerprint
 from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 1
+_ON_OTHER_DATA = (
+    '. With data_changed="new_epoch" the job goes on with the new data in its next epoch, and abandons what '
+    "is left of this one"
+)
 MOST = MAX_SIZE  # of any number, the records of all epochs included: so all of them fit the wire
 
 
@@ -28,10 +32,14 @@ MOST = MAX_SIZE  # of any number, the records of all epochs included: so all of 
 class Token:
     """Data position: the cursor, every begun slice without outcome, and the outcomes that are not training.
 
-    `identity` is that of the dataset; with it alone the token is the beginning of the data.
+    `identity` is that of the dataset; with it alone the token is the beginning of the data. Nothing is
+    counted of epochs before `first_epoch`, which were of other data; the token with which they were left is
+    `before`, in the token that began these.
     """
 
     identity: Mapping[str, object]
+    first_epoch: int = 0
+    before: str = ""
     epoch: int = 0
     position: int = 0
     offset: int = 0
@@ -62,6 +70,26 @@ class Token:
         shuffled = self.identity.get("shuffle_in_shard")
         return None if shuffled is None else bool(shuffled)
 
+    @property
+    def abandoned(self) -> int:
+        """Records of the epochs begun that have no outcome: what `onto` abandons."""
+        begun = (self._next_epoch - self.first_epoch) * int(str(self.identity["size"]))
+        return begun - self.acknowledged - self.dropped - len(self.quarantine)
+
+    @property
+    def _next_epoch(self) -> int:
+        return self.epoch + (self.position > 0 or self.offset > 0)
+
+    def onto(self, spec: DatasetSpec) -> Token:
+        """Return the beginning of the next epoch on other data, where nothing but the data has changed."""
+        registered = identity(spec)
+        if not data_differs(registered, self.identity) or differences(
+            but_data(registered), but_data(self.identity)
+        ):
+            return self
+        epoch = self._next_epoch
+        return Token(identity=registered, first_epoch=epoch, epoch=epoch, before=self.encode())
+
     def check(self, spec: DatasetSpec) -> None:
         """Raise TokenError, field by field, unless this token is of the dataset `spec`."""
         registered = identity(spec)
@@ -70,6 +98,8 @@ class Token:
             raise TokenError(
                 f"the token is not of dataset {spec.name!r} as registered: {'; '.join(differing)}. "
                 f"Give the service what the checkpoint was made with, or load_state_dict(None) to begin anew"
+                + _ON_OTHER_DATA
+                * data_differs(registered, self.identity)
             )
 
     def check_within(self, plan: Plan) -> None:
@@ -85,6 +115,8 @@ class Token:
             raise TokenError(f"damaged token of dataset {plan.spec.name!r}: {exc}") from exc
 
     def _check_cursor(self, plan: Plan) -> None:
+        if self.first_epoch > min((s.epoch for s in (*self.open, *self.remainders)), default=self.epoch):
+            raise InvalidArgument(f"epochs before {self.first_epoch} were of other data")
         if (self.position, self.offset) == (plan.num_windows, 0):
             return
         length = plan.records_in(self.epoch, plan.window_at(self.epoch, self.position))
@@ -110,7 +142,8 @@ class Token:
                 raise InvalidArgument(f"{s} overlaps another slice")
 
     def _check_counts(self, plan: Plan) -> None:
-        before = self.epoch * plan.size + plan.records_before(self.epoch, self.position) + self.offset
+        epochs = self.epoch - self.first_epoch
+        before = epochs * plan.size + plan.records_before(self.epoch, self.position) + self.offset
         if before > MOST:
             raise InvalidArgument(f"the cursor is behind {before} records; no job comes further than {MOST}")
         waiting = sum(s.limit for s in (*self.open, *self.remainders))
@@ -128,9 +161,11 @@ class Token:
             {
                 "version": VERSION,
                 "identity": dict(self.identity),
+                **({"first_epoch": self.first_epoch} if self.first_epoch else {}),
+                **({"before": self.before} if self.before else {}),
                 "cursor": [self.epoch, self.position, self.offset],
-                "open": [_row(s) for s in self.open],
-                "crumbs": [_row(s) for s in self.remainders],  # as tokens have called them from the first
+                "open": [row_of(s) for s in self.open],
+                "crumbs": [row_of(s) for s in self.remainders],  # as tokens have called them from the first
                 "quarantine": [row_of(bad) for bad in self.quarantine],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
@@ -158,6 +193,8 @@ class Token:
         check_fingerprint(value["identity"].get("fingerprint", UNKNOWN))
         return cls(
             identity=dict(value["identity"]),
+            first_epoch=_count(value.get("first_epoch", 0)),
+            before=str(value.get("before", "")),
             epoch=epoch,
             position=position,
             offset=offset,
@@ -173,10 +210,6 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST:  # True is no count
         raise ValueError("it has something that is not a count where one belongs")
     return value
-
-
-def _row(item: Slice) -> list[int]:
-    return [item.epoch, item.shard, item.skip, item.limit]
 
 
 def _slice(row: Any) -> Slice:

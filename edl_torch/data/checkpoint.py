@@ -31,7 +31,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from edl_torch.client.peers import Doing, together
 from edl_torch.client.service import DataShardService
 from edl_torch.errors import CheckpointError, InvalidArgument
-from edl_torch.system.interrupts import uninterrupted
 
 _NAME = re.compile(r"\d{8}")
 _PARTIAL = ".partial"
@@ -233,7 +232,7 @@ def _finish(partial: Path, target: Path, data: dict[str, str], keep: int, known:
         (partial / _DATA).write_text(json.dumps(data))
         for path in (*partial.iterdir(), partial):
             _sync(path)
-        uninterrupted(_declare, partial, target, known)
+        _declare(str(partial), target, known)
         _sync(target.parent)
     except OSError as exc:
         raise _give_up(partial, target, exc.strerror or str(exc)) from exc
@@ -244,15 +243,19 @@ def _finish(partial: Path, target: Path, data: dict[str, str], keep: int, known:
     return ""
 
 
-def _declare(partial: Path, target: Path, known: dict[str, str]) -> None:
+def _declare(partial: str, target: Path, known: dict[str, str]) -> None:
     """Give a checkpoint its name, and note that it is this job's own."""
+    folder, name, path = str(target.parent), target.name, str(target)
     try:
-        os.rename(partial, target)
+        os.rename(partial, path)
     except OSError as exc:
         if target.exists():
             raise CheckpointError(_overtaken(target)) from exc
         raise
-    known[str(target.parent)] = target.name
+    except BaseException:  # a signal's handler: Python calls it when the system call is over
+        known[folder] = name
+        raise
+    known[folder] = name
 
 
 def _remove(old: Path, saved: Path) -> None:

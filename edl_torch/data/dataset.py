@@ -10,9 +10,11 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from threading import Lock
 from time import perf_counter
 from typing import Any, Literal
 
@@ -34,6 +36,7 @@ from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
+from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
@@ -66,8 +69,8 @@ class ShardedDataset(IterableDataset[Any]):
             service gives neither reader nor size. An error that is not the record's, as of a network that
             is down, ends the loop with `SourceUnavailable` either way.
         seed_transforms: seed Python's, numpy's and torch's random numbers by (seed, epoch, record) around
-            `transform`, so that augmentation does not depend on workers. Costs some 10 µs a
-            record, in a plain `DataLoader` 100 µs.
+            `transform`, and around `dataset[index]` of a map-style dataset, so that augmentation does not
+            depend on workers. Costs some 10 µs a record, in a plain `DataLoader` 100 µs.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class ShardedDataset(IterableDataset[Any]):
         self._link: tuple[int, SocketLink] | None = None
         self._feed: Feed | None = None
         self._generators: Generators | None = None
+        self._reads = reader
+        self._makes: Transform | None = None
         self._reading: weakref.ref[ThreadedReading] | None = None
 
     @property
@@ -119,6 +124,8 @@ class ShardedDataset(IterableDataset[Any]):
             "_service": None,
             "_link": None,
             "_reading": None,
+            "_reads": None,
+            "_makes": None,
             "_run": iterations.beginning_run,
         }
 
@@ -147,6 +154,7 @@ class ShardedDataset(IterableDataset[Any]):
         feed = self._feed
         link = self._connect()
         self._generators = self._generators_of(feed) if self._seed_transforms else None
+        self._reads, self._makes = self._steps_of_reading()
         if feed is None:
             drawn = DrawnSamples()
             return self._samples(link, link.begin(Mode.PLAIN, self._deliveries(link, drawn)), drawn)
@@ -184,12 +192,12 @@ class ShardedDataset(IterableDataset[Any]):
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
-        return self._read(link, tally, partial(SampleReader(self.reader, self._to_samples).samples, plan))
+        return self._read(link, tally, partial(SampleReader(self._reads, self._to_samples).samples, plan))
 
     def _lists(self, link: Link, plan: Plan, feed: Feed) -> Iterator[list[Any] | Collated]:
         """Lists of samples; batches, where these are made of the numbers of rows."""
         rows = tensor_rows(self.reader) if feed.collates and self._record_transform is None else None
-        reader = self.reader if rows is None else rows.numbers
+        reader = self._reads if rows is None else rows.numbers
         samples = SampleList(feed.list_size, feed.times)
         read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
         lists = chain(self._read(link, feed.tally, read), samples.rest())
@@ -210,13 +218,13 @@ class ShardedDataset(IterableDataset[Any]):
     def _in_threads(self, link: Link, plan: Plan, feed: Feed, threading: Threading) -> Iterator[Any]:
         self._end_reading()
         reading = ThreadedReading(
-            self.reader,
+            self._reads,
             plan,
             iter(link.next, None),
             feed.tally,
             feed.times,
             partial(self._bad, link),
-            transform=self._record_transform,
+            transform=self._makes,
             generators=self._generators,
             threading=threading,
             keeps_samples=self._quarantines,
@@ -256,13 +264,32 @@ class ShardedDataset(IterableDataset[Any]):
         link.fail(grant.task, position, str(error))
 
     def _to_samples(self, plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:
-        transform = self._record_transform
+        transform = self._makes
         if transform is None:
             return records
         if self._generators is None:
             return map(transform, records)
         seeds = chain.from_iterable(_seeds(plan, part))
         return map(self._generators.seeded(transform), records, seeds)
+
+    def _steps_of_reading(self) -> tuple[AbstractDataReader, Transform | None]:
+        """Return what reads, and what makes samples of what was read.
+
+        A map-style dataset may draw random numbers in `__getitem__`. Where these are seeded by the record,
+        its number is what is read, and the record is part of what is made of it.
+        """
+        reader, transform = self.reader, self._record_transform
+        if not isinstance(reader, MapDatasetReader) or self._generators is None or tensor_rows(reader):
+            return reader, transform
+        numbers = MapDatasetReader(range(reader.count), reader.name, thread_safe=True)
+        lock = nullcontext() if reader.thread_safe else Lock()
+
+        def make(number: int) -> Any:
+            with lock:
+                record = reader.load(number)
+            return record if transform is None else transform(record)
+
+        return numbers, make
 
     def _generators_of(self, feed: Feed | None) -> Generators:
         generators = Generators(after_each=True) if feed is None else feed.generators

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
@@ -17,8 +20,7 @@ from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.feed import Feed
 from edl_torch.data.reading_here import ReadingHere, reads_here
 from edl_torch.data.threaded_reading import Threading
-from edl_torch.data.worker_start import WorkerStart, end_by_kill, starting_workers
-from edl_torch.system.interrupts import uninterrupted
+from edl_torch.data.worker_start import WorkerStart, end_by_kill, started_beside
 
 
 class InnerLoader:
@@ -68,14 +70,16 @@ class InnerLoader:
             return iter(loader)
         if not self.persistent_workers:
             self.end_workers()  # of an iterator that somebody keeps: its pass is over
-        with starting_workers(loader.multiprocessing_context):
-            # Ctrl-C among them would leave some behind, or be swallowed by what runs around a fork. Those
-            # that persist are waited for, which may take as long as they like.
-            persists = self.persistent_workers and loader._iterator is not None
-            iterator = iter(loader) if persists else uninterrupted(iter, loader)
+        if self.persistent_workers and loader._iterator is not None:
+            iterator: Any = iter(
+                loader
+            )  # they are only told to begin anew, which may take as long as they like
+        else:
+            signal_handling._set_SIGCHLD_handler()  # torch does so in the main thread alone
+            iterator = started_beside(partial(_iterate, loader, _device()), loader.multiprocessing_context)
         end_by_kill(iterator)
         self._working = weakref.ref(iterator)
-        return iterator
+        return cast("Iterator[Envelope]", iterator)
 
     def _make(self) -> DataLoader[Any]:
         size = self._batch_size
@@ -121,3 +125,14 @@ class InnerLoader:
             self.loader._iterator = None
         if iterator is not None:
             iterator._shutdown_workers()
+
+
+def _device() -> int | None:
+    """The GPU of this thread, for which torch pins memory; None where the program has none in use."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def _iterate(loader: DataLoader[Any], device: int | None) -> Iterator[Any]:
+    if device is not None:
+        torch.cuda.set_device(device)
+    return iter(loader)

@@ -24,7 +24,7 @@ from edl_torch.data.dataset import OnBadRecord, ShardedDataset
 from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
-from edl_torch.data.loader_pass import LoaderPass, Sizes
+from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.lost_gradients import warn_of_lost_gradients
@@ -34,7 +34,6 @@ from edl_torch.data.padded_pass import PaddedPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.parts_pass import PartsPass
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
-from edl_torch.data.read_ahead import ReadAhead
 from edl_torch.data.reader_threads import NumThreads, thread_count
 from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.weights import Weights
@@ -53,6 +52,12 @@ class _FromService:
 
 _FROM_SERVICE: Any = _FromService()
 _AHEAD = 2  # batches, as torch's workers
+_OF_ITS_RECORDS = "read torch.utils.data.Subset(dataset, list(sampler)), each record as often as drawn"
+_IN_PLACE_OF = {
+    "DistributedSampler": "give shuffle=True and seed=…, and leave set_epoch() out: trainers share records",
+    "RandomSampler": "give shuffle=True and seed=…",
+    "SequentialSampler": "give nothing: that is the order without shuffle=True",
+}
 _TORCHS_ARGUMENTS = inspect.signature(DataLoader.__init__).parameters.keys()
 
 
@@ -129,6 +134,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         epoch_barrier: bool = True,
         max_bad_records: int = 0,
         fingerprint: str | None = None,
+        data_changed: Literal["new_epoch"] | None = None,
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
@@ -158,6 +164,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             epoch_barrier=epoch_barrier,
             max_bad_records=max_bad_records,
             fingerprint=fingerprint,
+            data_changed=data_changed,
             lookahead=lookahead,
             master_timeout_s=master_timeout_s,
             audit_dir=audit_dir,
@@ -209,8 +216,6 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             attached=lambda: service._torch_optimizers,
             batches=service._live_session.trainer.elastic,
         )
-        told = service.lookahead == "told"
-        self._read_ahead = ReadAhead(self._weights, self._statistics) if told else None
         self._keeps_stepping = False
         self._lineage: int | None = None  # of the last pass
         self._told_of_order = False
@@ -318,12 +323,11 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if session.lineage != self._lineage:
             self._lineage = session.lineage
             self._weights.restart()
-        weights: Sizes = self._weights
         statistics = self._statistics
-        if self._read_ahead is not None:
-            self._read_ahead.clear()
-            weights, statistics = self._read_ahead, Statistics()  # it sees to them when a batch is passed on
-        shared = (self._inner, session, whole_batch, weights)
+        if self.service.lookahead == "told":
+            statistics.let_go()
+            statistics = Statistics()  # passed_on() sees to those of the model
+        shared = (self._inner, session, whole_batch, self._weights)
         if self._peers is not None:
             kind = LockstepPass if self._peers.parts is None else PartsPass
             return kind(
@@ -335,11 +339,27 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     def __len__(self) -> int:
         check_no_trainer(sys._getframe())
-        size = self.service.size
+        return self._batches_of(self.service.size)
+
+    def _batches_of(self, size: int) -> int:
+        """Batches that so many records make."""
         if self.batch_size is None and not self._inner.columnar:
             return size
         batch = self.service.batch_size * (1 if self._peers is None else self._peers.coordinates)
         return size // batch if self.drop_last else -(-size // batch)
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of the epoch that the next pass reads which are done: 0, but after a resume, or a loop that
+        was left.
+
+        `enumerate(loader, loader.batches_done)` counts on where the epoch was, up to `len(loader)`: for loops
+        that step, or log, by that number. Without loader workers and with one trainer, or synchronous ranks,
+        it is exact; else an estimate, as `len(loader)` is. A call to the master; synchronous ranks make it
+        together.
+        """
+        position, size = self.service._live_session.position, self.service.size
+        return len(self) - self._batches_of(size - position.done_in_epoch())
 
     def keep_stepping(self) -> None:
         """From the next pass on hand out a padding batch, with `weight` 0, where the loop would wait for
@@ -421,9 +441,24 @@ def _check_threads(dataset: ShardedDataset, batch_size: int | None) -> None:
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:
-    for name in ("sampler", "batch_sampler"):
-        if kwargs.pop(name, None) not in (None, False):
-            raise InvalidArgument(f"ElasticDataLoader takes no {name}: the master decides who reads what")
+    if kwargs.pop("generator", None) is not None:
+        raise InvalidArgument(
+            "ElasticDataLoader takes no generator: seed=… decides the order of the records, at all trainers, "
+            "and with seed_transforms=True the random numbers of each record, in any number of workers"
+        )
+    if kwargs.pop("batch_sampler", None) not in (None, False):
+        raise InvalidArgument(
+            "ElasticDataLoader takes no batch_sampler, as the master decides who reads what: give "
+            "batch_size=…, shuffle=True and seed=…, and drop_last=True where that dropped the last batch"
+        )
+    sampler = kwargs.pop("sampler", None)
+    if sampler not in (None, False):
+        kinds = {kind.__name__ for kind in type(sampler).__mro__}
+        remedy = next((remedy for kind, remedy in _IN_PLACE_OF.items() if kind in kinds), _OF_ITS_RECORDS)
+        raise InvalidArgument(
+            f"ElasticDataLoader takes no sampler, as the master decides who reads what: in place of this "
+            f"{type(sampler).__name__} {remedy}"
+        )
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
         meant = get_close_matches(name, names - {"self", "kwargs"})

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from edl_torch.client.session import Session
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.stopwatch import Stopwatch
+from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.tickets import Ticket
 
@@ -25,16 +26,6 @@ _AT_NO_RECORD = (
 )
 
 
-class Sizes(Protocol):
-    """Keeps count of the records of each batch in the loop: `Weights`, or a `ReadAhead` before it."""
-
-    def step(self, own: int) -> None:
-        """A batch of `own` records goes to the loop; 0 for a padding batch."""
-
-    def warn_of_padding(self) -> None:
-        """Warn, once, a loop that has trained on a padding batch as on any other."""
-
-
 class LoaderPass(Iterator[Any]):
     """The iterator, over `epoch`; NEW_PASS is the one that runs.
 
@@ -42,13 +33,14 @@ class LoaderPass(Iterator[Any]):
     """
 
     _closed = True
+    _is_told = False  # whether a wrapper says of each batch when it passes it on
 
     def __init__(
         self,
         loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
-        weights: Sizes,
+        weights: Weights,
         epoch: int,
     ) -> None:
         self._loader = loader
@@ -58,6 +50,7 @@ class LoaderPass(Iterator[Any]):
         self._stopwatch = Stopwatch(self._measuring)
         self._whole_batch = whole_batch
         self._weights = weights
+        self._is_told = session.trainer.state.batches.is_told
         self._inner: Iterator[Envelope] | None = None
         self._pid = os.getpid()
         self._epoch = epoch
@@ -87,7 +80,8 @@ class LoaderPass(Iterator[Any]):
         envelope = self._pull(self._passes.more_to_read, self._passes.hand)
         if envelope is None:
             raise StopIteration
-        self._weights.step(envelope.size)
+        if not self._is_told:  # else the wrapper says of each when it passes it on
+            self._weights.step(envelope.size)
         return envelope.batch, envelope.size
 
     def _request(self) -> None:
@@ -104,7 +98,6 @@ class LoaderPass(Iterator[Any]):
 
     def _end_early(self) -> NoReturn:
         closed, self._closed = self._closed, True
-        self._passes.loop_left(self._number)
         self._let_go()
         if self._session.closed and not closed:
             raise ServiceClosed("the DataShardService was closed while its loader was being iterated")

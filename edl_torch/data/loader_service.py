@@ -11,16 +11,20 @@ from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.notice import Notice
-from edl_torch.data.read_ahead import ReadAhead
+from edl_torch.data.padding import Statistics
+from edl_torch.data.weights import Weights
 from edl_torch.shard import Indices
+from edl_torch.system.user_warnings import warn_user
 
 
 class ServiceMethods:
     """Hands each call on to the service of `dataset`."""
 
     dataset: Any  # torch's; a ShardedDataset
-    _read_ahead: ReadAhead | None
+    _weights: Weights
+    _statistics: Statistics
     _notice: Notice
+    _came_to_the_end = False  # whether a loop over epochs() did
 
     @property
     def service(self) -> DataShardService:
@@ -41,7 +45,7 @@ class ServiceMethods:
         """Name and record number of each sample of the batch in hand, in its order.
 
         A lazy sequence of `(name, index)`, computed when it is asked for; empty for a padding batch.
-        With wrappers that ask for batches ahead it is the batch handed out last.
+        Behind a wrapper that reads `lookahead` batches ahead it is the one so many before the last.
         """
         return self.service._live_session.elastic.records_in_hand()
 
@@ -50,10 +54,19 @@ class ServiceMethods:
 
         Yields the number of the epoch that the next pass reads, until every record of every epoch has its
         outcome, here and at every other trainer. A loop that leaves an epoch early gets it again, but not
-        once it has seen that it is `preempted`: then this ends too.
+        once it has seen that it is `preempted`: then this ends too. Begun again when all is done, it warns.
         """
+        is_again, has_begun = self._came_to_the_end, False
         while not (self._notice.seen or self.service.finished):
+            has_begun = True
             yield self.service.epoch
+        self._came_to_the_end = not self._notice.seen
+        if is_again and not has_begun and self._came_to_the_end:
+            warn_user(
+                f"all epochs of {self.service.dataset_name!r} are over, and this loop over them trains on "
+                f"nothing, as it was run to its end before. To train more make another loader, with more "
+                f"num_epochs; or go back to the beginning with loader.load_state_dict(None)"
+            )
 
     def attach(
         self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None, one_model: str = ""
@@ -76,12 +89,15 @@ class ServiceMethods:
         and none is left. What was read and not passed on is neither acknowledged nor lost. Synchronous ranks
         make these calls together.
         """
-        session, read_ahead = self.service._live_session, self._read_ahead
-        none_left = read_ahead is not None and not read_ahead
-        own = read_ahead is None or read_ahead.passed_on()
-        session.elastic.passed_on(padding=not own)
-        if none_left:
+        session = self.service._live_session
+        batch = session.elastic.passed_on()
+        self._statistics.let_go()
+        if batch is None:
             session.position.agree_again()
+            return
+        self._weights.step(batch.records)
+        if not batch.records:
+            self._statistics.keep()
 
     def give_back(self, *, window: bool = False) -> None:
         """Say that the batch in hand was not trained on, as after a commit that failed: it is read again.

@@ -14,10 +14,10 @@ from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.loader_pass import Sizes
 from edl_torch.data.notice import Notice
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.stepping_pass import SteppingPass
+from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.tickets import Ticket
 
@@ -48,7 +48,7 @@ class LockstepPass(SteppingPass):
         loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
-        weights: Sizes,
+        weights: Weights,
         *,
         padding: PaddingBatch,
         statistics: Statistics,
@@ -156,7 +156,8 @@ class LockstepPass(SteppingPass):
         self._stepped = True
         if mine is None:
             return self._pad(), 0
-        self._weights.step(mine.size)
+        if not self._is_told:
+            self._weights.step(mine.size)
         if not self._passes.deliver(mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "

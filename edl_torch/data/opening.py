@@ -45,6 +45,7 @@ class ReadingOptions:
     epoch_barrier: bool = True
     max_bad_records: int = 0
     fingerprint: str | None = None
+    data_changed: Literal["new_epoch"] | None = None
     lookahead: int | Literal["told"] = 0
     master_timeout_s: float | None = None
     audit_dir: str | Path | None = None
@@ -79,6 +80,7 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         epoch_barrier=options.epoch_barrier,
         max_bad_records=options.max_bad_records,
         fingerprint=options.fingerprint,
+        data_changed=options.data_changed,
         lookahead=options.lookahead,
         master_timeout_s=options.master_timeout_s,
         audit_dir=options.audit_dir,

@@ -27,7 +27,8 @@ class PaddedPass(SteppingPass):
                 return self._pad(), 0
         self._stepped = True
         self._padding.keep(envelope.batch)
-        self._weights.step(envelope.size)
+        if not self._is_told:
+            self._weights.step(envelope.size)
         return envelope.batch, envelope.size
 
     def _look(self) -> bool:

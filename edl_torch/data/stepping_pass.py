@@ -9,8 +9,9 @@ from typing import Any
 
 from edl_torch.client.session import Session
 from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.loader_pass import LoaderPass, Sizes
+from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.padding import PaddingBatch, Statistics
+from edl_torch.data.weights import Weights
 
 
 class SteppingPass(LoaderPass):
@@ -21,7 +22,7 @@ class SteppingPass(LoaderPass):
         loader: InnerLoader,
         session: Session,
         whole_batch: int | None,
-        weights: Sizes,
+        weights: Weights,
         *,
         padding: PaddingBatch,
         statistics: Statistics,
@@ -40,7 +41,8 @@ class SteppingPass(LoaderPass):
     def _pad(self) -> Any:
         """Return a padding batch, and note that the loop gets one."""
         self._passes.pad()
-        self._weights.step(0)
+        if not self._is_told:
+            self._weights.step(0)
         self._statistics.keep()
         return self._padding.batch()
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import atexit
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing import get_start_method, resource_tracker
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from multiprocessing import forkserver, get_start_method, resource_tracker
+from queue import SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from edl_torch.system.interrupts import forget_switch
+T = TypeVar("T")
 
+_HELD_BACK = {signal.SIGTERM, signal.SIGINT}
 QUEUE_PATIENCE_S = 0.5  # for what a worker has read and nobody takes any more
 
 
@@ -34,13 +37,12 @@ class WorkerStart:
         # Not SIG_IGN, which programs that a transform runs would inherit.
         signal.signal(signal.SIGTERM, _do_nothing)
         signal.siginterrupt(signal.SIGTERM, False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        atexit.register(_ignore)
-        atexit.register(_end_queue_threads)
-        forget_switch()
         if self._persists:
             signal.signal(signal.SIGINT, _do_nothing)
             signal.siginterrupt(signal.SIGINT, False)
+        atexit.register(_ignore)
+        atexit.register(_end_queue_threads)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         if self._user_init is not None:
             self._user_init(worker_id)
 
@@ -67,20 +69,57 @@ def _end_queue_threads() -> None:
             thread.join(QUEUE_PATIENCE_S)
 
 
-@contextmanager
-def starting_workers(context: Any) -> Iterator[None]:
-    """Hold SIGTERM back from processes that this thread starts, until `WorkerStart` runs in them.
+def started_beside(make: Callable[[], T], context: Any) -> T:
+    """Return, or raise, what `make` does, which starts loader workers. It runs in a thread of its own.
+
+    Signal handlers do not run there. In the midst of a fork Python would lose what one raises, Ctrl-C too,
+    and might leave a lock of its own taken. What one raises here is raised when `make` is done, and what that
+    has made goes. The thread holds SIGTERM and SIGINT back from the processes until `WorkerStart` runs there.
 
     `context` is multiprocessing's; None for the default one.
     """
-    method = get_start_method() if context is None else context.get_start_method()
-    if method != "fork":
-        resource_tracker.ensure_running()  # first: to start it lets the signal through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    begins: list[bool] = [True]  # whoever takes it out decides whether the thread does anything
+    made: list[tuple[T | None, BaseException | None]] = []
+    ended: SimpleQueue[None] = SimpleQueue()  # neither waiting nor saying so runs Python
+    start = partial(copy_context().run, _start, make, context, begins, made, ended)
     try:
-        yield
+        threading.Thread(target=start, name="edl-start").start()
+        ended.get()
+    except BaseException:
+        if not _takes(begins) and not made:
+            ended.get()
+        del made, start  # a traceback keeps this frame, and would keep the workers
+        raise
+    result, error = made.pop()
+    if error is not None:
+        raise error
+    return cast("T", result)
+
+
+def _takes(begins: list[bool]) -> bool:
+    try:
+        return begins.pop()
+    except IndexError:
+        return False
+
+
+def _start(
+    make: Callable[[], Any], context: Any, begins: list[bool], made: list[Any], ended: SimpleQueue[None]
+) -> None:
+    if not _takes(begins):
+        return
+    try:
+        method = get_start_method() if context is None else context.get_start_method()
+        if method != "fork":
+            resource_tracker.ensure_running()  # first: to start it lets signals through again
+        if method == "forkserver":
+            forkserver.ensure_running()  # first: its other children are not to be deaf
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        made.append((make(), None))
+    except BaseException as exc:  # noqa: BLE001  the top of a thread
+        made.append((None, exc))
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        ended.put(None)
 
 
 def end_by_kill(iterator: Any) -> None:

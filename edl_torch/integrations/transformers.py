@@ -93,12 +93,14 @@ class ElasticTrainer:
         self._before = 0.0  # share of the first epoch that the data position has behind it
         self._is_last = False
         self._stepping: Any = None  # the optimizer, or the engine, that is attached
-        self._shares: deque[float] = deque()  # of the micro-batches that were read, in the gradient
+        self._sizes: deque[int] = deque()  # records of the micro-batches that were read
+        self._shares: deque[float] = deque()  # of these, in the gradient
         self._statistics = Statistics()
         self._check_arguments()
         self._notices = self._end_on_notice()
         if elastic_loader.synchronous:
             self.training_step = self._weighed(self.training_step)  # outside of what subclasses make of it
+        self.training_step = self._of_batch_in_hand(self.training_step)
 
     def _check_arguments(self) -> None:
         loader, args = self.elastic_loader, self.args
@@ -244,7 +246,18 @@ class ElasticTrainer:
             return batches, None
         if self._by_epochs:  # the number of steps was an estimate
             self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
+        self._sizes = deque(weights)
         return batches, self._share(batches, weights, device)
+
+    def _of_batch_in_hand(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a training step in which the loader's `weight` is that of the step's own micro-batch."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self._sizes:
+                self.elastic_loader.begin_batch(self._sizes.popleft())
+            return training_step(*args, **kwargs)
+
+        return step
 
     def _end_epoch(self) -> None:
         """Make the Trainer leave its loop over steps, and do what follows the last step of all."""

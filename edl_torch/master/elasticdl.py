@@ -81,9 +81,9 @@ class ElasticDLServicer:
         lent: list[ForeignTask] = []
 
         async def answer() -> bytes:
-            task = await self._task(wire.get_task_from_wire(request), context.time_remaining())
+            task = await self._task(wire.CALL.read(request), context.time_remaining())
             lent.append(task)
-            return wire.task_to_wire(task)
+            return wire.TASK.write(task)
 
         try:
             return await self._answered(answer, context)
@@ -95,7 +95,7 @@ class ElasticDLServicer:
         """Apply a result. A task that is not lent any more is no error, as with ElasticDL's master."""
 
         async def answer() -> bytes:
-            result = wire.result_from_wire(request)
+            result = wire.RESULT.read(request)
             if result.failure:
                 why = self._host.dispatcher.limits.shorten(result.failure)
                 log.warning("elasticdl task=%d failed: %s", result.task_id, printable(why))
@@ -109,7 +109,7 @@ class ElasticDLServicer:
         """Register the training data; a registration that is there already stands."""
 
         async def answer() -> bytes:
-            params = wire.params_from_wire(request)
+            params = wire.PARAMS.read(request)
             for difference in self._host.apply(lambda *_: self._adapter.define(params)):
                 log.warning("elasticdl: the dataset stays as it is: %s", difference)
             self._host.wake()

@@ -43,18 +43,11 @@ ATTEMPTS = 3
 REASON_CHARACTERS = 500
 
 _Key = tuple[str, int, int, int, int]
+_Outcomes = dict[str, tuple[object, ...]]  # of a ReportCall, by field
 SESSION = "elasticdl-"  # and the worker's number: never the id of a trainer of ours, which is random
 TASK_TIMEOUT_S = 300.0  # as ElasticDL's own master has it
 
 _NAMES = {TaskType.TRAINING: "training", TaskType.EVALUATION: "evaluation", TaskType.PREDICTION: "prediction"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Report on a failed task: every record of it is in one of the two."""
-
-    failures: tuple[Failure, ...] = ()
-    give_backs: tuple[GiveBack, ...] = ()
 
 
 class Failures:
@@ -72,26 +65,24 @@ class Failures:
     def __repr__(self) -> str:
         return f"<Failures batches={len(self._counts)}>"
 
-    def outcome(self, dataset: str, lease: Lease, batch_size: int, why: str) -> Outcome:
-        """Return what to do with the rest of a lease after a failed attempt."""
+    def report(self, dataset: str, lease: Lease, batch_size: int, why: str) -> _Outcomes:
+        """Return what to report of the rest of a lease after a failed attempt: each record has its part."""
         records = lease.stop - lease.done
         if records > batch_size:
             middle = lease.done + batch_size * -(-records // (2 * batch_size))
-            return Outcome(give_backs=(_back(lease, middle), _back(lease, lease.done)))
+            return {"give_backs": (_back(lease, middle), _back(lease))}
         key = _key(dataset, lease)
         count = self._counts.get(key, 0) + 1
         if count < ATTEMPTS:
             self._counts[key] = count
-            return Outcome(give_backs=(_back(lease, lease.done),))
+            return {"give_backs": (_back(lease),)}
         self._counts.pop(key, None)
         reason = f"{count} attempts at its batch failed; the last: {why[:REASON_CHARACTERS]}"
-        positions = range(lease.done, lease.stop)
-        return Outcome(
-            failures=tuple(
-                Failure(task=lease.task, attempt=lease.attempt, position=position, reason=reason)
-                for position in positions
-            )
+        failures = (
+            Failure(task=lease.task, attempt=lease.attempt, position=position, reason=reason)
+            for position in range(lease.done, lease.stop)
         )
+        return {"failures": tuple(failures)}
 
     def forget(self, dataset: str, lease: Lease) -> None:
         """Forget the failures of a lease that was trained on."""
@@ -102,8 +93,8 @@ def _key(dataset: str, lease: Lease) -> _Key:
     return dataset, lease.epoch, lease.shard, lease.done, lease.stop
 
 
-def _back(lease: Lease, start: int) -> GiveBack:
-    return GiveBack(task=lease.task, attempt=lease.attempt, start=start)
+def _back(lease: Lease, start: int | None = None) -> GiveBack:
+    return GiveBack(task=lease.task, attempt=lease.attempt, start=lease.done if start is None else start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,8 +273,8 @@ class ElasticDLAdapter:
         dataset, session = ledger.spec.name, lease.session
         if result.failure:
             batch_size = ledger.participants.batch_size(session) or 1
-            outcome = self._failures.outcome(dataset, lease, batch_size, result.failure)
-            self._report(ledger, session, now, failures=outcome.failures, give_backs=outcome.give_backs)
+            outcomes = self._failures.report(dataset, lease, batch_size, result.failure)
+            self._report(ledger, session, now, **outcomes)
         else:
             self._failures.forget(dataset, lease)
             done = Acknowledgement(task=lease.task, attempt=lease.attempt, upto=lease.stop)
@@ -386,8 +377,7 @@ class ElasticDLAdapter:
 
     def _lose(self, ledger: ShardLedger, lease: Lease, now: float) -> LostTask:
         name, records = ledger.spec.name, lease.open_records
-        back = GiveBack(task=lease.task, attempt=lease.attempt, start=lease.done)
-        self._report(ledger, lease.session, now, give_backs=(back,))
+        self._report(ledger, lease.session, now, give_backs=(_back(lease),))
         return LostTask(session=lease.session, dataset=name, task=lease.task, records=records)
 
     def _holds(self, session: str) -> bool:

@@ -18,7 +18,7 @@ from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.measures import Measures
 from edl_torch.errors import EdlError, ServiceClosed
-from edl_torch.system.interrupts import torn_by, uninterrupted
+from edl_torch.system.cuts import cut_off, is_own
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -48,7 +48,7 @@ class LocalMaster:
 
     in_process = True
     keeps_ledger = True
-    report_delay_s = 0.005  # a report costs as much as all else of a batch; nobody sees that it waits
+    report_delay_s = 0.1  # a report costs as much as all else of a batch; nobody sees that it waits
 
     def __init__(
         self,
@@ -60,11 +60,12 @@ class LocalMaster:
         self.worker_id = "local" if worker_id is None else str(worker_id)
         self._dispatcher = dispatcher or Dispatcher(ledger_id=uuid.uuid4().hex)
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # a condition's own `with` runs Python, where Ctrl-C may come
+        self._changed = threading.Condition(self._lock)
         self._version = self._dispatcher.version
         self._listeners: dict[str, Listener] = {}
         self._closed = False
-        self._torn = ""  # why its state is not known any more
+        self._deciding = False  # a decision is under way, or was cut off
         self._pid = os.getpid()
         self._dispatcher.history.set_wall(clock(), time.time())
 
@@ -87,28 +88,29 @@ class LocalMaster:
             listener.tell()
 
     def _decide(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
-        """Let the dispatcher act at the present time, Ctrl-C or not, and wake the calls that wait."""
-        with self._changed:
+        """Let the dispatcher act at the present time, and wake the calls that wait."""
+        with self._lock:
             if self._closed:
                 raise ServiceClosed("the embedded master was closed: make another LocalMaster")
-            if self._torn:
-                raise ServiceClosed(self._torn)
-            return uninterrupted(self._act, action, *arguments)
+            if self._deciding:
+                raise ServiceClosed(cut_off("a change of the embedded master"))
+            self._deciding = True
+            try:
+                answer = action(self._dispatcher, *arguments, self._clock())
+            except EdlError as exc:
+                if is_own(exc):
+                    self._decided()
+                raise
+            self._decided()
+            return answer
 
-    def _act(self, action: Callable[[Dispatcher, *Ts, float], T], *arguments: *Ts) -> T:
-        try:
-            return action(self._dispatcher, *arguments, self._clock())
-        except EdlError:
-            raise
-        except BaseException as exc:
-            self._torn = torn_by(exc, "a change of the embedded master")
-            raise
-        finally:
-            version = self._dispatcher.version
-            if version != self._version:
-                self._version = version
-                self._changed.notify_all()
-                self._dispatcher.look(self._clock())
+    def _decided(self) -> None:
+        version = self._dispatcher.version
+        if version != self._version:
+            self._version = version
+            self._changed.notify_all()
+            self._dispatcher.look(self._clock())
+        self._deciding = False
 
     def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
         return self.apply(Dispatcher.register, call)
@@ -118,7 +120,7 @@ class LocalMaster:
 
         Returns None: the liveness of a session in this process is never in doubt.
         """
-        with self._changed:
+        with self._lock:
             self._listeners[session] = listener
         self.apply(Dispatcher.stream_opened, session)
 
@@ -144,11 +146,11 @@ class LocalMaster:
         return None
 
     def _wait_for_change(self, version: int, timeout_s: float) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._closed or self._version != version, timeout_s)
 
     def _call_back(self, call: calls.LeaseCall) -> None:
-        with self._changed:
+        with self._lock:
             now = self._clock()
             wanted = [
                 listener
@@ -196,14 +198,14 @@ class LocalMaster:
         """End the session. After `close` this does nothing."""
         with contextlib.suppress(ServiceClosed):
             self.apply(Dispatcher.leave, session, member)
-        with self._changed:
+        with self._lock:
             self._listeners.pop(session, None)
 
     def close(self) -> None:
         """Wake every waiting call; later ones raise ServiceClosed."""
         if os.getpid() == self._pid:
             self._ask_all()
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
 

@@ -6,10 +6,10 @@ Field numbers are in `elasticdl.proto`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument
@@ -28,101 +28,66 @@ EMPTY = b""  # google.protobuf.Empty
 _FAIL_COUNT = "fail_count"  # the key of `exec_counters` that ElasticDL's clients use
 _EPOCH = "epoch"  # a key of `extended_config` that its clients pass over
 
-_GET_TASK = Wire(GetTaskCall, pb.GetTaskRequest)
-_PARAMS = Wire(TrainingParams, pb.ReportTrainingParamsRequest)
-
-M = TypeVar("M", bound=Message)
-T = TypeVar("T")
+V = TypeVar("V")
 
 
-def _parsed(message: M, data: bytes, convert: Callable[[M], T]) -> T:
-    try:
-        message.ParseFromString(data)
-        return convert(message)
-    except (DecodeError, ValueError) as exc:
-        name = type(message).__name__
-        raise InvalidArgument(
-            f"these {len(data)} bytes are no {name} of ElasticDL's protocol: {exc}"
-        ) from exc
+class Parcel(Generic[V]):
+    """Values of one kind as bytes and back, by functions to a message and from one."""
+
+    def __init__(self, to_wire: Callable[[V], Any], from_wire: Callable[[Any], V], message: type) -> None:
+        self._to_wire = to_wire
+        self._from_wire = from_wire
+        self._message = message
+
+    def write(self, value: V) -> bytes:
+        """Return the value as bytes. Raises InvalidArgument for what the message cannot hold."""
+        try:
+            data: bytes = self._to_wire(value).SerializeToString()
+        except (TypeError, ValueError) as exc:
+            raise InvalidArgument(f"this cannot be said in ElasticDL's protocol: {exc}") from exc
+        return data
+
+    def read(self, data: bytes) -> V:
+        """Return the value in these bytes. Raises InvalidArgument for bytes that are none."""
+        message = self._message()
+        try:
+            message.ParseFromString(data)
+            return self._from_wire(message)
+        except (DecodeError, ValueError) as exc:
+            raise InvalidArgument(
+                f"these {len(data)} bytes are no {self._message.__name__} of ElasticDL's protocol: {exc}"
+            ) from exc
 
 
-def _written(make: Callable[[], Message]) -> bytes:
-    try:
-        return make().SerializeToString()
-    except (TypeError, ValueError) as exc:
-        raise InvalidArgument(f"this cannot be said in ElasticDL's protocol: {exc}") from exc
+def _derived(kind: type[V], message: type[Any]) -> Parcel[V]:
+    wire: Wire[V, Any] = Wire(kind, message)
+    return Parcel(wire.to_wire, wire.from_wire, message)
 
 
-# What a worker asks ------------------------------------------------------------------------------------
-
-
-def get_task_to_wire(call: GetTaskCall) -> bytes:
-    """Return a `GetTaskRequest` as bytes."""
-    return _written(lambda: _GET_TASK.to_wire(call))
-
-
-def get_task_from_wire(data: bytes) -> GetTaskCall:
-    """Return the call in a `GetTaskRequest`."""
-    return _parsed(pb.GetTaskRequest(), data, _GET_TASK.from_wire)
-
-
-def result_to_wire(result: TaskResult) -> bytes:
-    """Return a `ReportTaskResultRequest` as bytes."""
+def _result_to_wire(result: TaskResult) -> pb.ReportTaskResultRequest:
     counters = {_FAIL_COUNT: result.failed_records} if result.failed_records else {}
-    return _written(
-        lambda: pb.ReportTaskResultRequest(
-            task_id=result.task_id, err_message=result.error, exec_counters=counters
-        )
+    return pb.ReportTaskResultRequest(
+        task_id=result.task_id, err_message=result.error, exec_counters=counters
     )
 
 
-def result_from_wire(data: bytes) -> TaskResult:
-    """Return the result in a `ReportTaskResultRequest`; counters other than `fail_count` are passed over."""
-    return _parsed(
-        pb.ReportTaskResultRequest(),
-        data,
-        lambda m: TaskResult(
-            task_id=m.task_id, error=m.err_message, failed_records=max(0, m.exec_counters.get(_FAIL_COUNT, 0))
-        ),
+def _result_from_wire(message: pb.ReportTaskResultRequest) -> TaskResult:
+    failed = max(0, message.exec_counters.get(_FAIL_COUNT, 0))  # other counters are passed over
+    return TaskResult(task_id=message.task_id, error=message.err_message, failed_records=failed)
+
+
+def _task_to_wire(task: ForeignTask) -> pb.Task:
+    """It always has a shard, as those of ElasticDL's master have."""
+    indices = () if task.numbers is None else task.numbers.tolist()
+    return pb.Task(
+        task_id=task.task_id,
+        type=int(task.type),  # type: ignore[arg-type]
+        shard=pb.Shard(name=task.name, start=task.start, end=task.end, indices=indices),
+        extended_config={} if task.epoch is None else {_EPOCH: str(task.epoch)},
     )
 
 
-def params_to_wire(params: TrainingParams) -> bytes:
-    """Return a `ReportTrainingParamsRequest` as bytes."""
-    return _written(lambda: _PARAMS.to_wire(params))
-
-
-def params_from_wire(data: bytes) -> TrainingParams:
-    """Return the description in a `ReportTrainingParamsRequest`."""
-    return _parsed(pb.ReportTrainingParamsRequest(), data, _PARAMS.from_wire)
-
-
-# What it is answered -----------------------------------------------------------------------------------
-
-
-def task_to_wire(task: ForeignTask) -> bytes:
-    """Return a `Task`; it always has a shard, as those of ElasticDL's master have."""
-    return _written(
-        lambda: pb.Task(
-            task_id=task.task_id,
-            type=int(task.type),  # type: ignore[arg-type]
-            shard=pb.Shard(
-                name=task.name,
-                start=task.start,
-                end=task.end,
-                indices=() if task.numbers is None else task.numbers.tolist(),
-            ),
-            extended_config={} if task.epoch is None else {_EPOCH: str(task.epoch)},
-        )
-    )
-
-
-def task_from_wire(data: bytes) -> ForeignTask:
-    """Return the task in a `Task`."""
-    return _parsed(pb.Task(), data, _task)
-
-
-def _task(message: pb.Task) -> ForeignTask:
+def _task_from_wire(message: pb.Task) -> ForeignTask:
     shard = message.shard
     numbers = np.array(shard.indices, dtype=np.int64) if shard.indices else None
     if shard.end < shard.start or (numbers is not None and len(numbers) != shard.end - shard.start):
@@ -138,3 +103,9 @@ def _task(message: pb.Task) -> ForeignTask:
         numbers=numbers,
         epoch=int(epoch) if epoch.isdecimal() else None,
     )
+
+
+CALL = _derived(GetTaskCall, pb.GetTaskRequest)
+RESULT = Parcel(_result_to_wire, _result_from_wire, pb.ReportTaskResultRequest)
+PARAMS = _derived(TrainingParams, pb.ReportTrainingParamsRequest)
+TASK = Parcel(_task_to_wire, _task_from_wire, pb.Task)

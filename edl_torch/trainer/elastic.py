@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from edl_torch.core.calls import NEW_PASS
+from edl_torch.core.calls import NEW_PASS, Acknowledgement
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
+from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.confirming import Confirmer
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import Relearnt, Way
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.loop_warnings import LoopWarnings
 from edl_torch.trainer.phases import LOOP, Loop
@@ -18,7 +19,7 @@ from edl_torch.trainer.plain import PlainPasses
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
 from edl_torch.trainer.supply import Mode, Pass
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.tickets import Ticket, runs_of
 
 
 class ElasticPasses:
@@ -38,8 +39,6 @@ class ElasticPasses:
         self.read_ahead = 0  # the last pass of which a wrapper held batches when the data went back
         self.discarded = 0  # how often a batch in hand failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
-        self._in_hand: list[tuple[Slice, int, int]] | None = []  # None: a padding batch
-        self._failed = False  # the batch that the loop has is in quarantine
         self._promised: Ticket = ()  # of the next step, on which the ranks have agreed
 
     def __repr__(self) -> str:
@@ -52,12 +51,12 @@ class ElasticPasses:
         state = self._state
         yield from self.supersede()
         yield from self._plain.finish()
-        yield from self.warnings.of_the_last_pass()
-        if state.steps.told_in_hand:  # read and not passed on, or passed on to a loop that was left
+        if state.batches.is_told:  # its wrapper may have read the last pass to its end before it was left
             self._withdraw()
-        state.steps.begin_pass()
+        yield from self.warnings.of_the_last_pass()
+        state.batches.begin_pass()
         yield from self.batch_requested()
-        self._exhausted = self._failed = False
+        self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
 
@@ -75,7 +74,7 @@ class ElasticPasses:
     def held_by_wrapper(self) -> int:
         """The pass that is open, where a wrapper may hold batches of it; 0 without."""
         number = self._state.supply.current.number
-        return number if self._state.steps.ahead and self.is_open(number) else 0
+        return number if self._state.batches.ahead and self.is_open(number) else 0
 
     def supersede(self) -> Procedure[None]:
         """End the pass that is open, as another iteration begins: its iterator raises from now on."""
@@ -95,25 +94,33 @@ class ElasticPasses:
             return False
         # Synchronous ranks look ahead of the batch in hand: all may be handed out, and one be in training.
         finished = self._exhausted and self.phase is Loop.ASKING
-        had_batch = self.phase is Loop.TRAINING and self._in_hand is not None
         self.phase = LOOP[self.phase, Loop.IDLE]
         self.warnings.pass_ended()
         self._state.close_pass()
-        if not finished and self._withdraw() and had_batch:
-            self.warnings.went_back()
+        if finished:
+            self._state.batches.end_pass()
+        else:
+            self._withdraw()
         return not finished
 
-    def _withdraw(self) -> int:
-        """Give back what the loop has not finished with. Returns how many batches it was handed of that."""
-        state, steps = self._state, self._state.steps
-        in_hand = steps.in_hand if steps.attached else state.inflight.batches
-        if self._in_hand is None or self._failed:  # those before it are not in hand any more
-            in_hand = min(in_hand, steps.ahead)
-        self.discarded += bool(in_hand)
-        returned = state.inflight.handed(in_hand, steps.untouched)
-        state.outbox.note(give_backs=state.inflight.withdraw(in_hand), returned=returned)
-        steps.withdrawn(in_hand)
-        return in_hand
+    def _withdraw(self) -> None:
+        """Give back the batch in hand, what was read ahead, and what no batch has brought."""
+        state, batches = self._state, self._state.batches
+        back = [batch for batch in batches.unfinished if batch is batches.in_hand]
+        if back:
+            self.discarded += 1
+            self.warnings.went_back()
+        returned = runs_of(batch.ticket for batch in batches.touched() if batch in back)
+        back += batches.ahead
+        batches.take_back(back)
+        give_backs = state.inflight.withdraw(batch.ticket for batch in back)
+        state.outbox.note(give_backs=give_backs, returned=returned)
+
+    def learnt_again(self, batches: Iterable[Batch]) -> Procedure[None]:
+        """Note that a step used gradients of batches that went back when their loop was left."""
+        runs = [run for batch in batches for run in zip(batch.ticket, batch.holds, strict=True)]
+        self._state.facts.append(Relearnt(tuple([(run, cut) for run, (cut, _, _) in runs])))
+        yield from self.warnings.of_what_is_learnt_again(sum(batch.records for batch in batches))
 
     # More to read -----------------------------------------------------------------------------------------
 
@@ -153,10 +160,10 @@ class ElasticPasses:
         state, current = self._state, self._state.supply.current
         if not (current.is_open and not current.granted and state.inflight):
             return
-        name, records = state.config.dataset, state.inflight.batch_records
-        slowest = ", ".join(state.steps.slowest) or "none is attached"
+        name, records = state.config.dataset, state.batches.records
+        slowest = ", ".join(state.batches.slowest) or "none is attached"
         left = f"{records} record(s) of {name!r} were handed out after the last optimizer.step() ({slowest})"
-        if not (records and state.steps.all_step and self._is_after_all_epochs(current)):
+        if not (records and state.batches.all_step and self._is_after_all_epochs(current)):
             raise AccountingError(
                 f"{left} and nothing else is left: step on them at the end of "
                 f"an epoch; call loader.detach(optimizer) where another has taken its place; or call "
@@ -164,13 +171,13 @@ class ElasticPasses:
                 f"may skip"
             )
         yield from self._reporter.flush()  # before, what was trained on is told as such
-        state.steps.withdrawn(state.inflight.batches)
-        self._settle(0, Way.UNSTEPPED)
+        self._settle(state.batches.give_up(), Way.UNSTEPPED)
         yield from self._reporter.flush()
         yield Warn(
             f"{left}, and the data are at their end: these records count, and the model has not learnt from "
-            f"them. Step on what is left at the end of an epoch, or call loader.stepped() if they "
-            f"count as trained on, as after a step that a GradScaler may skip"
+            f"them. Step on what is left after the loop over an epoch; if it steps at i + 1 == len(loader), "
+            f"enumerate(loader, loader.batches_done) goes on where a resumed epoch was. Or call "
+            f"loader.stepped() if they count as trained on, as after a step that a GradScaler may skip"
         )
 
     def _is_after_all_epochs(self, current: Pass) -> bool:
@@ -242,7 +249,7 @@ class ElasticPasses:
         return False
 
     def _throw_away(self, ticket: Ticket) -> Procedure[None]:
-        self._state.outbox.note(give_backs=self._state.inflight.discard(ticket))
+        self._state.outbox.note(give_backs=self._state.inflight.give_back([ticket]))
         yield from self._reporter.send()
 
     def deliver(self, ticket: Ticket) -> bool:
@@ -252,28 +259,25 @@ class ElasticPasses:
         if holds is None:
             return False
         self.phase = LOOP[self.phase, Loop.TRAINING]
-        self._state.steps.handed()
-        self._failed = self._failed and self._state.steps.is_told
-        self._in_hand = holds
+        self._state.batches.hand(ticket, holds)
         return True
 
     def pad(self) -> None:
         """Note that the loop gets a padding batch, which holds no record of its own."""
         self.phase = LOOP[self.phase, Loop.TRAINING]
-        self._state.steps.padded()
-        if not self._state.steps.is_told:  # there, those read before it may still be in hand
-            self._in_hand = None
+        self._state.batches.hand()
 
     def records_in_hand(self) -> Indices:
-        """Return name and number of each record of the batch that was handed out last."""
-        plan = self._state.registered.plan
-        if plan is None:
+        """Return name and number of each record of the batch in hand."""
+        plan, batch = self._state.registered.plan, self._state.batches.in_hand
+        if plan is None or batch is None:
             return Indices.joined([])
-        parts = [
-            plan.indices(replace(item, skip=first, limit=after - first))
-            for item, first, after in self._in_hand or []
-        ]
-        return Indices.joined(parts)
+        return Indices.joined(
+            [
+                plan.indices(replace(item, skip=first, limit=after - first))
+                for item, first, after in batch.holds
+            ]
+        )
 
     def return_remainder(self, ticket: Ticket) -> Procedure[None]:
         """Give a partial batch back, until it fills a whole one."""
@@ -302,73 +306,76 @@ class ElasticPasses:
         self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if state.steps.attached or state.steps.is_told:
+        if state.batches.attached or state.batches.is_told:
+            state.batches.asked()
             return False  # what another report led to is raised before the batch is handed over
-        return self._settle(state.steps.ahead, Way.NEXT) and self._reporter.is_due
+        done = state.batches.done()
+        if done:
+            acknowledgements = state.inflight.acknowledge_all(done)
+            state.outbox.note(acknowledgements=acknowledgements, way=Way.NEXT)
+        return bool(done) and self._reporter.is_due
 
-    def passed_on(self, *, padding: bool = False) -> Procedure[None]:
+    def passed_on(self) -> Procedure[Batch | None]:
         """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left.
 
-        The loop has asked for it, and so is done with those before. A `padding` batch holds no record and
-        is not counted as read ahead.
+        The loop has asked for it, and so is done with those before. Returns the batch, or None.
         """
-        steps = self._state.steps
-        if not steps.is_told:
+        batches = self._state.batches
+        if not batches.is_told:
             raise InvalidArgument(
                 "passed_on() is for lookahead='told': with a number the loader counts by itself"
             )
-        if not steps.attached:
-            self._settle(steps.ahead, Way.NEXT)
-        self._failed = False
-        if not padding:
-            steps.passed_on()
+        if not batches.attached:
+            self._settle(batches.done(), Way.NEXT)
+        batch = batches.pass_on()
         yield from self._reporter.send()
+        return batch
 
     def stepped(self, optimizer: int) -> Procedure[None]:
         """Note a step of an attached optimizer."""
         if self.step_now(optimizer):
             yield from self._reporter.send()
 
-    def step_now(self, optimizer: int) -> bool:
-        """Do as `stepped`. Returns whether a report must be sent, as `Reporter.send` does."""
+    def step_now(self, optimizer: int, before_hand: bool = False) -> bool:
+        """Do as `stepped`, or, with `before_hand`, note a step on what came before the batch in hand.
+
+        Returns whether a report must be sent, as `Reporter.send` does.
+        """
         state = self._state
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if self._exhausted:
-            state.steps.stepped_after_the_end(optimizer)
-        else:
-            state.steps.stepped(optimizer)
-        self._settle(state.steps.keep, Way.STEP)
+        state.batches.stepped(optimizer, before_hand=before_hand)
+        self._settle(state.batches.done(), Way.STEP)
         return self._reporter.is_due
 
     def detach(self, optimizer: int) -> Procedure[None]:
         """Let an optimizer decide no more: what all others have stepped on is acknowledged."""
-        steps = self._state.steps
-        steps.detach(optimizer)
-        if steps.attached:
-            self._settle(steps.keep, Way.STEP)
+        batches = self._state.batches
+        batches.detach(optimizer)
+        if batches.attached:
+            self._settle(batches.done(), Way.STEP)
             yield from self._reporter.send()
 
     def settle_in_hand(self) -> Procedure[None]:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
-        steps = self._state.steps
-        attached = steps.attached
-        self._settle(steps.keep if attached else steps.ahead, Way.STEP if attached else Way.TOKEN)
+        batches = self._state.batches
+        way = Way.STEP if batches.attached else Way.TOKEN
+        self._settle(batches.done(), way)
         yield from self._reporter.send()
 
-    def _settle(self, keep: int, way: Way) -> bool:
-        """Acknowledge all handed batches but the last `keep`. Returns whether there are any."""
-        done = self._state.inflight.settle(keep)
-        self._state.outbox.note(acknowledgements=done, way=way)
-        return bool(done)
+    def _settle(self, done: list[Ticket], way: Way) -> list[Acknowledgement]:
+        """Acknowledge batches that the loop is done with. Returns what is told of them."""
+        if not done:
+            return []
+        acknowledgements = self._state.inflight.acknowledge_all(done)
+        self._state.outbox.note(acknowledgements=acknowledgements, way=way)
+        return acknowledgements
 
     def report(self) -> Procedure[int]:
         """Acknowledge the batch in hand, as the loop says. Returns how many leases that completed."""
         state = self._state
-        state.steps.reported()
-        acknowledgements = state.inflight.settle(state.steps.ahead)
+        acknowledgements = self._settle(state.batches.reported(), Way.REPORT)
         completed = sum(done.task not in state.inflight for done in acknowledgements)
-        state.outbox.note(acknowledgements=acknowledgements, way=Way.REPORT)
         yield from self._reporter.send()
         return completed
 
@@ -377,41 +384,42 @@ class ElasticPasses:
 
         Or the whole window: each batch that was handed out and is not acknowledged, if there is one.
         """
-        state = self._state
-        if not state.inflight.batches if window else self._in_hand is None or self._failed:
+        state, batches = self._state, self._state.batches
+        hand = batches.in_hand
+        if not batches if window else hand is not None and not hand.ticket:
             return
-        if state.steps.ahead:
+        if any(batch.ticket for batch in batches.ahead):
             raise AccountingError(
                 f"a batch of {state.config.dataset!r} cannot be given back behind a wrapper that reads "
                 f"ahead: later batches of the same leases are on their way to the loop"
             )
-        if not state.inflight.batches:
+        back = [batch for batch in batches.unfinished if window or batch is hand]
+        if not back:
             raise AccountingError(
                 f"there is no batch of {state.config.dataset!r} to give back: the one in hand was "
                 f"acknowledged, by the step of the last attached optimizer or a report. Give it back "
                 f"before that"
             )
-        batches = state.inflight.batches if window else 1
-        if state.inflight.shares_lease(self._promised, batches):
+        if not {run[0] for run in self._promised}.isdisjoint(
+            run[0] for run in runs_of(batch.ticket for batch in back)
+        ):
             raise AccountingError(
                 f"a batch of {state.config.dataset!r} cannot be given back any more: the ranks have agreed "
                 f"on the next step, and this one's batch for it is of the same lease. Go back to the last "
                 f"checkpoint, on all ranks; or make shards of one batch, with records_per_shard"
             )
-        returned = state.inflight.handed(batches, state.steps.untouched)
-        state.outbox.note(give_backs=state.inflight.take_back(batches), returned=returned)
-        state.steps.withdrawn(batches)
+        returned = runs_of(batch.ticket for batch in batches.touched() if batch in back)
+        batches.take_back(back)
+        give_backs = state.inflight.give_back(batch.ticket for batch in back)
+        state.outbox.note(give_backs=give_backs, returned=returned)
         self.discarded += 1
-        self._in_hand = None
         yield from self._reporter.send()
 
     def fail_batch(self, reason: str) -> Procedure[None]:
         """Put the batch in hand into quarantine: it could not be trained on. Padding has no records."""
         state = self._state
-        if self._in_hand is None or self._failed:
-            return
-        state.quarantine(state.inflight.take_failed(state.steps.ahead), reason)
-        state.steps.failed()
-        self._failed = True
-        self.discarded += 1
-        yield from self._reporter.send()
+        failed = state.batches.failed()
+        if failed:
+            state.quarantine(failed, reason)
+            self.discarded += 1
+            yield from self._reporter.send()

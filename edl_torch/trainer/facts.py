@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, Grant
-from edl_torch.shard import DatasetSpec
+from edl_torch.shard import DatasetSpec, Slice
 
 Run = tuple[int, int, int]  # task, first position, position after the last
 
@@ -93,6 +93,13 @@ class Voided:
 
 
 @dataclass(frozen=True, slots=True)
+class Relearnt:
+    """A step used gradients of these records, each run of its slice, though they were given back before."""
+
+    runs: tuple[tuple[Run, Slice], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Uncounted:
     """So many records were reported and are given back, as nobody can say which ones they are."""
 
@@ -154,6 +161,7 @@ AuditFact = (
     | Refused
     | Dropped
     | Voided
+    | Relearnt
     | Uncounted
     | TokenTaken
     | Restored

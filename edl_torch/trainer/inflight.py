@@ -1,8 +1,7 @@
-"""The leases of one trainer, and the batches that its training loop has and has not finished with."""
+"""The leases of one trainer: how much of each was drawn, handed out in batches, and acknowledged."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -12,7 +11,8 @@ from edl_torch.core.limits import shortened
 from edl_torch.core.span import Span, pass_over
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
-from edl_torch.trainer.tickets import Ticket, ticket_size
+from edl_torch.trainer.batches import Hold
+from edl_torch.trainer.tickets import Ticket
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,28 +29,16 @@ class Held(Span):
 
 
 class InFlight:
-    """Every lease of the trainer by task, and the batches that the loop was handed, oldest first."""
+    """Every lease of the trainer by task."""
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
-        self._batches: deque[Ticket] = deque()
         self._taken_over = count()  # tasks of another trainer's batches
-        self.settled = 0  # batches that were acknowledged, or put into quarantine
 
     @property
     def records(self) -> int:
         """Records leased and not yet acknowledged."""
         return sum(held.open_records for held in self._held.values())
-
-    @property
-    def batches(self) -> int:
-        """Batches that the loop has been handed and that are not acknowledged."""
-        return len(self._batches)
-
-    @property
-    def batch_records(self) -> int:
-        """Records of those batches."""
-        return sum(map(ticket_size, self._batches))
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -59,7 +47,7 @@ class InFlight:
         return task in self._held
 
     def __repr__(self) -> str:
-        return f"<InFlight leases={len(self._held)} records={self.records} batches={self.batches}>"
+        return f"<InFlight leases={len(self._held)} records={self.records}>"
 
     # Leases come, and are drawn ---------------------------------------------------------------------------
 
@@ -106,12 +94,12 @@ class InFlight:
 
     # Batches go to the loop -------------------------------------------------------------------------------
 
-    def hand(self, ticket: Ticket) -> list[tuple[Slice, int, int]] | None:
+    def hand(self, ticket: Ticket) -> list[Hold] | None:
         """Hand a batch to the loop. Returns what it holds: of each slice the positions `first … after - 1`.
 
         None when one of its leases is void: then it must be discarded.
         """
-        holds: list[tuple[Slice, int, int]] = []
+        holds: list[Hold] = []
         leases = self._held
         for task, first, after in ticket:
             held = leases.get(task)
@@ -123,7 +111,6 @@ class InFlight:
             if first != held.handed:
                 _check_skipped(task, held, first, after)
             held.handed = after
-        self._batches.append(ticket)
         return holds
 
     def is_mine(self, ticket: Ticket) -> bool:
@@ -134,12 +121,11 @@ class InFlight:
                 return False
         return True
 
-    def settle(self, keep: int) -> list[Acknowledgement]:
-        """Acknowledge all batches but the last `keep`: the loop is done with them."""
+    def acknowledge_all(self, tickets: Iterable[Ticket]) -> list[Acknowledgement]:
+        """Acknowledge batches, oldest first: the loop is done with them."""
         done: dict[int, Acknowledgement] = {}
-        while len(self._batches) > keep:
-            self.settled += 1
-            for task, _, after in self._batches.popleft():
+        for ticket in tickets:
+            for task, _, after in ticket:
                 acknowledgement = self.acknowledge(task, after)
                 if acknowledgement is not None:
                     done[task] = acknowledgement
@@ -163,43 +149,24 @@ class InFlight:
         self._close_if_done(task, held)
         return [Failure(task=task, attempt=held.attempt, position=position, reason=shortened(reason))]
 
-    def take_failed(self, ahead: int) -> Ticket:
-        """Take out the batch in hand, after which `ahead` were handed out: it could not be trained on."""
-        if len(self._batches) <= ahead:
-            return ()
-        ticket = self._batches[-1 - ahead]
-        del self._batches[-1 - ahead]
-        self.settled += 1
-        return ticket
-
     def slice_of(self, task: int) -> Slice | None:
         """Return what a lease lends; None where it is not held."""
         held = self._held.get(task)
         return None if held is None else held.slice
 
-    def shares_lease(self, ticket: Ticket, batches: int) -> bool:
-        """Whether a batch is of a lease of which one of the newest handed out is, too."""
-        newest = {task for handed in list(self._batches)[-batches:] for task, _, _ in handed}
-        return any(task in newest for task, _, _ in ticket)
-
-    def take_back(self, batches: int) -> list[GiveBack]:
-        """Give back the newest batches that were handed out, and what follows them in their leases."""
-        starts: dict[int, int] = {}
-        for _ in range(batches):
-            for task, first, _after in self._batches.pop():
-                if task in self._held:
-                    starts[task] = min(first, starts.get(task, first))
-        return self._give_back_all(starts)
-
     # Records go back --------------------------------------------------------------------------------------
 
-    def discard(self, ticket: Ticket) -> list[GiveBack]:
-        """Throw a batch away: what of it is still this trainer's goes back, with what follows it."""
+    def give_back(self, tickets: Iterable[Ticket]) -> list[GiveBack]:
+        """Give batches back: what of them is still this trainer's, and what follows it in their leases."""
+        return self._give_back_all(self._starts(tickets))
+
+    def _starts(self, tickets: Iterable[Ticket]) -> dict[int, int]:
         starts: dict[int, int] = {}
-        for task, first, _ in ticket:
-            if task in self._held:
-                starts.setdefault(task, first)  # runs of one lease are in order: the first begins it
-        return self._give_back_all(starts)
+        for ticket in tickets:
+            for task, first, _ in ticket:
+                if task in self._held:
+                    starts[task] = min(first, starts.get(task, first))
+        return starts
 
     def return_remainder(self, ticket: Ticket) -> list[GiveBack]:
         """Give back a partial batch that is not to be trained, as a remainder."""
@@ -208,14 +175,10 @@ class InFlight:
         backs = [self._give_back(task, first, remainder=True) for task, first in held]
         return [back for back in backs if back is not None]
 
-    def withdraw(self, batches: int) -> list[GiveBack]:
-        """Give back the last `batches` batches, and all that was never handed out: the pass ended early."""
-        starts: dict[int, int] = {task: held.handed for task, held in self._held.items()}
-        for _ in range(min(batches, len(self._batches))):
-            for task, first, _ in self._batches.pop():
-                if task in starts:
-                    starts[task] = min(first, starts[task])
-        return self._give_back_all(starts)
+    def withdraw(self, tickets: Iterable[Ticket]) -> list[GiveBack]:
+        """Give back the newest batches, and all that was never handed out: the pass ended early."""
+        undelivered = {task: held.handed for task, held in self._held.items()}
+        return self._give_back_all(undelivered | self._starts(tickets))
 
     def give_back_undelivered(self) -> list[GiveBack]:
         """Give back what streams have drawn and no batch has brought to the loop."""
@@ -232,7 +195,6 @@ class InFlight:
 
     def give_back_unacknowledged(self) -> list[GiveBack]:
         """Give back all that is not acknowledged."""
-        self._batches.clear()
         return self._give_back_all({task: held.done for task, held in self._held.items()})
 
     def _give_back_all(self, starts: dict[int, int]) -> list[GiveBack]:
@@ -255,20 +217,9 @@ class InFlight:
 
     # What is where ----------------------------------------------------------------------------------------
 
-    def handed(self, newest: int | None = None, untouched: int = 0) -> Ticket:
-        """Return what the loop has and has not finished with: of the `newest` batches (of all), less
-        `untouched` that it cannot have trained on."""
-        batches = list(self._batches)[0 if newest is None else max(0, len(self._batches) - newest) :]
-        return tuple([run for ticket in batches[: max(0, len(batches) - untouched)] for run in ticket])
-
     def drawn(self) -> Ticket:
         """Return what streams have begun to read and is not acknowledged."""
         return tuple([(task, held.done, held.stop) for task, held in self._held.items() if held.stream])
-
-    def handed_of(self, tasks: Iterable[int]) -> int:
-        """Return how many of the batches that the loop has not finished with hold records of these leases."""
-        wanted = set(tasks)
-        return sum(any(task in wanted for task, _, _ in ticket) for ticket in self._batches)
 
     def void(self, tasks: Iterable[int]) -> None:
         """Forget leases that the master took back."""
@@ -278,7 +229,6 @@ class InFlight:
     def clear(self) -> None:
         """Forget everything: it is void."""
         self._held.clear()
-        self._batches.clear()
 
 
 def _check_skipped(task: int, held: Held, first: int, after: int) -> None:

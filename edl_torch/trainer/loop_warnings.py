@@ -41,7 +41,7 @@ class LoopWarnings:
     def went_back(self) -> None:
         """Note that the batch in hand went back as its pass ended. A step alone could say if it counts."""
         self._gave_back = True
-        self._took_back |= not self._state.steps.attached
+        self._took_back |= not self._state.batches.attached
 
     def restored(self) -> None:
         """Forget what went back: the model and the data are at a token from before."""
@@ -67,6 +67,15 @@ class LoopWarnings:
                 f"loader.stepped() before leaving it"
             )
 
+    def of_what_is_learnt_again(self, records: int) -> Procedure[None]:
+        """Warn of a step on gradients of a batch that went back."""
+        yield Warn(
+            f"an optimizer stepped on gradients of {records} record(s) of {self._state.config.dataset!r} "
+            f"that went back when the loop was left with them in hand: they come again, and the model "
+            f"learns them twice. Step before leaving a loop; or call optimizer.zero_grad() after it, and "
+            f"then loader.give_back(window=True): what was gathered comes again, too"
+        )
+
     def _of_no_more_epochs(self) -> Procedure[None]:
         """Warn, once, of a pass that begins after the last epoch."""
         plan, lineage = self._state.registered.plan, self._state.fence.lineage
@@ -80,9 +89,9 @@ class LoopWarnings:
 
     def _of_idle_optimizers(self) -> Procedure[None]:
         """Warn of optimizers that did not step in the last pass, though others did."""
-        steps = self._state.steps
-        self._unstepped = steps.take_never()
-        if idle := steps.take_idle():
+        batches = self._state.batches
+        self._unstepped = batches.take_never()
+        if idle := batches.take_idle():
             self._unstepped = []
             yield Warn(
                 f"of the optimizers attached for {self._state.config.dataset!r}, {', '.join(idle)} did not "
@@ -105,7 +114,7 @@ class LoopWarnings:
 
         Only one that asks can go on for ever; one that looks at a batch now and then does not ask.
         """
-        settled, gave_back = self._state.inflight.settled, self._gave_back
+        settled, gave_back = self._state.batches.settled, self._gave_back
         if settled != self._settled:
             self._vain = 0
         elif gave_back:
@@ -114,10 +123,9 @@ class LoopWarnings:
         if self._vain < VAIN_PASSES:
             return
         self._vain = 0
-        steps = self._state.steps
-        why = (
-            f"{', '.join(steps.slowest)} did not step on it" if steps.attached else "nothing says it is done"
-        )
+        batches = self._state.batches
+        slowest = ", ".join(batches.slowest)
+        why = f"{slowest} did not step on it" if batches.attached else "nothing says it is done"
         raise AccountingError(
             f"{VAIN_PASSES} passes in a row over {self._state.config.dataset!r} were left before a batch "
             f"counted: what the loop has in hand when it is left (break, islice) goes back, as {why}. Call "

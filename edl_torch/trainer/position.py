@@ -6,15 +6,23 @@ from contextlib import suppress
 from typing import Any
 
 from edl_torch.core.calls import DatasetStatus, Fence, FencedCall, RestoreCall
+from edl_torch.core.token import Token
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
 from edl_torch.trainer.actions import Call, Describe, Procedure
 from edl_torch.trainer.elastic import ElasticPasses
-from edl_torch.trainer.facts import Restored, TokenTaken
+from edl_torch.trainer.facts import Logged, Restored, TokenTaken
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
 
 FIRST_LINEAGE = 1
+
+
+def _moved(dataset: str, found: Token, moved: Token) -> str:
+    return (
+        f"dataset {dataset!r} has other data than the checkpoint's: it goes on with epoch {moved.epoch}, and "
+        f"{found.abandoned:,} record(s) of the epochs before it are abandoned"
+    )
 
 
 class Position:
@@ -130,6 +138,13 @@ class Position:
         """Take the dataset back. Returns the lineage that this opens."""
         self._check_seen(self._state.fence)
         self._restores += 1
+        plan = self._state.registered.plan
+        if token is not None and plan is not None and self._state.config.follows_data:
+            found = Token.decode(token)
+            moved = found.onto(plan.spec)
+            if moved is not found:
+                token = moved.encode()
+                self._state.facts.append(Logged(_moved(plan.spec.name, found, moved)))
         lineage: int = yield from self._as_member("restore", RestoreCall, request=self._restores, token=token)
         self._state.facts.append(Restored(token=token, lineage=lineage))
         return lineage

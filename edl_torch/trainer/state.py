@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from edl_torch.core.calls import UNREGISTERED, Failure, Fence, FencedCall, Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease
+from edl_torch.trainer.batches import Batches
 from edl_torch.trainer.counting import PlainPass
 from edl_torch.trainer.facts import Dropped, Fact, Logged, Run, Uncounted, Voided
 from edl_torch.trainer.inflight import InFlight
@@ -16,8 +17,8 @@ from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.outbox import Outbox, Report, tasks_of
 from edl_torch.trainer.phases import Membership
-from edl_torch.trainer.steps import Steps
 from edl_torch.trainer.supply import Mode, Supply
+from edl_torch.trainer.tickets import runs_of
 
 C = TypeVar("C", bound=FencedCall)
 
@@ -37,6 +38,7 @@ class Config:
     report_delay_s: float = 0.0  # how long after a report the next acknowledgements may wait for more
     keeps_ledger: bool = True  # the master knows epochs, and has tokens
     audited: bool = False
+    follows_data: bool = False  # a token of other data is taken to the next epoch of these
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class State:
         self.supply = Supply(ahead=not config.in_process)
         self.inflight = InFlight()
         self.outbox = Outbox()
-        self.steps = Steps(config.lookahead)
+        self.batches = Batches(config.lookahead)
         self.plain = PlainPass()
         self.measuring = Measuring()
         self.closed = False
@@ -194,10 +196,10 @@ class State:
     def forget(self) -> None:
         """Forget all that was held: it is void."""
         self._voided(self._may_be_trained)
-        if self.inflight.batches:
-            self.lose(f"{self.inflight.batches} batch(es)")
+        if self.batches:
+            self.lose(f"{len(self.batches)} batch(es)")
         self.inflight.clear()
-        self.steps.clear()
+        self.batches.clear()
         self.forget_counts()
 
     def forget_counts(self) -> None:
@@ -210,8 +212,8 @@ class State:
         """Forget leases that the master took back; their batches are thrown away where they arrive."""
         self.facts.append(Logged(f"dataset {self.config.dataset}: {len(tasks)} lease(s) were taken back"))
         self._voided(run for run in self._may_be_trained if run[0] in tasks)
-        if batches := self.inflight.handed_of(tasks):
-            self.lose(f"{batches} batch(es)")
+        if lost := sum(any(run[0] in tasks for run in ticket) for ticket in self.batches.tickets):
+            self.lose(f"{lost} batch(es)")
         self.inflight.void(tasks)
         self.supply.void(tasks)
         if not self.elastic:
@@ -226,7 +228,7 @@ class State:
     @property
     def _may_be_trained(self) -> tuple[Run, ...]:
         """What the loop has; in a plain pass, where nobody sees that, what was drawn for it."""
-        return self.inflight.handed() if self.elastic else self.inflight.drawn()
+        return runs_of(self.batches.tickets) if self.elastic else self.inflight.drawn()
 
     def drop(self, report: Report) -> None:
         """Note that a report will never be sent: others train on its records."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 Ticket = tuple[tuple[int, int, int], ...]  # (task, first position, position after the last), in drawing order
 
 
@@ -37,6 +39,11 @@ class Tally:
     def clear(self) -> None:
         """Forget what an abandoned pass drew: it is in no batch."""
         self._runs.clear()
+
+
+def runs_of(tickets: Iterable[Ticket]) -> Ticket:
+    """Return what several batches hold."""
+    return tuple([run for ticket in tickets for run in ticket])
 
 
 def ticket_size(ticket: Ticket) -> int:

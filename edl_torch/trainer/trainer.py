@@ -19,6 +19,7 @@ from edl_torch.trainer.position import Position
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import Config, State
+from edl_torch.trainer.tickets import runs_of
 
 
 class Trainer:
@@ -76,7 +77,8 @@ class Trainer:
         try:
             state.close_pass()
             state.count_bad(at_end=True)
-            returned = state.inflight.handed(untouched=state.steps.untouched)
+            returned = runs_of(batch.ticket for batch in state.batches.touched())
+            state.batches.clear()
             state.forget_counts()
             outbox.note(give_backs=state.inflight.give_back_unacknowledged(), returned=returned)
             outbox.forget_unavailable()

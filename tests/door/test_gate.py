@@ -26,8 +26,8 @@ METHODS = [
     for method in service.methods
 ]
 ELASTICDL = {  # its service is in no descriptor of ours; these would each do something
-    "/proto.Master/get_task": wire.get_task_to_wire(GetTaskCall(worker_id=1, task_type=TaskType.TRAINING)),
-    "/proto.Master/report_task_result": wire.result_to_wire(TaskResult(task_id=1)),
+    "/proto.Master/get_task": wire.CALL.write(GetTaskCall(worker_id=1, task_type=TaskType.TRAINING)),
+    "/proto.Master/report_task_result": wire.RESULT.write(TaskResult(task_id=1)),
     "/proto.Master/report_training_params": elasticdl_pb2.ReportTrainingParamsRequest(
         batch_size=2, num_epochs=1, dataset_size=9, num_minibatches_per_shard=2
     ).SerializeToString(),

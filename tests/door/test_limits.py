@@ -410,7 +410,7 @@ def test_status_is_told_whatever_a_token_said(start):
 
 def test_words_of_an_elasticdl_worker_are_one_short_line_of_the_log(start, caplog):
     master = start()
-    call = wire.result_to_wire(TaskResult(task_id=7, error="disk\n\x1b[2J" + "x" * 5000))
+    call = wire.RESULT.write(TaskResult(task_id=7, error="disk\n\x1b[2J" + "x" * 5000))
     with grpc.insecure_channel(master.address) as channel:
         channel.unary_unary("/proto.Master/report_task_result")(call, timeout=10)
     (told,) = (line for line in caplog.messages if "task=7 failed" in line)

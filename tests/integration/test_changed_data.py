@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from edl_torch import ElasticDataLoader, LocalMaster
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.errors import DatasetConflict, TokenError
 
 
@@ -116,3 +120,100 @@ def test_an_array_in_another_order_is_refused() -> None:
         state = before.state_dict()
     with loader(np.arange(48.0)[::-1]) as after, pytest.raises(TokenError, match="data: "):
         after.load_state_dict(state)
+
+
+# On purpose: the next epoch has the new data ---------------------------------------------------------------
+
+
+class Learns:
+    """A model that keeps which values it was trained on, by a parameter that moves with each step."""
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
+        self.learnt: list[float] = []
+
+    def state(self) -> dict[str, Any]:
+        return {"module": self.module.state_dict(), "learnt": self.learnt.copy()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.module.load_state_dict(state["module"])
+        self.learnt = state["learnt"].copy()
+
+    def run(self, batches: ElasticDataLoader, most: int = 1 << 30) -> None:
+        done = 0
+        for _ in batches.epochs():
+            for batch in batches:
+                loss = self.module(batch.float().reshape(-1, 1)).square().mean()
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.learnt += batch.tolist()
+                done += 1
+                if done == most:
+                    return
+
+
+def copied(state: Any) -> Any:
+    return copy.deepcopy(state)
+
+
+OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
+
+
+@pytest.mark.parametrize(
+    ("batches", "epoch", "abandoned"), [(3, 1, 36), (12, 1, 0), (17, 2, 28)], ids=["middle", "end", "second"]
+)
+def test_a_job_goes_on_with_other_data_in_its_next_epoch_and_the_verdict_says_what_was_abandoned(
+    tmp_path: Path, batches: int, epoch: int, abandoned: int
+) -> None:
+    more: dict[str, Any] = {"shuffle": True, "audit_dir": tmp_path, "num_epochs": 3}
+    model = Learns()
+    with ElasticDataLoader(OLD, batch_size=4, records_per_shard=8, **more) as before:
+        before.attach(model.optimizer)
+        model.run(before, batches)
+        token, saved = before.state_dict(), copied(model.state())
+        model.run(before, 2)  # rolled back
+    model = Learns()
+    with ElasticDataLoader(NEW, batch_size=4, records_per_shard=8, data_changed="new_epoch", **more) as after:
+        after.attach(model.optimizer)
+        model.load(saved)
+        after.load_state_dict(token)
+        model.run(after, 7)
+        token, saved = after.state_dict(), copied(model.state())
+    model = Learns()
+    with ElasticDataLoader(
+        NEW, batch_size=4, records_per_shard=8, data_changed="new_epoch", **more
+    ) as last:  # of the same data: nothing is abandoned
+        last.attach(model.optimizer)
+        model.load(saved)
+        last.load_state_dict(token)
+        model.run(last)
+        assert last.service.finished
+    times = Counter(model.learnt)
+    assert sum(times[value] for value in OLD) == 4 * batches
+    assert {times[value] for value in NEW} == {3 - epoch}
+    earlier, final = audit([tmp_path])
+    assert (earlier.outcome, final.outcome) == (Outcome.PROVEN, Outcome.PROVEN)
+    assert (earlier.abandoned, earlier.acknowledged, earlier.records) == (abandoned, 4 * batches, 4 * batches)
+    assert (final.first_epoch, final.abandoned) == (epoch, 0)
+    assert final.acknowledged == final.records == 60 * (3 - epoch)
+
+
+def test_other_data_and_another_seed_are_refused_all_the_same() -> None:
+    with loader(OLD, shuffle=True) as before:
+        state = before.state_dict()
+    with (
+        loader(NEW, shuffle=True, seed=1, data_changed="new_epoch") as after,
+        pytest.raises(TokenError, match="seed: registered 1, asked 0"),
+    ):
+        after.load_state_dict(state)
+
+
+def test_the_beginning_of_other_data_is_the_beginning() -> None:
+    with loader(OLD) as before:
+        state = before.state_dict()
+    with loader(NEW, data_changed="new_epoch") as after:
+        after.load_state_dict(state)
+        assert sum(len(batch) for batch in after) == 60
+        assert after.service.progress().epoch == 1

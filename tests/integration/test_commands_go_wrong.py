@@ -232,7 +232,7 @@ def test_a_sheet_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch:
 
     from edl_torch.checking import sheet
 
-    monkeypatch.setattr(sheet.os, "chmod", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(os, "fsync", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         sheet.save(np.zeros((4, 4, 3), np.uint8), tmp_path / "s.png")
     assert not list(tmp_path.iterdir())

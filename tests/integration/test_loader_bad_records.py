@@ -7,7 +7,7 @@ import signal
 import sys
 from asyncio import CancelledError
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from loader_kit import (
@@ -29,7 +29,7 @@ from loader_kit import (
 from torch.utils.data import DataLoader, get_worker_info
 
 from edl_torch import DataShardService, ShardedDataset
-from edl_torch.errors import AccountingError, BadRecord, LoaderWorkerDied, TooManyBadRecords
+from edl_torch.errors import AccountingError, BadRecord, LoaderWorkerDied, TooManyBadRecords, Unsupported
 from edl_torch.testing import FakeMaster
 
 FIRST_SHARD = range(6)
@@ -124,6 +124,21 @@ def test_a_batch_that_cannot_be_trained_on_is_named_too(caplog: pytest.LogCaptur
         service.report_batch_done(err_msg="NaN")
         assert [bad.index for bad in loader.quarantined()] == numbers(batch)
     assert logged(caplog) == [f"dataset training: in quarantine: record {n} of 'a': NaN" for n in range(4)]
+
+
+class WithoutStatus(FakeMaster):
+    """As ElasticDL's masters, which tell a trainer of its dataset alone."""
+
+    def status(self) -> NoReturn:
+        raise Unsupported("there is no status to read")
+
+
+def test_a_short_quarantine_is_listed_without_the_masters_whole_status() -> None:
+    reader = Torn({1, 2})
+    with DataShardService(4, WithoutStatus(), reader=reader, max_bad_records=9) as service:
+        loader = elastic(ShardedDataset(service, reader, on_bad_record="quarantine"))
+        take(iter(loader), 100)
+        assert [bad.index for bad in loader.quarantined()] == [1, 2]
 
 
 def test_what_is_in_quarantine_can_be_listed_when_the_job_has_failed() -> None:

@@ -627,6 +627,9 @@ def slope_of(loader: Any, batch: Any, weight: torch.nn.Parameter) -> None:
     loader.weigh((weight * batch.double()).mean()).backward()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:an optimizer stepped on gradients:UserWarning"
+)  # of zeros, for all it sees
 @pytest.mark.parametrize("zero", ["before", "after", "with zeros"])
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("ends", ["break", "failure"])

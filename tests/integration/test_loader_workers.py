@@ -64,10 +64,10 @@ def seeds(sample: Any) -> tuple[int, int, float, float]:
     return int(sample), torch.initial_seed(), random.random(), float(np.random.rand())
 
 
-def drawn(generator_seed: int, num_workers: int = 2) -> list[list[tuple[Any, ...]]]:
-    generator = torch.Generator().manual_seed(generator_seed)
+def drawn(global_seed: int, num_workers: int = 2) -> list[list[tuple[Any, ...]]]:
+    torch.manual_seed(global_seed)
     with trainer(FakeMaster(), {"a": 24}, records_per_shard=4, dataset={"transform": seeds}) as (_, dataset):
-        return list(elastic(dataset, num_workers=num_workers, generator=generator, collate_fn=list))
+        return list(elastic(dataset, num_workers=num_workers, collate_fn=list))
 
 
 def test_workers_are_seeded_as_torch_does() -> None:
@@ -76,9 +76,8 @@ def test_workers_are_seeded_as_torch_does() -> None:
     assert seeds_of[0] == seeds_of[1] != seeds_of[2]
     low, high = sorted(seeds_of[0])
     assert high == low + 1
-    plain = DataLoader(
-        list(range(4)), 1, num_workers=2, generator=torch.Generator().manual_seed(1), collate_fn=seeds_only
-    )
+    torch.manual_seed(1)
+    plain = DataLoader(list(range(4)), 1, num_workers=2, collate_fn=seeds_only)
     assert set(plain) == seeds_of[0]
     python = [[sample[2] for batch in run for sample in batch if sample[1] == low] for run in (first, again)]
     shared = min(map(len, python))
@@ -112,7 +111,7 @@ def test_keyed_augmentation_does_not_depend_on_workers_but_on_the_epoch() -> Non
 def test_keyed_augmentation_leaves_the_users_random_numbers_alone() -> None:
     arguments = {"transform": augment, "seed_transforms": True}
     with trainer(FakeMaster(), {"a": 8}, dataset=arguments) as (_, dataset):
-        loop = iter(elastic(dataset, collate_fn=list, generator=torch.Generator()))
+        loop = iter(elastic(dataset, collate_fn=list))
         next(loop)
         random.seed(1), np.random.seed(1), torch.manual_seed(1)
         expected = augment(0)

@@ -66,7 +66,7 @@ def over_grpc(folder: Path) -> Iterator[Connect]:
 MASTERS = [embedded, fake, fake_remote, over_grpc]
 
 NESTED = {  # under the session's lock no other one is taken but that of a fake clock
-    ("LocalMaster._changed", "FakeClock._lock"),
+    ("LocalMaster._lock", "FakeClock._lock"),
     ("Session._lock", "FakeClock._lock"),
 }
 

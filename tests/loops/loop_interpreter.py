@@ -243,13 +243,16 @@ class Interpreter:
             self.reference.hand.passed = False
 
     def _leave(self) -> None:
-        """The loop is left: gradients of the batch in hand are thrown away, and all others with them."""
+        """The loop is left: gradients of the batch in hand are thrown away, and all others with them.
+
+        Or they stay, and the batch that went back is learnt twice where it was among them."""
         reference = self.reference
         lost = reference.batches if self.program.loader.plain else reference.batches[-1:]
         reference.left(lost)
         if any(reference.hand in window for window in reference.windows):
-            self._unsure |= {n for n, window in enumerate(reference.windows) if len(window) > 1}
-            self._zero_grad()
+            self._unsure |= {n for n, window in enumerate(reference.windows) if window}
+            if self.program.zeroes:
+                self._zero_grad()
 
     def _flush(self) -> None:
         last = self._epoch >= self.program.data.epochs - 1

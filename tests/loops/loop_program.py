@@ -143,6 +143,7 @@ class Program(Value):
     renew: str = ""  # new optimizers each epoch: "attach" them, or "detach" the old ones first
     lookahead: int = 0  # a wrapper asks for so many batches before it passes the first on
     told: bool = False  # and says of each when it does
+    zeroes: bool = True  # a loop that is left throws its gradients away; else they stay
     incidents: tuple[Incident, ...] = ()
     saves_passes: bool = False  # a token and a copy of the model after each pass
     resume: bool = False  # afterwards what was saved last is trained to the end by another service
@@ -185,7 +186,10 @@ class Program(Value):
             return False
         if not all(optimizer.every for optimizer in self.optimizers):
             return False
-        return not self.gathers or not (self.flush is Flush.NEVER or self.is_left_early)
+        kept = any(incident.keep_iterator for incident in self.incidents)
+        if self.is_left_early and (self.gathers or not self.zeroes) and (self.zeroes or kept):
+            return False  # who throws gradients away has to say which; who keeps an iterator has not left
+        return not self.gathers or self.flush is not Flush.NEVER
 
     @property
     def is_sound(self) -> bool:

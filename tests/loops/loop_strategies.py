@@ -85,7 +85,7 @@ def elastic_programs(
     processes = draw(_processes(workers))
     loader = Loader(
         drop_last=draw(st.booleans()),
-        seed=draw(st.sampled_from(Seed)),
+        seed=draw(st.sampled_from([Seed.NONE, Seed.GLOBAL])),
         in_process=draw(st.sampled_from([True, True, True, False])),
         **processes,
     )
@@ -112,6 +112,7 @@ def elastic_programs(
         counted_epochs=draw(st.booleans()),
         take=0 if lookahead else draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
         flush=draw(st.sampled_from([Flush.PASS, Flush.PASS, Flush.END, Flush.NEVER])),
+        zeroes=draw(st.booleans()),
     )
     if lookahead and not program.attached:
         program = replace(program, counted_epochs=False)  # the last batches count when another pass begins
@@ -120,6 +121,28 @@ def elastic_programs(
         kinds += [*LEAVING, Kind.QUARANTINE]
     kinds += [Kind.OVERFLOW] * scaler
     return _with_incidents(draw, program, kinds)
+
+
+@st.composite
+def left_programs(draw: Any) -> Program:
+    """Loops that gather gradients over several batches and are left; what they have gathered stays."""
+    lookahead = draw(st.sampled_from([0, 1, 2]))
+    every = st.builds(Optimizer, every=st.integers(1, 3), attached=st.just(True))
+    leave = st.builds(
+        Incident, at=st.integers(0, 7), kind=st.sampled_from(LEAVING), place=st.sampled_from(Place)
+    )
+    left = draw(st.lists(leave, min_size=1, max_size=3, unique_by=lambda incident: incident.at))
+    return Program(
+        data=draw(datas()),
+        loader=Loader(threads=draw(st.sampled_from([0, 0, 2]))),
+        optimizers=tuple(draw(st.lists(every, min_size=1, max_size=2))),
+        lookahead=lookahead,
+        told=lookahead > 0,
+        weighed=not lookahead and draw(st.booleans()),
+        flush=draw(st.sampled_from([Flush.PASS, Flush.END])),
+        zeroes=False,
+        incidents=tuple(sorted(left, key=lambda incident: incident.at)),
+    )
 
 
 @st.composite

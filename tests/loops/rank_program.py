@@ -28,6 +28,10 @@ class Ranks(Value):
     Attributes:
         every: for each optimizer, after how many batches it steps.
         leave: all ranks leave their loop in this step, before they look at the batch.
+        trained: they leave it after the backward pass of that batch.
+        flush: ranks that left their loop step on what they have gathered; else their windows go on.
+        lookahead: a wrapper reads so many batches ahead, and says which it passes on. Without `flush`, as it
+            does not say that its loop was left, and ranks reduce gradients at the step here.
         failed: (step, rank): there `report_batch_done(err_msg=…)` takes the place of training.
         save: the step after which a token and the model are saved.
         heirs: so many ranks go on from what was saved; 0: nobody does.
@@ -40,6 +44,9 @@ class Ranks(Value):
     weighed: bool = True  # loader.weigh and loader.scale_gradients
     poison: Poison = Poison.NONE
     leave: int = -1
+    trained: bool = False
+    flush: bool = True
+    lookahead: int = 0
     failed: tuple[tuple[int, int], ...] = ()
     save: int = -1
     heirs: int = 0

@@ -121,6 +121,49 @@ def test_an_iterator_that_is_kept_alive_can_be_closed(attached: bool) -> None:
     assert run(Program(optimizers=(Optimizer(attached=attached),), incidents=(left,))).finished
 
 
+def learns(program: Program) -> tuple[int, list[str]]:
+    """How often the first optimizer learnt the record that it learnt most often; and what was warned of."""
+    job = run(program)
+    assert job.finished
+    return max(job.reference.learnt[0].values()), job.warnings
+
+
+WINDOW = Program(
+    data=Data(records=4, batch_size=1, epochs=2),
+    optimizers=(Optimizer(attached=True, every=2),),
+    weighed=False,
+    zeroes=False,
+)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+@pytest.mark.parametrize("kind", [Kind.BREAK, Kind.RAISE])
+@pytest.mark.parametrize("at", range(4))
+def test_a_window_that_is_left_before_a_backward_pass_keeps_what_it_gathered(
+    at: int, kind: Kind, lookahead: int
+) -> None:
+    left = (Incident(at=at, kind=kind, place=Place.FETCHED),)
+    assert learns(replace(WINDOW, lookahead=lookahead, told=lookahead > 0, incidents=left)) == (1, [])
+
+
+@pytest.mark.parametrize("flush", [Flush.PASS, Flush.END])
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_window_that_is_left_after_a_backward_pass_is_no_bare_proof_and_warns(
+    at: int, lookahead: int, flush: Flush
+) -> None:
+    left = (Incident(at=at, kind=Kind.BREAK, place=Place.BACKWARD),)
+    program = replace(WINDOW, lookahead=lookahead, told=lookahead > 0, flush=flush, incidents=left)
+    times, warned = learns(program)
+    assert times == 2
+    assert any("stepped on gradients of 1 record(s) of 'training' that went back" in text for text in warned)
+
+
+def test_gradients_that_were_thrown_away_after_a_loop_was_left_are_learnt_by_nobody() -> None:
+    left = (Incident(at=0, kind=Kind.BREAK, place=Place.BACKWARD),)
+    assert learns(replace(WINDOW, zeroes=True, incidents=left)) == (1, [])
+
+
 # Tokens -------------------------------------------------------------------------------------------------
 
 

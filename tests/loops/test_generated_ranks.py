@@ -11,6 +11,8 @@ from loop_strategies import datas
 from rank_job import run
 from rank_program import Poison, Ranks
 
+LEAVING = [{}, {"flush": False}, {"flush": False, "lookahead": 1}, {"flush": False, "lookahead": 2}]
+
 
 @st.composite
 def rank_programs(draw: Any) -> Ranks:
@@ -28,6 +30,8 @@ def rank_programs(draw: Any) -> Ranks:
         weighed=weighed,
         poison=draw(st.sampled_from(Poison)),
         leave=draw(steps),
+        trained=draw(st.booleans()),
+        **draw(st.sampled_from(LEAVING)),
         failed=tuple(draw(st.one_of(st.just([]), failed))),
         save=draw(steps) if one else -1,
         heirs=draw(st.integers(1, 3)),

@@ -30,6 +30,17 @@ def test_a_batch_that_failed_on_one_rank_is_not_in_the_gradient(every: int) -> N
     run(Ranks(data=UNEQUAL, every=(every,), failed=((0, 1),)))
 
 
+@pytest.mark.parametrize(("lookahead", "flush"), [(0, False), (0, True), (1, False)])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("leave", range(3))
+def test_ranks_that_leave_a_window_keep_what_they_gathered(
+    leave: int, trained: bool, flush: bool, lookahead: int
+) -> None:
+    """One of them has a padding batch in hand in some of these steps, with a batch gathered before it."""
+    data = Data(records=5, batch_size=1, epochs=2, records_per_shard=2)
+    run(Ranks(data=data, every=(3,), leave=leave, trained=trained, flush=flush, lookahead=lookahead))
+
+
 @pytest.mark.parametrize("save", range(3))
 @pytest.mark.parametrize("heirs", [1, 3])
 def test_a_token_of_ranks_is_the_instant_of_their_model(save: int, heirs: int) -> None:

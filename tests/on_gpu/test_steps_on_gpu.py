@@ -184,17 +184,19 @@ def test_a_step_that_is_captured_in_the_loop_counts_when_it_is_replayed(
     assert (verdict.delivered, verdict.exact) == (True, True), verdict  # PROVEN needs steps that are seen
 
 
-def test_a_graph_that_was_captured_before_the_loop_learns_what_steps_would(gpu: torch.device) -> None:
+def test_a_graph_that_was_captured_before_the_loop_learns_what_steps_would(
+    gpu: torch.device, tmp_path: Path
+) -> None:
     """With an optimizer that has state, and warmed up on a stream of its own, as torch's notes say."""
     model, static = new_model(gpu), torch.zeros(BATCH, 8, device=gpu)
     plain = copy.deepcopy(model)
     make = ON_A_GPU["Adam, capturable"]
     optimizer, plain_optimizer = make(model.parameters()), make(plain.parameters())
-    with vectors() as loader:
-        loader.attach(optimizer)
+    with vectors(tmp_path) as loader:
         with side_stream(gpu):
             for _ in range(3):
                 step(model, optimizer, static)
+        loader.attach(optimizer)  # nothing may look at the model while it is captured
         optimizer.zero_grad()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -212,12 +214,12 @@ def test_a_graph_that_was_captured_before_the_loop_learns_what_steps_would(gpu: 
     check_same(model, plain)
 
 
-def test_a_graph_of_the_model_alone_needs_no_word(gpu: torch.device) -> None:
+def test_a_graph_of_the_model_alone_needs_no_word(gpu: torch.device, tmp_path: Path) -> None:
     """The optimizer steps by itself, and is seen."""
     model = new_model(gpu)
     called = torch.cuda.make_graphed_callables(model, (torch.zeros(BATCH, 8, device=gpu),))
     optimizer = EVERYWHERE["SGD"](model.parameters())
-    with vectors() as loader:
+    with vectors(tmp_path) as loader:
         loader.attach(optimizer)
         done = 0
         for _epoch in loader.epochs():
@@ -225,6 +227,7 @@ def test_a_graph_of_the_model_alone_needs_no_word(gpu: torch.device) -> None:
                 step(called, optimizer, batch.to(gpu))
                 done += BATCH
                 assert loader.progress().acknowledged == done
+    check_proven(tmp_path)
 
 
 def test_a_checkpoint_of_a_model_on_the_device_goes_on_exactly(device: torch.device, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class Trainer:
 
     def _attach(self) -> None:
         if self.pace.accumulates:
-            self._optimizer = self._trainer.state.steps.attach("optimizer")
+            self._optimizer = self._trainer.state.batches.attach("optimizer")
 
     def _pass(self) -> Procedure[None]:
         passes = self._trainer.elastic

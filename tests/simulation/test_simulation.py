@@ -189,7 +189,7 @@ def broken_tickets(patch: pytest.MonkeyPatch) -> None:
 
     def eager(self: ElasticPasses, ticket: Ticket) -> Procedure[bool]:
         handed = yield from hand(self, ticket)
-        self._settle(0, Way.NEXT)
+        self._settle(self._state.batches.reported(), Way.NEXT)
         yield from self._reporter.send()
         return handed
 

@@ -103,7 +103,7 @@ class ElasticDLMasterClient:
         if known is None:
             known = ForeignDataset(call)
             if known.params is not None:
-                self._call(self._params, wire.params_to_wire(known.params))
+                self._call(self._params, wire.PARAMS.write(known.params))
             with self._lock:
                 known = self._datasets.setdefault(name, known)
         with self._lock:
@@ -157,8 +157,8 @@ class ElasticDLMasterClient:
 
     def _fetched(self, dataset: ForeignDataset, call: LeaseCall) -> LeaseAnswer | None:
         """What the master says: None for WAIT."""
-        request = wire.get_task_to_wire(GetTaskCall(worker_id=self._worker, task_type=dataset.kind))
-        task = wire.task_from_wire(self._call(self._get, request))
+        request = wire.CALL.write(GetTaskCall(worker_id=self._worker, task_type=dataset.kind))
+        task = wire.TASK.read(self._call(self._get, request))
         if task.type is dataset.kind:
             with self._lock:
                 dataset.take(task)
@@ -180,7 +180,7 @@ class ElasticDLMasterClient:
 
     def _pass_over(self, task: ForeignTask) -> None:
         log.warning("the master at %s wants its callback at the end of training: not ours", self.address)
-        self._call(self._report, wire.result_to_wire(TaskResult(task_id=task.task_id)))
+        self._call(self._report, wire.RESULT.write(TaskResult(task_id=task.task_id)))
 
     def report(self, call: ReportCall) -> ReportAnswer:
         """Apply outcomes here; each task whose last record has got one is told to the master."""
@@ -196,7 +196,7 @@ class ElasticDLMasterClient:
             with self._lock:
                 results = dataset.ledger.results()
             for result in results:
-                self._call(self._report, wire.result_to_wire(result))
+                self._call(self._report, wire.RESULT.write(result))
                 with self._lock:
                     dataset.ledger.told(result)
 
@@ -249,7 +249,7 @@ class ElasticDLMasterClient:
         try:
             for result in results:
                 left_s = max(0.1, give_up_at - time.monotonic())
-                self._caller.attempt(self._report, wire.result_to_wire(result), left_s)
+                self._caller.attempt(self._report, wire.RESULT.write(result), left_s)
         except EdlError as error:
             log.debug("session %s could not give back its tasks: %s", session, error)
 

@@ -13,12 +13,12 @@ import socket
 import threading
 import weakref
 from contextlib import suppress
-from dataclasses import asdict
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
 from edl_torch.client.workers.links import Handle, Host
+from edl_torch.core.codec import row_of
 from edl_torch.errors import EdlError
 from edl_torch.trainer.supply import Mode
 
@@ -142,10 +142,10 @@ class LinkServer:
                 number, plan = self._host.begin_stream(
                     question["stream"], mode, question["run"], question["begun"]
                 )
-                return {"pass": number, "spec": asdict(plan.spec)}
+                return {"pass": number, "spec": row_of(plan.spec)}
             case "next":
                 grant = self._host.next_grant(question["stream"], question["number"])
-                return None if grant is None else asdict(grant)
+                return None if grant is None else row_of(grant)
             case "fail":
                 self._host.fail_record(question["task"], question["position"], question["reason"])
         return None

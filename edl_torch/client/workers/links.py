@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from edl_torch import errors
 from edl_torch.core.calls import Grant
+from edl_torch.core.codec import from_row
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
-from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.plain import OWN_STREAM
 from edl_torch.trainer.supply import Mode
@@ -103,10 +104,11 @@ class SocketLink:
         self._begun += bool(self._run)
         answer = self._ask(op="begin", stream=self._stream, mode=mode.value, run=self._run, begun=self._begun)
         self._pass = answer["pass"]
-        return Plan(_spec(answer["spec"]))
+        return Plan(from_row(DatasetSpec, answer["spec"]))
 
     def next(self) -> Grant | None:
-        return _grant(self._ask(op="next", stream=self._stream, number=self._pass))
+        row = self._ask(op="next", stream=self._stream, number=self._pass)
+        return None if row is None else from_row(Grant, row)
 
     def fail(self, task: int, position: int, reason: str) -> None:
         self._ask(op="fail", task=task, position=position, reason=reason)
@@ -152,16 +154,3 @@ class Handle:
             raise ServiceClosed(
                 "a loader worker cannot reach its trainer's DataShardService: it was closed, or that ended"
             ) from exc
-
-
-def _grant(value: dict[str, Any] | None) -> Grant | None:
-    if value is None:
-        return None
-    return Grant(
-        task=value["task"], attempt=value["attempt"], slice=Slice(**value["slice"]), bundle=value["bundle"]
-    )
-
-
-def _spec(value: dict[str, Any]) -> DatasetSpec:
-    sources = tuple(Source(**source) for source in value.pop("sources"))
-    return DatasetSpec(**{**value, "sources": sources, "task_type": TaskType(value["task_type"])})

@@ -6,6 +6,7 @@ becomes a value.
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -279,9 +280,9 @@ def _check_delimiter(dialect: CsvDialect, rows: Sequence[bytes], file: str) -> N
     for other in _DELIMITERS:
         try:
             cut = replace(dialect, delimiter=other)
-        except InvalidArgument:  # it quotes here, or may be half a character
+            counts = {len(cut.fields(row, "replace")) for row in rows}
+        except (InvalidArgument, csv.Error):  # it quotes, may be half a character, or these are no rows by it
             continue
-        counts = {len(cut.fields(row, "replace")) for row in rows}
         if len(rows) > 1 and len(counts) == 1 and counts != {1}:
             raise DataFormatError(
                 f"'{file}' has one column, but {counts.pop()} where {other!r} separates them: read it by "

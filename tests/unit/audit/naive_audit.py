@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl_torch.audit.lines import read_spec
 from edl_torch.audit.log import token_digest
+from edl_torch.core.codec import from_object
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
+from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.facts import Way
 
 Record = tuple[int, int, int]  # epoch, shard, position
@@ -83,7 +84,7 @@ class Naive:
                 values = json.loads(line)
                 match values["event"]:
                     case "joined":
-                        self.spec = read_spec(values["dataset"])
+                        self.spec = from_object(DatasetSpec, values["dataset"])
                         self.batch_size = values["batch_size"]
                         ledger = values["ledger"]
                         lineage = self.lineages[ledger, values["lineage"]]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from audited_job import WORD
 
-from edl_torch.audit.lines import write_event, write_model, write_spec
+from edl_torch.audit.lines import write_event
 from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.core.codec import object_of
 from edl_torch.shard import DatasetSpec, Source
 
 BATCH, SHARD, RECORDS, TRAINERS = 32, 256, 20_000_000, 4
@@ -28,9 +29,9 @@ def write_log(folder, spec: DatasetSpec, trainer: int) -> int:
             for start in range(0, length, BATCH)
         ]
     header = {"edl_audit": 3, "session": f"s{trainer}", "worker_id": f"w{trainer}", "opened": 1.0}
-    dataset = {"ledger": "L", "lineage": 1, "member": 1, "batch_size": BATCH, "dataset": write_spec(spec)}
+    dataset = {"ledger": "L", "lineage": 1, "member": 1, "batch_size": BATCH, "dataset": object_of(spec)}
     head = write_event(header) + write_event({"event": "joined", **dataset, "ms": 0})
-    head += write_event({"event": "model", **write_model(WORD), "ms": 0})
+    head += write_event({"event": "model", **object_of(WORD), "ms": 0})
     head += write_event({"event": "way", "way": "step", "ms": 0})
     (folder / f"w{trainer}.audit").write_bytes(head + "".join(lines).encode())
     return len(lines)

@@ -13,10 +13,11 @@ import pytest
 from audited_job import BATCH, SPEC, grant_of
 
 from edl_torch.audit import reading
-from edl_torch.audit.lines import SUFFIX, read_spec, write_spec
+from edl_torch.audit.lines import SUFFIX
 from edl_torch.audit.log import AuditLog
 from edl_torch.audit.reading import Answer, Kind, read_logs
 from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack
+from edl_torch.core.codec import from_object, object_of
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.trainer.facts import (
@@ -78,7 +79,7 @@ def test_the_form_of_a_log(log, clock):
     assert json.loads(way) == {"event": "way", "way": "step", "ms": 1500}
     assert json.loads(header)["edl_audit"] == 3
     assert json.loads(header)["session"] == "51f0"
-    assert json.loads(joined)["dataset"] == write_spec(SPEC)
+    assert json.loads(joined)["dataset"] == json.loads(json.dumps(object_of(SPEC)))
     assert log.path.name == "host_0-51f0.audit"
 
 
@@ -477,4 +478,4 @@ def test_a_dataset_comes_back_as_it_was():
         epoch_barrier=False,
         max_bad_records=2,
     )
-    assert read_spec(json.loads(json.dumps(write_spec(spec)))) == spec
+    assert from_object(DatasetSpec, json.loads(json.dumps(object_of(spec)))) == spec

@@ -28,12 +28,13 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.core.changes import Changes
+from edl_torch.core.codec import object_of
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.lease import Lease
 from edl_torch.core.persistence import dump, load, update
 from edl_torch.errors import EdlError
 from edl_torch.master.journal import Journal, encoded
-from edl_torch.shard import Source
+from edl_torch.shard import DatasetSpec, Source
 
 SESSIONS = ("a", "b", "c")
 DATASETS = ("training", "Prüf\0ung\ud800")
@@ -301,13 +302,8 @@ TestPersistenceMachine = PersistenceMachine.TestCase
 
 def test_rows_that_make_no_sense_are_refused() -> None:
     lease = {("leases", "d", "nobody", 0): ((1, 1, 0, 0, 0, 1, 1, 0, ()),)}
-    spec = {
-        "name": "d",
-        "sources": [("", 0, 4)],
-        "records_per_shard": 2,
-        "task_type": "TRAINING",
-    }
-    rows = {("dataset", "d"): (0, spec), ("head", "d"): (1, 0, 0, 0, 0, 0, 1, 1, 0, 0)}
+    spec = object_of(DatasetSpec(name="d", sources=(Source(name="", count=4),), records_per_shard=2))
+    rows = {("dataset", "d"): (0, spec), ("head", "d"): (1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0)}
     assert load(rows, ledger_id="l", now=0.0).dataset_status("d").todo == 4
     with pytest.raises(ValueError, match="nobody"):
         load(rows | lease, ledger_id="l", now=0.0)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from loader_kit import ColumnReader, NumberReader, elastic, trainer
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
 from edl_torch.data import loader as module
@@ -102,8 +104,16 @@ def test_an_order_that_is_left_open_is_none(name: str, value: object) -> None:
     [
         ({"shuffle": True}, "shuffle= at the dataset"),
         ({"sampler": [1]}, "the master decides"),
-        ({"sampler": []}, "the master decides"),
-        ({"batch_sampler": [[1]]}, "the master decides"),
+        ({"sampler": []}, r"the master decides.* of this list read torch.utils.data.Subset\(dataset"),
+        ({"sampler": SequentialSampler([1])}, "this SequentialSampler give nothing"),
+        ({"sampler": RandomSampler([1])}, "RandomSampler give shuffle=True and seed=…"),
+        ({"sampler": DistributedSampler([1], 1, 0)}, r"shuffle=True and seed=…, and leave set_epoch\(\) out"),
+        ({"sampler": WeightedRandomSampler([1.0], 1)}, r"Subset\(dataset, list\(sampler\)\)"),
+        (
+            {"batch_sampler": [[1]]},
+            "the master decides.*batch_size=…, shuffle=True and seed=…, and drop_last",
+        ),
+        ({"generator": torch.Generator()}, "seed=… decides the order"),
         ({"batch_size": 5}, "batch_size is 4 at the service"),
         ({"batch_size": None, "drop_last": True}, "leave out batch_size=None"),
     ],

@@ -31,7 +31,7 @@ class Loader(ServiceMethods):
         self.service_behind, self.elastic, self.position = Recorder(), Recorder(), Recorder()
         self.service_behind._live_session = SimpleNamespace(elastic=self.elastic, position=self.position)
         self.dataset = SimpleNamespace(service=self.service_behind)
-        self._read_ahead = None
+        self._weights, self._statistics = Recorder(), Recorder()  # type: ignore[assignment]
         self._notice = SimpleNamespace(seen=False)  # type: ignore[assignment]
 
 
@@ -70,22 +70,15 @@ def test_what_is_about_the_batch_in_hand_goes_to_its_pass() -> None:
     ]
 
 
-class Ahead(list[int]):
-    def passed_on(self) -> bool:
-        return self.pop(0) > 0 if self else True
-
-
-@pytest.mark.parametrize(
-    ("ahead", "is_padding", "agrees_again"),
-    [(None, False, False), (Ahead([2]), False, False), (Ahead([0]), True, False), (Ahead(), False, True)],
-    ids=["nothing is read ahead", "a batch", "a padding batch", "none is left"],
-)
-def test_a_wrapper_passes_on_what_it_has_read(ahead: Any, is_padding: bool, agrees_again: bool) -> None:
+@pytest.mark.parametrize("records", [2, 0, None], ids=["a batch", "a padding batch", "none is left"])
+def test_a_wrapper_passes_on_what_it_has_read(records: int | None) -> None:
     loader = Loader()
-    loader._read_ahead = ahead
+    batch = None if records is None else SimpleNamespace(records=records)
+    loader.elastic.passed_on = lambda: batch
     loader.passed_on()
-    assert loader.elastic.calls == [("passed_on", ("padding", is_padding))]
-    assert loader.position.calls == [("agree_again",)] * agrees_again
+    assert loader._weights.calls == [("step", records)] * (records is not None)
+    assert loader._statistics.calls == [("let_go",)] + [("keep",)] * (records == 0)
+    assert loader.position.calls == [("agree_again",)] * (records is None)
 
 
 @pytest.mark.parametrize(("seen", "finished"), [(True, False), (False, True), (True, True)])

@@ -414,17 +414,17 @@ class Torchs:
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
-def test_workers_are_started_without_an_interrupt_among_them(
+def test_workers_are_started_where_no_handler_runs(
     begun: bool, persistent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that persist are only told to begin anew, which may take as long as they like."""
     started: list[bool] = []
 
-    def whole(function: Any, loader: Any) -> Any:
+    def beside(make: Any, context: Any) -> Any:
         started.append(True)
-        return function(loader)
+        return make()
 
-    monkeypatch.setattr(inner_loader, "uninterrupted", whole)
+    monkeypatch.setattr(inner_loader, "started_beside", beside)
     with trainer(FakeMaster()) as (_, dataset):
         inner = elastic(dataset)._inner
         inner.persistent_workers = persistent
@@ -445,12 +445,10 @@ def test_an_iterator_that_is_asked_after_its_end_lets_go_of_all(session_closed: 
     ending = LoaderPass.__new__(LoaderPass)
     ending._number = 7
     ending._session = SimpleNamespace(closed=session_closed)  # type: ignore[assignment]
-    ending._passes = SimpleNamespace(  # type: ignore[assignment]
-        loop_left=done.append, check_newest=lambda number: done.append("looks for a newer one")
-    )
+    ending._passes = SimpleNamespace(check_newest=done.append)  # type: ignore[assignment]
     ending._let_go = lambda: done.append("lets go")  # type: ignore[method-assign]
     ending._closed = closed
     with pytest.raises(ServiceClosed if session_closed and not closed else StopIteration):
         ending._end_early()
     ending._closed = True  # whatever it was: the finaliser has nothing to do here
-    assert done == [7, "lets go", *["looks for a newer one"] * (not closed and not session_closed)]
+    assert done == ["lets go", *[7] * (not closed and not session_closed)], "it looks for a newer pass"

@@ -50,7 +50,8 @@ def test_epochs_number_what_is_left() -> None:
         for _ in loader:
             pass
         assert [epoch for epoch in loader.epochs() if seen_once(loader)] == [1, 2]
-        assert list(loader.epochs()) == []
+        with pytest.warns(UserWarning, match="all epochs of 'training' are over"):
+            assert list(loader.epochs()) == []
 
 
 def seen_once(loader: ElasticDataLoader) -> bool:
@@ -349,7 +350,8 @@ def test_a_batch_that_was_acknowledged_cannot_be_given_back() -> None:
     steps = optimizer()
     with ElasticDataLoader(SQUARES, 8, master_client=FakeMaster()) as loader:
         loader.attach(steps)
-        next(iter(loader))
+        batches = iter(loader)
+        next(batches)
         steps.step()
         with pytest.raises(AccountingError, match="was acknowledged"):
             loader.give_back()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from loader_kit import trainer
 
+from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.data.feed import Feed
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.shard import Indices
@@ -120,3 +121,29 @@ def test_a_pass_that_ended_in_the_middle_of_a_batch_leaves_the_next_one_its_gene
         assert dataset._generators_of(feed) is feed.generators
         assert GeneratorStates() == before
         assert dataset._generators_of(None) is not feed.generators
+
+
+class Drawing:
+    """A map-style dataset that draws random numbers itself, as torchvision's with a transform inside."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return draw(index)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_threads": 3}, {"num_workers": 2}], ids=str)
+def test_random_numbers_of_a_map_style_dataset_are_the_records_too(arguments: dict[str, Any]) -> None:
+    def run(**arguments: Any) -> list[Any]:
+        with ElasticDataLoader(
+            Drawing(), 4, seed_transforms=True, master_client=LocalMaster(), collate_fn=list, **arguments
+        ) as loader:
+            return sorted(sample for batch in loader for sample in batch)
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before, alone = state(), run()
+    assert state()[:2] == before[:2], "the loop's own numbers go on"
+    random.seed(2), np.random.seed(2), torch.manual_seed(2)
+    assert run(**arguments) == alone
+    assert len({sample[1] for sample in alone}) == 24

@@ -10,16 +10,20 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing import get_context, get_start_method, resource_tracker
-from types import SimpleNamespace
+from contextvars import ContextVar
+from multiprocessing import forkserver, get_context, get_start_method, resource_tracker
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from edl_torch import ElasticDataLoader
 from edl_torch.data import worker_start
-from edl_torch.data.worker_start import WorkerStart, _ignore, end_by_kill, starting_workers
+from edl_torch.data.worker_start import WorkerStart, _ignore, end_by_kill, started_beside
+from edl_torch.testing import wait_until
 
 ENDING = """
 import os, signal, sys
@@ -51,43 +55,89 @@ def test_what_a_worker_itself_does_with_the_signal_holds_to_the_end() -> None:
     assert status(own) == -signal.SIGTERM
 
 
-def is_blocked() -> bool:
-    return signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+def blocked() -> set[int]:
+    return {signal.SIGTERM, signal.SIGINT} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals")
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
-def test_the_signal_is_held_back_from_workers_that_start(
+@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
+def test_signals_are_held_back_from_workers_that_start_and_from_nobody_else(
     method: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[bool] = []
-    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: begun.append(is_blocked()))
+    begun: list[set[int]] = []
+    for helper in (resource_tracker, forkserver):
+        monkeypatch.setattr(helper, "ensure_running", lambda: begun.append(blocked()))
+    before = blocked()
     context = None if method is None else get_context(method)
-    assert not is_blocked()
-    with suppress(KeyError), starting_workers(context):
-        assert is_blocked()
-        raise KeyError
-    assert not is_blocked()
-    forks = (method or get_start_method()) == "fork"
-    assert begun == ([] if forks else [False]), "what starts a process of its own has done so before"
+    assert started_beside(blocked, context) == {signal.SIGTERM, signal.SIGINT}
+    assert blocked() == before
+    helpers = {"fork": 0, "spawn": 1, "forkserver": 2}[method or get_start_method()]
+    assert begun == [set()] * helpers, "what starts a process of its own has done so before"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="signals")
-def test_a_program_that_holds_the_signal_back_goes_on_to_do_so() -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def test_workers_that_start_find_the_loops_context_and_their_error_is_the_loops() -> None:
+    context = ContextVar("context", default="none")
+    context.set("the loop's")
+    assert started_beside(context.get, None) == "the loop's"
+    with pytest.raises(ZeroDivisionError):
+        started_beside(lambda: 1 / 0, None)
+
+
+class Made:
+    """What was started."""
+
+
+def test_ctrl_c_among_workers_that_start_comes_when_they_have_and_they_go() -> None:
+    made: list[weakref.ref[Made]] = []
+
+    def make() -> Made:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)  # the main thread has it long since
+        it = Made()
+        made.append(weakref.ref(it))
+        return it
+
+    with pytest.raises(KeyboardInterrupt):
+        started_beside(make, None)
+    assert len(made) == 1
+    wait_until(lambda: made[0]() is None)
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_ctrl_c_at_any_line_of_the_start_waits_for_what_has_begun(at: int) -> None:
+    """A debugger's hook runs between any two lines, and so may handlers."""
+    running = threading.Event()
+    left, ended = at, []
+
+    def make() -> None:
+        running.set()
+        ended.append(time.sleep(0.01))
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename in (worker_start.__file__, threading.__file__) and event == "line":
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
     try:
-        with starting_workers(get_context("fork")):
-            assert is_blocked()
-        assert is_blocked()
+        with suppress(KeyboardInterrupt):
+            sys.settrace(trace)
+            try:
+                started_beside(make, None)
+            finally:
+                sys.settrace(before)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert len(ended) == running.is_set()
 
 
 @pytest.fixture
 def started() -> Iterator[list[int]]:
     """What the user's function was called with, in a worker that has started with the signal held back."""
     handler = signal.getsignal(signal.SIGTERM)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     numbers: list[int] = []
     WorkerStart(numbers.append)(3)
     yield numbers
@@ -99,7 +149,7 @@ def started() -> Iterator[list[int]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="signals")
 def test_a_worker_is_deaf_once_it_has_started(started: list[int]) -> None:
     assert started == [3]
-    assert not is_blocked()
+    assert not blocked()
     signal.raise_signal(signal.SIGTERM)
 
 
@@ -180,7 +230,6 @@ def test_a_worker_that_starts_is_prepared_for_signals_and_its_end(
     monkeypatch.setattr(signal, "siginterrupt", lambda *arguments: done.append(("interrupts", *arguments)))
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *arguments: done.append(("mask", *arguments)))
     monkeypatch.setattr(atexit, "register", lambda function: done.append(("at exit", function)))
-    monkeypatch.setattr(worker_start, "forget_switch", lambda: done.append(("forgets",)))
     start = WorkerStart(
         lambda worker: done.append(("user's", worker)), **{"persists": True} if persists else {}
     )
@@ -188,14 +237,13 @@ def test_a_worker_that_starts_is_prepared_for_signals_and_its_end(
     assert done == [
         ("signal", signal.SIGTERM, worker_start._do_nothing),
         ("interrupts", signal.SIGTERM, False),
-        ("mask", signal.SIG_UNBLOCK, {signal.SIGTERM}),
-        ("at exit", _ignore),
-        ("at exit", worker_start._end_queue_threads),
-        ("forgets",),
         *[
             ("signal", signal.SIGINT, worker_start._do_nothing),
             ("interrupts", signal.SIGINT, False),
         ][: 2 * persists],
+        ("at exit", _ignore),
+        ("at exit", worker_start._end_queue_threads),
+        ("mask", signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT}),
         ("user's", 5),
     ]
 

@@ -187,6 +187,7 @@ def test_trainers_are_let_in_and_find_the_master(kind, tmp_path):
     port = service["spec"]["ports"][0]["port"]
     assert environment["EDL_MASTER_ADDR"] == f"{service['metadata']['name']}:{port}"
     (tmp_path / "token").write_text("x" * 32)
+    (tmp_path / "token").chmod(0o440)  # as the manifests have it
     files = {"/etc/edl/token": tmp_path / "token"}
     assert environment["EDL_MASTER_TLS_CA"] == "/etc/edl/ca.crt"
     read = Credentials.from_env({"EDL_MASTER_TOKEN_FILE": str(files[environment["EDL_MASTER_TOKEN_FILE"]])})

@@ -110,6 +110,8 @@ def test_one_column_may_hold_other_delimiters(tmp_path):
     path = write(tmp_path, 'text\n"a;b"\nc;d;e\n')
     assert records(CsvReader(path, header=True)) == [{"text": "a;b"}, {"text": "c;d;e"}]
     assert records(CsvReader(write(tmp_path, "a;b\n"), header=False)) == [{"f0": "a;b"}], "nothing to tell by"
+    reader = CsvReader(write(tmp_path, '""\n,"\n"\n'), header=False)  # by ; the second is no row
+    assert reader.create_shards() == {str(tmp_path / "table.csv"): 2}
     options = {"encoding": "gbk", "quote_char": None, "header": True}
     assert records(CsvReader(write(tmp_path, "a|b\nc|d\n"), **options)) == [{"a|b": "c|d"}]
 

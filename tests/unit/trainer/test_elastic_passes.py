@@ -65,7 +65,7 @@ def test_batches_that_a_wrapper_reads_ahead_are_not_done_with(master: Master) ->
 
 def test_an_attached_optimizer_decides(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     for _ in range(2):
         hand_next(shell)
     assert acknowledged(master) == []
@@ -76,7 +76,7 @@ def test_an_attached_optimizer_decides(master: Master, shell: Shell) -> None:
 
 def test_a_detached_optimizer_holds_back_nothing_more(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    quick, slow = shell.state.steps.attach("quick"), shell.state.steps.attach("slow")
+    quick, slow = shell.state.batches.attach("quick"), shell.state.batches.attach("slow")
     hand_next(shell)
     shell.run(shell.elastic.stepped(quick))
     assert acknowledged(master) == []
@@ -89,7 +89,7 @@ def test_what_the_last_optimizer_has_not_stepped_on_is_not_acknowledged_by_its_e
     master: Master, shell: Shell
 ) -> None:
     shell.begin_elastic()
-    only = shell.state.steps.attach()
+    only = shell.state.batches.attach()
     hand_next(shell)
     shell.run(shell.elastic.detach(only))
     assert acknowledged(master) == []
@@ -97,7 +97,7 @@ def test_what_the_last_optimizer_has_not_stepped_on_is_not_acknowledged_by_its_e
 
 def test_detaching_the_last_one_leaves_the_batch_in_hand(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    only = shell.state.steps.attach()
+    only = shell.state.batches.attach()
     hand_next(shell)
     shell.run(shell.elastic.stepped(only))
     shell.run(shell.elastic.detach(only))
@@ -107,14 +107,15 @@ def test_detaching_the_last_one_leaves_the_batch_in_hand(master: Master, shell: 
 
 def test_steps_after_the_last_batch_acknowledge_what_was_read_ahead(master: Master) -> None:
     shell = Shell(Master(records=16), batch_size=8, lookahead=1, attended=False)
-    shell.begin_elastic()
-    optimizer = shell.state.steps.attach()
+    number = shell.begin_elastic()
+    optimizer = shell.state.batches.attach()
     hand_next(shell)
     hand_next(shell)
     shell.run(shell.elastic.stepped(optimizer))
     assert acknowledged(shell.master) == [(1, 8)]
     shell.request()
     assert not shell.run(shell.elastic.look_for_more())
+    shell.run(shell.elastic.close(number))
     shell.run(shell.elastic.stepped(optimizer))
     assert acknowledged(shell.master) == [(1, 8), (2, 8)]
 
@@ -122,7 +123,7 @@ def test_steps_after_the_last_batch_acknowledge_what_was_read_ahead(master: Mast
 def test_a_step_before_the_last_batch_passes_nothing_on(master: Master) -> None:
     shell = Shell(master, lookahead=1, attended=False)
     shell.begin_elastic()
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     hand_next(shell)
     for _ in range(3):
         shell.run(shell.elastic.stepped(optimizer))
@@ -147,7 +148,7 @@ def test_a_report_says_how_many_leases_it_completed(master: Master, shell: Shell
 def test_a_report_leaves_what_was_read_ahead(master: Master) -> None:
     shell = Shell(master, lookahead=1, attended=False)
     shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     hand_next(shell)
     hand_next(shell)
     assert shell.report() == 1
@@ -159,11 +160,11 @@ def test_a_token_counts_the_batch_in_hand_unless_a_step_on_it_is_due(master: Mas
     hand_next(shell)
     shell.run(shell.elastic.settle_in_hand())
     assert acknowledged(master) == [(1, 8)]
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     hand_next(shell)
     shell.run(shell.elastic.settle_in_hand())
     assert acknowledged(master) == [(1, 8)]
-    shell.state.steps.stepped(optimizer)
+    shell.state.batches.stepped(optimizer)
     shell.run(shell.elastic.settle_in_hand())
     assert acknowledged(master) == [(1, 8), (2, 8)]
     assert ways(shell) == [Way.TOKEN, Way.STEP]
@@ -171,7 +172,7 @@ def test_a_token_counts_the_batch_in_hand_unless_a_step_on_it_is_due(master: Mas
 
 def test_a_batch_that_could_not_be_trained_on_goes_to_quarantine(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     hand_next(shell)
     hand_next(shell)
     shell.run(shell.trainer.fail_batch(None, "NaN"))
@@ -269,7 +270,7 @@ def test_a_pass_that_is_left_before_the_loop_asks_gives_back_what_was_drawn() ->
 
 def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     hand_next(shell)
     hand_next(shell)
     shell.run(shell.elastic.close(number))
@@ -283,8 +284,8 @@ def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Maste
 
 def test_of_two_optimizers_one_may_have_trained_on_what_goes_back(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
-    quick = shell.state.steps.attach()
-    shell.state.steps.attach()
+    quick = shell.state.batches.attach()
+    shell.state.batches.attach()
     hand_next(shell)
     shell.run(shell.elastic.stepped(quick))
     shell.run(shell.elastic.close(number))
@@ -293,7 +294,7 @@ def test_of_two_optimizers_one_may_have_trained_on_what_goes_back(master: Master
 
 def test_a_batch_that_was_stepped_on_does_not_go_back(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     hand_next(shell)
     shell.run(shell.elastic.stepped(optimizer))
     shell.run(shell.elastic.close(number))
@@ -303,7 +304,7 @@ def test_a_batch_that_was_stepped_on_does_not_go_back(master: Master, shell: She
 
 def test_a_padding_batch_is_in_hand_in_the_place_of_those_before(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     hand_next(shell)
     shell.request()
     shell.elastic.pad()
@@ -320,13 +321,13 @@ def test_a_loop_that_heard_of_the_end_gives_back_nothing(master: Master) -> None
     assert not shell.run(shell.elastic.look_for_more())
     shell.run(shell.elastic.close(number))
     assert given_back(shell.master) == []
-    assert shell.state.inflight.batches == 1
+    assert len(shell.state.batches) == 1
 
 
 def test_a_loop_whose_last_question_failed_has_no_batch_in_hand(master: Master, shell: Shell) -> None:
     """It has asked after the last batch: that one waits for a step, and does not go back."""
     number = shell.begin_elastic()
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     hand_next(shell)
     shell.request()
     master.errors = [MasterUnavailable("away")]
@@ -369,7 +370,7 @@ def test_a_later_iteration_ends_the_one_before(master: Master, shell: Shell) -> 
     shell.run(shell.trainer.open())
     assert given_back(master) == [(1, 0)]
     assert acknowledged(master) == []
-    assert shell.state.inflight.batches == 0
+    assert len(shell.state.batches) == 0
 
 
 def test_a_pass_begins_with_none_of_the_leases_of_one_that_was_opened_meanwhile(shell: Shell) -> None:
@@ -403,8 +404,8 @@ def test_a_pass_that_is_not_open_is_not_ended_again(master: Master, shell: Shell
 
 
 def test_opening_warns_of_optimizers_that_did_not_step(shell: Shell) -> None:
-    quick = shell.state.steps.attach("quick")
-    shell.state.steps.attach("idle")
+    quick = shell.state.batches.attach("quick")
+    shell.state.batches.attach("idle")
     shell.begin_elastic()
     hand_next(shell)
     shell.run(shell.elastic.stepped(quick))
@@ -456,8 +457,8 @@ def test_records_that_only_this_trainer_can_finish_are_an_error(shell: Shell) ->
     """A loop without a step on its last batches would wait for itself."""
     shell = Shell(Master(records=8), batch_size=8, attended=False)
     number = shell.begin_elastic()
-    shell.state.steps.attach("sgd")
-    shell.state.steps.attach("adam")
+    shell.state.batches.attach("sgd")
+    shell.state.batches.attach("adam")
     hand_next(shell)
     shell.request()
     shell.run(shell.elastic.look_for_more())
@@ -471,7 +472,7 @@ def test_records_that_only_this_trainer_can_finish_are_an_error(shell: Shell) ->
 
 def test_a_pass_that_reads_while_a_batch_waits_is_not_stuck(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     hand_next(shell)
     shell.run(shell.elastic.settle_stuck())
     assert shell.state.supply.current.granted == 1
@@ -485,7 +486,7 @@ def test_nothing_is_stuck_outside_of_a_pass_or_without_leases(shell: Shell) -> N
 
 def train_without_the_last_step(shell: Shell, epochs: int) -> None:
     """Train on two batches of 8 in each epoch; the optimizer does not step on the last one."""
-    optimizer = shell.state.steps.attach("sgd")
+    optimizer = shell.state.batches.attach("sgd")
     left = 2 * epochs
     for _ in range(epochs):
         number = shell.begin_elastic()
@@ -509,7 +510,7 @@ def test_batches_without_a_step_count_where_all_epochs_are_read(epochs: int, nex
     assert shell.master.status.finished
     assert ways(shell)[-1] is Way.UNSTEPPED
     assert shell.warnings[-1].startswith("8 record(s) of 'training' were handed out after the last optimizer")
-    assert (shell.state.steps.keep, shell.state.inflight.batches) == (0, 0)
+    assert len(shell.state.batches) == 0
 
 
 @pytest.mark.parametrize("num_epochs", [3, 0])
@@ -544,9 +545,9 @@ def test_a_promised_batch_is_delivered_later(shell: Shell) -> None:
     shell.begin_elastic()
     grant = shell.draw()
     assert shell.run(shell.elastic.promise(whole(grant), 0))
-    assert shell.state.inflight.batches == 0
+    assert len(shell.state.batches) == 0
     assert shell.elastic.deliver(whole(grant))
-    assert shell.state.inflight.batches == 1
+    assert len(shell.state.batches) == 1
 
 
 def test_a_promise_waits_for_as_many_answers_as_it_must(master: Master) -> None:
@@ -578,7 +579,7 @@ def test_what_follows_a_promised_batch_in_its_lease_is_not_given_back(master: Ma
     shell.begin_elastic()
     grant, other = shell.draw(), shell.draw()
     first, second = ((grant.task, 0, 4),), ((grant.task, 4, 8),)
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     assert shell.elastic.hand_now(first)
     assert shell.run(shell.elastic.promise(second, 0))
     for window in (False, True):
@@ -645,7 +646,7 @@ def test_what_the_loop_does_is_its_progress(master: Master) -> None:
     shell = Shell(master)
     shell.run(shell.trainer.registrar.plan())
     counts = [shell.liveness.progress]
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     number = shell.run(shell.trainer.open())
     for do in (
         lambda: shell.request(),

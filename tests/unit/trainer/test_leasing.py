@@ -316,7 +316,7 @@ def test_who_waits_for_the_verdict_of_others_asks_again_and_again(master: Master
 
 def test_a_trainer_with_a_batch_waits_for_what_others_hold_of_its_epoch(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     assert shell.hand(shell.draw())
     other = Shell(master, "other", attended=False)
     other.begin_plain()
@@ -511,14 +511,14 @@ def test_an_end_without_a_batch_in_the_way_is_the_verdict(master: Master) -> Non
     """A trainer that holds records which others may wait for does not wait for itself."""
     shell = Shell(Master(records=8), batch_size=8, attended=False)
     number = shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     assert shell.hand(shell.draw())
     shell.request()
     assert not shell.run(shell.elastic.look_for_more())
     shell.run(shell.elastic.close(number))
     shell.run(shell.trainer.open())
     assert shell.run(shell.trainer.leasing.wait_for_more()) is False
-    assert len(shell.state.inflight.handed()) == 1
+    assert len(shell.state.batches) == 1
 
 
 def test_work_ends_when_the_trainer_is_closed(remote: Shell) -> None:

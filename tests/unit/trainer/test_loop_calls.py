@@ -56,7 +56,7 @@ def test_a_batch_in_doubt_or_after_an_error_is_not_handed_at_once(master: Master
     second = shell.draw()
     shell.trainer.fail(MasterUnavailable("away"))
     assert not shell.elastic.hand_now(whole(second))
-    assert shell.state.inflight.batches == 0
+    assert len(shell.state.batches) == 0
 
 
 def test_the_next_batch_is_asked_for_at_once_where_there_is_nothing_to_tell(
@@ -82,10 +82,10 @@ def test_asking_at_once_is_progress_and_acknowledges_as_asking_does(master: Mast
     assert shell.hand(shell.draw())
     assert shell.elastic.request_now(number) is True, "it is read ahead"
     assert shell.liveness.progress == moved + 2
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     assert shell.hand(shell.draw())
     assert shell.elastic.request_now(number) is True, "a step decides"
-    shell.state.steps.stepped(optimizer)
+    shell.state.batches.stepped(optimizer)
 
 
 # A wrapper that tells ---------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_asking_at_once_is_progress_and_acknowledges_as_asking_does(master: Mast
 
 def test_a_wrapper_that_tells_acknowledges_with_what_it_passes_on(master: Master) -> None:
     shell = Shell(master, attended=False)
-    shell.state.steps.__init__(None)  # type: ignore[misc]
+    shell.state.batches.__init__(None)  # type: ignore[misc]
     number = shell.begin_elastic()
     for _ in range(2):
         assert shell.elastic.request_now(number) is True
@@ -110,14 +110,14 @@ def test_a_wrapper_that_tells_acknowledges_with_what_it_passes_on(master: Master
 
 def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Master) -> None:
     shell = Shell(master, attended=False)
-    shell.state.steps.__init__(None)  # type: ignore[misc]
-    optimizer = shell.state.steps.attach()
+    shell.state.batches.__init__(None)  # type: ignore[misc]
+    optimizer = shell.state.batches.attach()
     number = shell.begin_elastic()
     assert shell.elastic.request_now(number) is True
     shell.elastic.pad()
     assert shell.elastic.request_now(number) is True
     assert shell.hand(shell.draw())
-    shell.run(shell.elastic.passed_on(padding=True))
+    shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.stepped(optimizer))
     assert master.status.acknowledged == 0, "the loop steps on the padding batch"
     shell.run(shell.elastic.passed_on())
@@ -127,7 +127,7 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
 
 def test_padding_batches_fill_the_last_window_of_a_loop_that_gathers_gradients(master: Master) -> None:
     shell = Shell(Master(records=40), batch_size=8, attended=False)
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     shell.begin_elastic()
     for _ in range(4):
         hand_next(shell)
@@ -145,8 +145,8 @@ def test_padding_batches_fill_the_last_window_of_a_loop_that_gathers_gradients(m
 
 def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(master: Master) -> None:
     shell = Shell(master, attended=False)
-    shell.state.steps.__init__(None)  # type: ignore[misc]
-    shell.state.steps.attach()
+    shell.state.batches.__init__(None)  # type: ignore[misc]
+    shell.state.batches.attach()
     number = shell.begin_elastic()
     assert shell.elastic.request_now(number) is True
     assert shell.hand(shell.draw())
@@ -160,7 +160,7 @@ def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(ma
 def test_a_loop_that_is_left_with_one_that_stands_in_is_not_at_the_end() -> None:
     """All is read, and a wrapper holds the last batch when the padding comes."""
     shell = Shell(Master(records=8), batch_size=8, attended=False)
-    shell.state.steps.__init__(None)  # type: ignore[misc]
+    shell.state.batches.__init__(None)  # type: ignore[misc]
     number = shell.begin_elastic()
     hand_next(shell)
     shell.request()
@@ -173,7 +173,7 @@ def test_a_loop_that_is_left_with_one_that_stands_in_is_not_at_the_end() -> None
 
 def read_to_the_end(shell: Shell) -> None:
     """A wrapper that tells reads both batches and the end, and has passed none of them on."""
-    shell.state.steps.__init__(None)  # type: ignore[misc]
+    shell.state.batches.__init__(None)  # type: ignore[misc]
     number = shell.begin_elastic()
     for _ in range(2):
         hand_next(shell)
@@ -196,7 +196,7 @@ def test_what_a_wrapper_has_not_passed_on_goes_back_with_the_next_pass(passed_on
 def test_with_an_optimizer_what_was_not_stepped_on_goes_back_with_the_next_pass() -> None:
     shell = Shell(Master(records=16), batch_size=8, attended=False)
     read_to_the_end(shell)
-    optimizer = shell.state.steps.attach()
+    optimizer = shell.state.batches.attach()
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.stepped(optimizer))
     shell.run(shell.elastic.passed_on())
@@ -242,24 +242,24 @@ def test_what_follows_a_batch_in_its_lease_goes_back_with_it(master: Master, she
 
 def test_a_step_is_not_due_on_a_batch_that_was_given_back(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     hand_next(shell)
     hand_next(shell)
     shell.run(shell.elastic.give_back())
-    assert shell.state.steps.keep == 1
+    assert len(shell.state.batches) == 1
     assert shell.told(Reporting)[-1].returned == ()
 
 
 def test_a_window_is_given_back_as_a_whole(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     grant = shell.draw()
     first = ((grant.task, 0, 4),)
     assert shell.run(shell.elastic.hand(first))
     second = hand_next(shell)
     shell.run(shell.elastic.give_back(window=True))
     assert set(reports_of(master)[-1].give_backs) == {back(grant.task, 0), back(second.task, 0)}
-    assert shell.state.steps.keep == 0
+    assert len(shell.state.batches) == 0
     shell.run(shell.elastic.give_back(window=True))
     assert shell.elastic.discarded == 1, "there is none any more"
     assert not shell.run(shell.elastic.hand(((grant.task, 4, 8),)))
@@ -328,7 +328,7 @@ def test_a_loop_that_is_left_between_batches_or_with_an_optimizer_is_not_warned(
     hand_next(shell)
     shell.request()
     shell.run(shell.elastic.close(number))
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     number = shell.begin_elastic()
     hand_next(shell)
     shell.run(shell.elastic.close(number))
@@ -357,7 +357,7 @@ def test_after_a_restore_the_epochs_are_not_over(shell: Shell) -> None:
 @pytest.mark.parametrize("looks", [True, False])
 def test_optimizers_that_never_step_are_told_of_when_there_is_more(looks: bool) -> None:
     shell = Shell(Master(num_epochs=2), attended=False)
-    shell.state.steps.attach("sgd")
+    shell.state.batches.attach("sgd")
     number = shell.begin_elastic()
     hand_next(shell)
     hand_next(shell)
@@ -407,7 +407,7 @@ def test_looks_at_the_data_are_no_loop_that_never_gets_on(shell: Shell) -> None:
 
 @pytest.mark.parametrize("counts", ["a report", "quarantine", "a step"])
 def test_a_batch_that_counts_begins_the_count_of_passes_anew(shell: Shell, counts: str) -> None:
-    number = shell.state.steps.attach("SGD") if counts == "a step" else 0
+    number = shell.state.batches.attach("SGD") if counts == "a step" else 0
     for done in (*[False] * 9, True, *[False] * 9):
         shell.begin_elastic()
         assert shell.hand(shell.draw())

@@ -109,7 +109,7 @@ def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) ->
 
 def test_a_session_that_is_given_up_while_it_takes_the_token_gets_none(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     assert shell.hand(shell.draw())
     taking = shell.start(shell.trainer.position.snapshot()).to("snapshot")
     master.give_up_all()

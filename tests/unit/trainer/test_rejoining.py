@@ -242,7 +242,7 @@ def test_what_the_loop_had_is_void_and_the_model_has_learnt_from_it(master: Mast
     assert shell.run(shell.elastic.more_to_read())
     held = ((second.task, second.slice.skip, second.slice.stop),)
     assert [fact.runs for fact in shell.told(Voided)] == [held]
-    assert shell.state.inflight.batches == 0
+    assert len(shell.state.batches) == 0
     with pytest.raises(StaleLease, match=r"1 batch\(es\) of dataset 'training': this trainer was cut off"):
         shell.state.check()
 
@@ -266,13 +266,13 @@ def test_in_a_plain_pass_what_was_drawn_may_have_been_trained_on(master: Master,
 
 def test_what_nobody_drew_and_no_step_was_made_on_is_forgotten_too(master: Master) -> None:
     shell = Shell(master, in_process=False, attended=False)
-    shell.state.steps.attach()
+    shell.state.batches.attach()
     begin(shell)
     shell.work()
-    assert (shell.state.supply.ready, shell.state.steps.keep) == (1, 1)
+    assert (shell.state.supply.ready, len(shell.state.batches)) == (1, 1)
     master.give_up_all()
     shell.run(shell.trainer.registrar.again(shell.state.fence))
-    assert (shell.state.supply.ready, shell.state.steps.keep) == (0, 0)
+    assert (shell.state.supply.ready, len(shell.state.batches)) == (0, 0)
 
 
 class Another(Master):

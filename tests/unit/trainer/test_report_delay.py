@@ -18,7 +18,7 @@ class Case(Shell):
 
     def __init__(self, master: Master, session: str = "s") -> None:
         super().__init__(master, session, batch_size=2, report_delay_s=DELAY_S, audited=False, attended=False)
-        self.optimizer = self.state.steps.attach()
+        self.optimizer = self.state.batches.attach()
 
     def begin(self) -> Iterator[None]:
         """Begin a pass. Each `next` trains on one more batch of its first lease."""

@@ -28,8 +28,8 @@ def test_closing_gives_back_all_that_was_not_trained_on(master: Master, shell: S
     shell.begin_elastic()
     for _ in range(2):
         assert shell.hand(shell.draw())
-        if shell.state.inflight.batches < 2:
-            shell.state.steps.attach()
+        if len(shell.state.batches) < 2:
+            shell.state.batches.attach()
             shell.request()
     shell.draw()
     shell.run(shell.trainer.close(5.0))
@@ -252,11 +252,12 @@ def test_a_follower_writes_nothing_down_and_is_never_in_doubt(follower: Shell) -
 def test_a_follower_is_at_the_end_where_the_other_is() -> None:
     """From then on each step passes on one more of what a wrapper has read ahead."""
     follower = following(lookahead=1)
-    optimizer = follower.state.steps.attach()
-    follower.run(follower.trainer.open())
+    optimizer = follower.state.batches.attach()
+    number = follower.run(follower.trainer.open())
     follow(follower, Slice(epoch=0, shard=3, skip=0, limit=4))
     follower.elastic.follow_to_the_end()
     follower.request()
+    follower.run(follower.elastic.close(number))
     follower.run(follower.elastic.stepped(optimizer))
     assert [done.upto for call in reports_of(follower.master) for done in call.acknowledgements] == [4]
 
@@ -264,7 +265,7 @@ def test_a_follower_is_at_the_end_where_the_other_is() -> None:
 def test_a_follower_that_gets_a_batch_after_all_is_not_at_the_end() -> None:
     """Records came back to the other one's master: a wrapper holds the newest batch again."""
     follower = following(lookahead=1)
-    optimizer = follower.state.steps.attach()
+    optimizer = follower.state.batches.attach()
     follower.run(follower.trainer.open())
     follower.elastic.follow_to_the_end()
     follow(follower, Slice(epoch=0, shard=3, skip=0, limit=4))

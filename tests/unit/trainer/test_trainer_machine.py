@@ -109,7 +109,7 @@ class Loop:
         self.exhausted = False  # the loop was told, or would have been, that all is handed out
         self.is_quiet = False  # nothing has happened at the master since a batch is on its way to the loop
         self.is_out = False  # of a history that another trainer has left
-        self.optimizer = self.shell.state.steps.attach() if kind == "step" else None
+        self.optimizer = self.shell.state.batches.attach() if kind == "step" else None
         master.loops[session] = self
         if not in_process:
             self.begin("work", self.shell.trainer.work())
@@ -297,7 +297,7 @@ class Loop:
         self._forget_drawn()
         if self.kind == "next":
             self.handed = []
-        elif self.at != "idle" and not (self.exhausted and self.is_asking):
+        elif self.at != "idle" and not self.is_asking:
             self.handed = self.handed[:-1]
         self.at = "idle"
 
@@ -350,9 +350,8 @@ class Loop:
         self._loop(self.shell.elastic.look_for_more(), on_done, ends=True)
 
     def _step(self, _: st.DataObject) -> None:
-        if (
-            self.optimizer is not None and self.shell.state.steps.keep
-        ):  # else it looks like a loop that is behind
+        # Else it looks like a loop that is behind.
+        if self.optimizer is not None and self.shell.state.batches.unfinished:
             self.finish_with()
             self._loop(self.shell.elastic.stepped(self.optimizer))
 
@@ -366,7 +365,7 @@ class Loop:
             self._loop(self.shell.trainer.fail_batch(None, "NaN"))
 
     def _give_back(self, _: st.DataObject) -> None:
-        if self.at == "training" and self.handed and self.shell.state.inflight.batches:
+        if self.at == "training" and self.handed and self.shell.state.batches.has_in_hand:
             self.handed.pop()
             self._loop(self.shell.elastic.give_back())
 
@@ -626,7 +625,7 @@ class TrainerMachine(RuleBasedStateMachine):
                 if loop.kind == "plain":
                     shell.run(shell.trainer.plain.finish(abandoned=True))
                 shell.run(shell.elastic.close(loop.number))
-                if loop.optimizer is not None and state.steps.keep:
+                if loop.optimizer is not None and state.batches.unfinished:
                     loop.finish_with()
                     shell.run(shell.elastic.stepped(loop.optimizer))
                 shell.run(shell.trainer.reporter.flush())

@@ -11,7 +11,7 @@ import pytest
 
 import edl_torch.trainer
 from edl_torch.core.calls import NEW_PASS, Fence
-from edl_torch.trainer import actions, counting, inflight, outbox, plain, state, steps, supply
+from edl_torch.trainer import actions, batches, counting, inflight, outbox, plain, state, supply
 from edl_torch.trainer.facts import Way
 
 MODULES = [
@@ -29,7 +29,8 @@ STATE = {
     inflight.Held,
     outbox.Report,
     state.Registered,
-    steps._InPass,
+    batches.Batch,
+    batches._InPass,
     supply.Pass,
 }
 POSITIONAL = {actions.Call, actions.Wait, *STATE - {inflight.Held, supply.Pass}}

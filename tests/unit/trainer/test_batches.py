@@ -1,17 +1,49 @@
-"""How many of the newest batches must not be acknowledged yet."""
+"""Which batches the loop has, which wait for a step, and which it is done with."""
 
 from __future__ import annotations
 
 import pytest
 
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.steps import Steps
+from edl_torch.trainer.batches import Batches
+
+
+class Steps(Batches):
+    """Batches of one record each, and how many of them are kept."""
+
+    def handed(self) -> None:
+        self.asked()
+        self.hand(((1, self._newest, self._newest + 1),))
+
+    def stepped(self, number: int, *, before_hand: bool = False) -> None:
+        super().stepped(number, before_hand=before_hand)
+        self.done()
+
+    def stepped_after_the_end(self, number: int) -> None:
+        if not self.ended:
+            self.asked()
+            self.end_pass()
+        self.stepped(number)
+
+    @property
+    def keep(self) -> int:
+        """How many are not done with."""
+        self.done()
+        return len(self)
+
+    @property
+    def going_back(self) -> int:
+        """How many go back where the loop is left now."""
+        return len(self.ahead) + self.has_in_hand
+
+    def withdrawn(self, newest: int) -> None:
+        self.take_back([*self.unfinished, *self.ahead][len(self) - newest :])
 
 
 def test_without_optimizer_and_lookahead_nothing_is_kept() -> None:
     steps = Steps()
     steps.handed()
-    assert (steps.attached, steps.keep, steps.ahead, steps.in_hand) == (False, 0, 0, 0)
+    assert (steps.attached, steps.going_back, steps.keep) == (False, 1, 0)
 
 
 def test_an_optimizer_keeps_what_it_has_not_stepped_on() -> None:
@@ -19,9 +51,9 @@ def test_an_optimizer_keeps_what_it_has_not_stepped_on() -> None:
     number = steps.attach()
     steps.handed()
     steps.handed()
-    assert (steps.keep, steps.in_hand) == (2, 1)
+    assert (steps.keep, steps.going_back) == (2, 1)
     steps.stepped(number)
-    assert (steps.keep, steps.in_hand) == (0, 0)
+    assert (steps.keep, steps.going_back) == (0, 0)
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 3])
@@ -31,7 +63,7 @@ def test_lookahead_keeps_the_newest_out_of_steps_too(lookahead: int) -> None:
     for _ in range(5):
         steps.handed()
     steps.stepped(number)
-    assert (steps.keep, steps.ahead, steps.in_hand) == (lookahead, lookahead, lookahead)
+    assert (steps.keep, len(steps.ahead), steps.going_back) == (lookahead, lookahead, lookahead)
 
 
 def test_after_the_last_batch_each_step_passes_one_more_on() -> None:
@@ -123,17 +155,17 @@ def test_of_a_wrapper_that_tells_nothing_is_guessed() -> None:
     number = steps.attach()
     for _ in range(4):
         steps.handed()
-    assert (steps.ahead, steps.keep) == (4, 4)
+    assert (len(steps.ahead), steps.keep) == (4, 4)
     steps.stepped(number)
     assert steps.keep == 4
-    steps.passed_on()
+    steps.pass_on()
     steps.stepped(number)
-    assert (steps.ahead, steps.keep, steps.in_hand) == (3, 3, 3)
-    steps.passed_on()
-    assert (steps.ahead, steps.keep, steps.in_hand) == (2, 3, 3)
+    assert (len(steps.ahead), steps.keep, steps.going_back) == (3, 3, 3)
+    steps.pass_on()
+    assert (len(steps.ahead), steps.keep, steps.going_back) == (2, 3, 3)
     steps.stepped_after_the_end(number)
     steps.stepped_after_the_end(number)
-    assert (steps.ahead, steps.keep) == (2, 2)
+    assert (len(steps.ahead), steps.keep) == (2, 2)
 
 
 def test_the_slowest_of_several_optimizers_decides() -> None:
@@ -162,9 +194,9 @@ def test_withdrawn_and_failed_batches_need_no_step() -> None:
     for _ in range(3):
         steps.handed()
     steps.failed()
-    assert (steps.keep, steps.ahead) == (2, 1)
+    assert (steps.keep, len(steps.ahead)) == (2, 1)
     steps.withdrawn(2)
-    assert (steps.keep, steps.ahead) == (0, 0)
+    assert (steps.keep, len(steps.ahead)) == (0, 0)
 
 
 def test_another_lineage_forgets_every_batch() -> None:
@@ -173,7 +205,7 @@ def test_another_lineage_forgets_every_batch() -> None:
     steps.handed()
     steps.handed()
     steps.clear()
-    assert (steps.keep, steps.ahead, steps.in_hand) == (0, 0, 0)
+    assert (steps.keep, len(steps.ahead), steps.going_back) == (0, 0, 0)
 
 
 def test_one_that_is_attached_takes_over_what_waits_for_a_step() -> None:
@@ -182,9 +214,9 @@ def test_one_that_is_attached_takes_over_what_waits_for_a_step() -> None:
     steps.handed()
     new = steps.attach()
     steps.detach(old)
-    assert (steps.keep, steps.in_hand) == (1, 1)
+    assert (steps.keep, steps.going_back) == (1, 1)
     steps.stepped(new)
-    assert (steps.keep, steps.in_hand) == (0, 0)
+    assert (steps.keep, steps.going_back) == (0, 0)
 
 
 def test_what_the_last_one_left_waits_for_a_later_one() -> None:
@@ -317,7 +349,7 @@ def test_padding_batches_are_no_reading_ahead() -> None:
     number = steps.attach()
     for window in (("real",) * 4, ("real", "padding", "padding", "padding")):
         for batch in window:
-            steps.handed() if batch == "real" else steps.padded()
+            steps.handed() if batch == "real" else steps.hand()
         steps.stepped(number)
     steps.stepped_after_the_end(number)
     assert steps.keep == 0
@@ -329,7 +361,7 @@ def test_padding_batches_are_among_those_that_were_read_ahead() -> None:
     number = steps.attach()
     steps.handed()
     for batch in ("real", "real", "padding"):
-        steps.handed() if batch == "real" else steps.padded()
+        steps.handed() if batch == "real" else steps.hand()
         steps.stepped(number)
     with pytest.raises(AccountingError, match="reads 1 ahead, and lookahead is 0"):
         steps.stepped_after_the_end(number)
@@ -348,21 +380,69 @@ def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> 
     assert steps.keep == 0
 
 
-@pytest.mark.parametrize("attached", [False, True])
-def test_what_a_wrapper_that_tells_or_its_loop_still_has(attached: bool) -> None:
-    steps = Steps(None)
-    number = steps.attach() if attached else 0
-    has = [steps.told_in_hand]
-    steps.handed()
-    has.append(steps.told_in_hand)
-    steps.passed_on()
-    has.append(steps.told_in_hand)
-    if attached:
-        steps.stepped(number)
-        has.append(steps.told_in_hand)
-    steps.passed_on()  # the loop asked for more, and there is none
-    has.append(steps.told_in_hand)
-    assert has == ([False, True, True, False, False] if attached else [False, True, True, False])
-    counting = Steps()
-    counting.handed()
-    assert not counting.told_in_hand
+def test_a_batch_is_read_ahead_then_in_hand_then_gathered() -> None:
+    """And goes back from the first two."""
+    batches = Batches(None)
+    optimizer = batches.attach()
+    batches.hand(((1, 0, 2),))
+    batches.hand(((1, 2, 4),))
+    assert (len(batches.ahead), batches.has_in_hand) == (2, False)
+    first = batches.pass_on()
+    assert batches.in_hand is first
+    batches.asked()  # the wrapper, for itself
+    assert batches.has_in_hand
+    second = batches.pass_on()
+    assert batches.in_hand is second
+    assert list(batches.unfinished) == [first, second]
+    assert batches.pass_on() is None
+    assert not batches.has_in_hand
+    batches.stepped(optimizer)
+    assert batches.done() == [((1, 0, 2),), ((1, 2, 4),)]
+
+
+def test_a_padding_batch_in_hand_is_none_of_those_gathered() -> None:
+    batches = Batches(None)
+    optimizer = batches.attach()
+    batches.hand(((1, 0, 2),))
+    batches.hand()
+    batches.pass_on()
+    padding = batches.pass_on()
+    assert batches.in_hand is padding
+    assert not batches.has_in_hand
+    assert batches.failed() == ()
+    batches.stepped(optimizer)
+    assert batches.done() == [((1, 0, 2),)]
+
+
+def test_a_batch_that_went_back_moves_no_other() -> None:
+    batches = Batches()
+    optimizer = batches.attach()
+    for first in range(3):
+        batches.asked()
+        batches.hand(((1, first, first + 1),))
+    batches.take_back([batches.unfinished[1]])
+    batches.stepped(optimizer)
+    batches.hand(((1, 1, 2),))
+    assert batches.done() == [((1, 0, 1),), ((1, 2, 3),)]
+    assert batches.touched() == []
+
+
+def test_a_step_before_the_batch_in_hand_leaves_it() -> None:
+    batches = Batches(None)
+    optimizer = batches.attach()
+    for first in range(2):
+        batches.hand(((1, first, first + 1),))
+        batches.pass_on()
+    batches.end_pass()
+    batches.stepped(optimizer, before_hand=True)
+    assert batches.done() == [((1, 0, 1),)]
+    assert batches.has_in_hand
+
+
+def test_one_that_is_attached_in_the_midst_of_a_batch_decides_on_it() -> None:
+    batches = Batches()
+    batches.hand(((1, 0, 1),))
+    optimizer = batches.attach()
+    assert batches.done() == []
+    batches.stepped(optimizer)
+    assert batches.done() == [((1, 0, 1),)]

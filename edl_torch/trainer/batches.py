@@ -1,0 +1,317 @@
+"""The batches that a training loop was handed and is not done with, and the steps by which it is.
+
+Each has a number, in the order in which they were handed out; a padding batch has one too, and no records. A
+batch is *read ahead* until the wrapper around the loop passes it on, then *in hand* until the loop asks for
+the next one, and *gathered* until the step. What an optimizer has done is one number: that of the newest
+batch which the loop was passed when it stepped. So a batch that goes back, or fails, moves no other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
+
+from edl_torch.errors import AccountingError
+from edl_torch.shard import Slice
+from edl_torch.trainer.tickets import Ticket, ticket_size
+
+Hold = tuple[Slice, int, int]  # of a slice the positions `first … after - 1`
+
+_NOBODY = -1  # in the place of optimizers of which the last was detached before it stepped
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One batch that was handed out. One without a ticket is a padding batch."""
+
+    number: int
+    ticket: Ticket = ()
+    holds: list[Hold] | tuple[()] = ()
+
+    @property
+    def records(self) -> int:
+        """Records in it."""
+        return ticket_size(self.ticket)
+
+
+@dataclass(slots=True)
+class _InPass:
+    """What one optimizer has done since the pass began."""
+
+    before: int  # batches that were handed out before its first step
+    steps: int = 0  # before the pass ended
+    after: int = 0  # after that
+
+
+class Batches:
+    """The batches of the newest pass, and those of passes before it that wait for a step.
+
+    `lookahead` is how many a wrapper asks for before it trains on the one in hand; None where it says of each
+    when it passes it on.
+    """
+
+    def __init__(self, lookahead: int | None = 0) -> None:
+        self._lookahead = lookahead
+        self.is_told = lookahead is None  # a wrapper says of each batch when it passes it on
+        self.ahead: deque[Batch] = deque()  # read, and not passed on; oldest first, as the next
+        self.unfinished: deque[Batch] = deque()  # passed on, with records, and the loop is not done with them
+        self.in_hand: Batch | None = None  # the one that the loop has; without a ticket once it has let go
+        self.attached = False  # whether a step decides when a batch has been trained on
+        self.settled = 0  # batches that were acknowledged, or put into quarantine
+        self._newest = 0  # the number of the batch that was handed out last
+        self._passed = 0  # of the one that was passed on last
+        self._touched = 0  # of the newest that a step may have been on
+        self._handed = 0  # batches in this pass
+        self._unstepped = 0  # of those, the ones up to the first that the loop was done with without a step
+        self.ended = False  # the pass has come to its end; a wrapper may still hold batches of it
+        self._at_the_end = 0  # `_passed` then
+        self._stepped: dict[int, int] = {}  # optimizer -> the newest batch that it has stepped on
+        self._in_pass: dict[int, _InPass] = {}
+        self._names: dict[int, str] = {}  # of optimizers, for messages
+        self._expected: set[int] = set()  # optimizers that were attached when the pass began
+        self._numbers = count()  # of optimizers
+        self._never: set[int] = set()  # optimizers that have not stepped at all
+        self._told: set[int] = set()  # of those, the ones that somebody was told of
+        self._replaced = False  # whether one did not step in the last pass, and others did
+
+    def __repr__(self) -> str:
+        return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
+
+    def __len__(self) -> int:
+        return len(self.ahead) + len(self.unfinished)
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """What all of them hold, oldest first."""
+        return [batch.ticket for batch in (*self.unfinished, *self.ahead)]
+
+    @property
+    def records(self) -> int:
+        """Records of all of them."""
+        return sum(map(ticket_size, self.tickets))
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether the loop has a batch with records that it is not done with."""
+        return self.in_hand in self.unfinished
+
+    def touched(self) -> list[Batch]:
+        """Return those that may have been trained on: without optimizers nobody can say of any."""
+        newest = self._touched if self._stepped else self._passed
+        return [batch for batch in self.unfinished if batch.number <= newest]
+
+    # Batches come and go ----------------------------------------------------------------------------------
+
+    def hand(self, ticket: Ticket = (), holds: list[Hold] | tuple[()] = ()) -> None:
+        """Hand out one more batch; without a ticket it is a padding batch."""
+        self._newest += 1
+        self._handed += 1
+        self.ahead.append(Batch(self._newest, ticket, holds))
+        if self._lookahead is not None and len(self.ahead) > self._lookahead:
+            self.pass_on()
+
+    def pass_on(self) -> Batch | None:
+        """Pass the oldest that was read ahead on to the loop. Returns it; None where none is left."""
+        if not self.ahead:
+            self._let_go()
+            return None
+        self.in_hand = batch = self.ahead.popleft()
+        self._passed = batch.number
+        if batch.ticket:
+            self.unfinished.append(batch)
+        return batch
+
+    def asked(self) -> None:
+        """Note that somebody asks for a batch: the loop, where no wrapper tells when it does."""
+        if not self.is_told and self.unfinished:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The loop has no batch in hand any more; what the last one held may still be looked at."""
+        if self.in_hand is not None:
+            self.in_hand = Batch(self.in_hand.number, (), self.in_hand.holds)
+
+    def done(self) -> list[Ticket]:
+        """Take what all optimizers have stepped on; without one, all that the loop was passed."""
+        upto = min(self._stepped.values()) if self._stepped else self._passed
+        done, unfinished = [], self.unfinished
+        while unfinished and unfinished[0].number <= upto:
+            done.append(unfinished.popleft().ticket)
+        self.settled += len(done)
+        return done
+
+    def give_up(self) -> list[Ticket]:
+        """Take all that wait for a step: there will be none."""
+        self._stepped = dict.fromkeys(self._stepped, self._newest)
+        while self.ahead:
+            self.pass_on()
+        return self.done()
+
+    def reported(self) -> list[Ticket]:
+        """Take all that the loop was passed: it is done with them, as it says."""
+        self._unstepped = self._unstepped or self._handed
+        self._stepped = dict.fromkeys(self._stepped, self._passed)
+        done = self.done()
+        self._forget_nobody()
+        return done
+
+    def failed(self) -> Ticket:
+        """Take the batch in hand, which goes to quarantine: there is nothing to step on."""
+        batch = self.in_hand
+        if batch is None or not self.has_in_hand:
+            return ()
+        self.unfinished.remove(batch)
+        self._let_go()
+        self._unstepped = self._unstepped or self._handed
+        self.settled += 1
+        self._forget_nobody()
+        return batch.ticket
+
+    def take_back(self, batches: list[Batch]) -> None:
+        """Forget batches that go back, the one in hand among them."""
+        self.unfinished = deque(batch for batch in self.unfinished if batch not in batches)
+        self.ahead = deque(batch for batch in self.ahead if batch not in batches)
+        self._handed = max(0, self._handed - len(batches))
+        self.in_hand = Batch(self._passed)
+        self._forget_nobody()
+
+    def clear(self) -> None:
+        """Forget all batches: they are void."""
+        self.take_back([*self.unfinished, *self.ahead])
+        self.in_hand = None
+
+    # Passes -----------------------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """Note that the loop begins another pass: what was read ahead, and nobody told of, was passed on."""
+        while self.ahead:
+            self.pass_on()
+        self._let_go()
+        self.ended = False
+        self._handed = self._unstepped = 0
+        self._in_pass.clear()
+        self._expected = set(self._names)
+
+    def end_pass(self) -> None:
+        """Note that the pass has come to its end: no batch is asked for any more."""
+        self.ended, self._at_the_end = True, self._passed
+
+    # Optimizers -------------------------------------------------------------------------------------------
+
+    @property
+    def all_step(self) -> bool:
+        """Whether each attached optimizer is one whose steps have decided: it has stepped, and none has taken
+        its place."""
+        return bool(self._names) and not self._never and not self._replaced
+
+    @property
+    def slowest(self) -> list[str]:
+        """Names of the optimizers that batches wait for longest."""
+        least = min(self._stepped.values(), default=0)
+        return [self._names[n] for n, upto in self._stepped.items() if n in self._names and upto == least]
+
+    def _waits_for(self, number: int) -> bool:
+        """Whether a batch that the loop was passed waits for an optimizer."""
+        return bool(self.unfinished) and self.unfinished[-1].number > self._stepped[number]
+
+    def attach(self, name: str = "optimizer") -> int:
+        """Add an optimizer; returns its number. Batches that wait for a step wait for one of it too."""
+        number = next(self._numbers)
+        if not self._stepped:
+            self._touched = self._passed  # nobody can say of those before
+        self._stepped[number] = self.unfinished[0].number - 1 if self.unfinished else self._passed
+        self._stepped.pop(_NOBODY, None)
+        self.attached = True
+        self._names[number] = name
+        self._never.add(number)
+        return number
+
+    def detach(self, number: int) -> None:
+        """Optimizer `number` decides no more. What only the last one had not stepped on waits for a step of
+        one that is attached later, or for a report."""
+        upto = self._stepped.pop(number)
+        del self._names[number]
+        self._never.discard(number)
+        self._replaced = False
+        if not self._stepped:
+            self._stepped[_NOBODY] = upto
+            self._forget_nobody()
+
+    def gone(self, number: int) -> None:
+        """Forget optimizer `number`, which does not exist any more. The last one stays: a step decides."""
+        if len(self._stepped) > 1:
+            self.detach(number)
+
+    def _forget_nobody(self) -> None:
+        if not self.unfinished:
+            self._stepped.pop(_NOBODY, None)
+            self.attached = bool(self._stepped)
+
+    def stepped(self, number: int, *, before_hand: bool = False) -> None:
+        """Note that optimizer `number` stepped; with `before_hand` on what came before the batch in hand."""
+        mine = self._in_pass.get(number)
+        if mine is None:
+            mine = self._in_pass[number] = _InPass(self._handed)
+            self._never.discard(number)
+        if before_hand:
+            self._stepped[number] = max(self._stepped[number], self._passed - 1)
+        elif not self.ended:
+            mine.steps += 1
+            self._stepped[number] = self._passed
+        else:
+            self._stepped_after_the_end(number, mine)
+        self._touched = max(self._touched, self._stepped[number])
+
+    def _stepped_after_the_end(self, number: int, mine: _InPass) -> None:
+        """Note a step after the pass came to its end.
+
+        A wrapper that does not tell has passed on one more of what it read ahead, once all optimizers
+        stepped. Raises AccountingError where it has read further ahead than it said: batches were
+        acknowledged too soon.
+        """
+        mine.after += 1
+        if self.is_told:
+            self._stepped[number] = self._passed
+            return
+        if not self.ahead and not self._waits_for(number):
+            self._check_lookahead(mine)
+        self._stepped[number] = max(self._stepped[number], min(self._at_the_end + mine.after, self._newest))
+        after = [self._in_pass[n].after if n in self._in_pass else 0 for n in self._names]
+        while self.ahead and self.ahead[0].number <= self._at_the_end + min(after):
+            self.pass_on()
+
+    def _check_lookahead(self, mine: _InPass) -> None:
+        """Raise AccountingError for a loop whose steps show that more was read ahead than `lookahead`."""
+        behind = min(mine.before, self._unstepped or mine.before) - 1
+        each = mine.steps > 1 and mine.steps == self._handed - behind
+        if self._lookahead is not None and each and behind > self._lookahead:
+            raise AccountingError(
+                f"the loop steps on batches after the last one was handed out: what lies between it and the "
+                f"loader reads {behind} ahead, and lookahead is {self._lookahead}, so that batches were "
+                f"acknowledged before they were trained on. Give lookahead={behind}, or lookahead='told' and "
+                f"call loader.passed_on() for each batch that reaches the loop. Where nothing reads ahead "
+                f"and the loop skipped {behind} step(s) at first, give attach() the GradScaler, or call "
+                f"loader.stepped() for each batch without a step"
+            )
+
+    # Optimizers that do not step --------------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> set[int]:
+        """Optimizers that were attached when the pass began and have not stepped since."""
+        return (self._expected & self._names.keys()) - self._in_pass.keys()
+
+    def take_idle(self) -> list[str]:
+        """Return the names of optimizers that have not stepped since the pass began, where others have."""
+        idle = self._idle
+        self._expected.clear()
+        self._replaced = bool(idle) and idle != self._names.keys()
+        return [self._names[number] for number in sorted(idle)] if self._replaced else []
+
+    def take_never(self) -> list[str]:
+        """Names of optimizers that were attached when the last pass began and have never stepped, though
+        batches wait for them; of each once."""
+        never = {number for number in (self._never & self._idle) - self._told if self._waits_for(number)}
+        self._told |= never
+        return [self._names[number] for number in sorted(never)]
