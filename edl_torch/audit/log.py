@@ -17,7 +17,7 @@ from pathlib import Path
 from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.codec import object_of
-from edl_torch.core.span import Span
+from edl_torch.core.lease import Span
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.facts import (

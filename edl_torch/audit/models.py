@@ -193,7 +193,8 @@ def _is_one(one: _Learner, other: _Learner) -> bool:
         agreed = agreed or same is True
         covered = covered or (moved and mine[steps].line >= one.last and its[steps].line >= other.last)
     both_sharded = one.seen[0].sharded and other.seen[0].sharded
-    return covered and (agreed or both_sharded)
+    untrained = not (one.records or other.records)  # they have what they loaded
+    return (covered or untrained) and (agreed or both_sharded)
 
 
 def _by_steps(learner: _Learner) -> dict[int, Seen]:

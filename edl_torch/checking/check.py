@@ -9,12 +9,23 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edl_torch.checking.findings import Finding, Findings, Kind, duplicates, has_list, missing
+from edl_torch.checking.findings import (
+    Finding,
+    Findings,
+    Kind,
+    Span,
+    SpanReader,
+    Told,
+    a_sample,
+    all_records,
+    duplicates,
+    has_list,
+    missing,
+)
 from edl_torch.checking.processes import Workers
-from edl_torch.checking.spans import Span, SpanReader, Told, a_sample, all_records
 from edl_torch.core.spec import validate_spec
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
 from edl_torch.shard import DatasetSpec, Source, TaskType
 
 
@@ -28,6 +39,7 @@ class Report:
     seconds: float
     workers: int
     findings: Findings
+    fingerprint: str
 
     @property
     def records(self) -> int:
@@ -49,11 +61,13 @@ def check(
     limit: int | None = None,
     drawn: Collection[tuple[str, int]] = (),
     progress: Callable[[int], object] = lambda records: None,
+    whole: bool = False,
 ) -> Report:
     """Read all records, or a sample of `limit` and those to be `drawn`, in so many processes (0: in here).
 
-    `progress` is told the number of records so far. Raises ReaderError where no record can be read at all,
-    and where a source is out of reach on the way: what failed then says nothing of its records.
+    `progress` is told the number of records so far. The fingerprint is a job's, or of the `whole` data.
+    Raises ReaderError where no record can be read at all, and where a source is out of reach on the way: what
+    failed then says nothing of its records.
     """
     if workers < 0:
         raise InvalidArgument(f"workers={workers}: expected 0 or more")
@@ -76,6 +90,7 @@ def check(
         seconds=time.monotonic() - began,
         workers=workers,
         findings=job.findings,
+        fingerprint=reader_fingerprint(reader, whole=whole),
     )
 
 

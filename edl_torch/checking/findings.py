@@ -1,20 +1,24 @@
-"""What is wrong with data: findings by kind and record, a bounded number of them.
+"""What is wrong with data: findings by kind and record, a bounded number of them, and who looks for them.
 
-Those of a reader's list of files are found here, by their names; it must not open a file, nor know how others
-were found.
+Files that are missing or twice in a reader's list are found by their names; spans of records are read.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from itertools import accumulate, islice
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from edl_torch.errors import BadRecord, InvalidArgument, SourceChanged
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.error_classification import is_source_error, name_record
+from edl_torch.shard import IndexArray, Shard, Source, Task, TaskType
 
 Kind = Literal["unreadable", "missing", "duplicate"]
 KINDS: tuple[Kind, ...] = ("unreadable", "missing", "duplicate")
@@ -125,3 +129,148 @@ def duplicates(reader: AbstractDataReader, name: str) -> Iterator[Finding]:
         if (earlier := first.setdefault(path, entry)) != entry:
             reason = f"the file '{path}' is listed again, first as entry {earlier}"
             yield found("duplicate", name, entry, reason, entry=True)
+
+
+# Spans of records -------------------------------------------------------------------------------------
+
+_SPANS_PER_WORKER = 16  # so that the last ones end at about the same time
+_LEAST, _MOST = 256, 1 << 20  # records
+_TELL_EVERY_S = 0.2
+_LOOK_EVERY = 32  # records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Records `start … end - 1` of a source.
+
+    `careful`: a process died in it, so the next one says before each record that it is at it. `deaths`: how
+    many have died.
+    """
+
+    name: str
+    start: int
+    end: int
+    careful: bool = False
+    deaths: int = 0
+
+
+def all_records(sources: Sequence[Source], workers: int) -> Iterator[Span]:
+    """Every record once."""
+    total = sum(source.count for source in sources)
+    length = min(max(total // (_SPANS_PER_WORKER * max(1, workers)), _LEAST), _MOST)
+    for source in sources:
+        last = source.start + source.count
+        for start in range(source.start, last, length):
+            yield Span(name=source.name, start=start, end=min(start + length, last))
+
+
+def a_sample(
+    sources: Sequence[Source], limit: int, drawn: Collection[tuple[str, int]] = ()
+) -> Iterator[Span]:
+    """`limit` records, one of each of as many equal parts of the dataset, the same each time; and `drawn`."""
+    if limit < 1:
+        raise InvalidArgument(f"limit={limit}: expected 1 or more records")
+    total = sum(source.count for source in sources)
+    if limit >= total:
+        yield from all_records(sources, 1)
+        return
+    yield from (Span(name=name, start=number, end=number + 1) for name, number in drawn)
+    there = set(drawn)
+    parts = np.arange(limit, dtype=np.float64) + np.random.default_rng(0).random(limit)
+    positions = np.minimum((parts * (total / limit)).astype(np.int64), total - 1)
+    for name, number in named(sources, np.unique(positions)):
+        if (name, number) not in there:
+            yield Span(name=name, start=number, end=number + 1)
+
+
+def spread(sources: Sequence[Source], count: int) -> list[tuple[str, int]]:
+    """At most `count` records as (name, number), evenly over the dataset."""
+    total = sum(source.count for source in sources)
+    count = min(count, total)
+    return list(named(sources, (np.arange(count) * total + total // 2) // max(1, count)))
+
+
+def named(sources: Sequence[Source], positions: IndexArray) -> Iterator[tuple[str, int]]:
+    """Source and record number of each position of the dataset."""
+    ends = np.fromiter(accumulate(source.count for source in sources), np.int64, len(sources))
+    for position, place in zip(
+        positions.tolist(), np.searchsorted(ends, positions, "right").tolist(), strict=True
+    ):
+        source = sources[place]
+        yield source.name, source.start + position - int(ends[place]) + source.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """All records of the span below `at` are read; `findings` are new ones among them."""
+
+    at: int
+    findings: tuple[Finding, ...] = ()
+
+
+class SpanReader:
+    """Reads with one reader and tells `tell`, some times a second."""
+
+    def __init__(self, reader: AbstractDataReader, mode: TaskType, tell: Callable[[Told], object]) -> None:
+        self._reader = reader
+        self._mode = mode
+        self._tell = tell
+        self._found: list[Finding] = []
+        self._next = 0.0
+
+    def read(self, span: Span) -> None:
+        """Read all of it. Raises ReaderError where any other record would have failed as well."""
+        at = span.start
+        self._next = time.monotonic() + _TELL_EVERY_S
+        while at < span.end:
+            try:
+                for _ in islice(self._records(span.name, at, span.end), span.end - at):
+                    at += 1
+                    if span.careful or at % _LOOK_EVERY == 0:
+                        self._note(at, at_once=span.careful)
+            except SourceChanged as exc:  # the rest of it would be asked for in vain, record by record
+                lost = found("unreadable", span.name, at, reason_of(exc))
+                self._found.append(replace(lost, end=span.end))
+                break
+            except Exception as exc:
+                if is_source_error(exc):
+                    raise name_record(exc, span.name, at) from exc
+                self._found.append(found(kind_of(exc), span.name, at, reason_of(exc)))
+            else:
+                if at == span.end:
+                    break
+                self._found.append(found("unreadable", span.name, at, self._too_few()))
+            at += 1
+            self._note(at, at_once=span.careful)
+        self._note(span.end, at_once=True)
+
+    def _records(self, name: str, start: int, end: int) -> Any:
+        return self._reader.read_records(Task(shard=Shard(name=name, start=start, end=end), type=self._mode))
+
+    def _too_few(self) -> str:
+        return (
+            f"{type(self._reader).__name__}.read_records() ended before it, "
+            "although create_shards() promised the record"
+        )
+
+    def _note(self, at: int, *, at_once: bool) -> None:
+        if not at_once and time.monotonic() < self._next:
+            return
+        self._tell(Told(at=at, findings=tuple(joined(self._found))))
+        self._found.clear()
+        self._next = time.monotonic() + _TELL_EVERY_S
+
+
+def kind_of(error: BaseException) -> Kind:
+    """Whether it is a missing file, or anything else."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, FileNotFoundError):
+            return "missing"
+        cause = cause.__cause__
+    return "unreadable"
+
+
+def reason_of(error: BaseException) -> str:
+    """The error as text; readers' own errors are sentences already."""
+    return str(error) if isinstance(error, BadRecord) else f"{type(error).__name__}: {error}"

@@ -13,8 +13,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from edl_torch.checking.findings import found
-from edl_torch.checking.spans import Span, SpanReader, Told
+from edl_torch.checking.findings import Span, SpanReader, Told, found
 from edl_torch.errors import EdlError, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType

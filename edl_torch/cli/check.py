@@ -13,9 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from edl_torch.checking.check import Report, check, validate_sources
-from edl_torch.checking.findings import KINDS, Finding
+from edl_torch.checking.findings import KINDS, Finding, spread
 from edl_torch.checking.sheet import cells, draw, save
-from edl_torch.checking.spans import spread
 from edl_torch.cli.datasets import open_data
 from edl_torch.cli.progress import Progress
 from edl_torch.errors import InvalidArgument
@@ -57,6 +56,7 @@ def _check(options: argparse.Namespace) -> tuple[Report, int | None]:
             limit=options.limit,
             drawn=() if options.sample is None else spread(sources, options.sample_count),
             progress=progress,
+            whole=options.whole,
         )
     if options.sample is None:
         return report, None
@@ -125,6 +125,7 @@ def write_json(report: Report, data: str) -> str:
         "read": report.read,
         "seconds": round(report.seconds, 3),
         "workers": report.workers,
+        "fingerprint": report.fingerprint,
         "sources": [asdict(source) for source in report.sources],
         **findings,
     }
@@ -146,6 +147,8 @@ def _lines(report: Report, listed: int) -> Iterator[str]:
     rate = report.read / max(report.seconds, 1e-9)
     by = f"{report.workers} process(es)" if report.workers else "this process"
     yield f"read {report.read:,} of them in {report.seconds:.1f} s by {by} ({rate:,.0f} a second)"
+    strength, _, rest = report.fingerprint.partition(":")
+    yield f"fingerprint: {strength} {rest.partition(':')[0]}" if strength else "fingerprint: none"
     for kind in KINDS:
         yield from _of_kind(report, kind, listed)
     yield "FINDINGS" if report.findings else "CLEAN"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from edl_torch import __version__
-from edl_torch.core.printable import printable
+from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 
 INTERRUPTED = 130
@@ -196,6 +196,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--sample", metavar="PATH.png", help="draw some records as one picture")
     _number(parser, "--sample_count", 12, "so many (default: 12)")
     _number(parser, "--list", 20, "findings of each kind to name (20)")
+    _flag(parser, "--whole", "look at all bytes for the fingerprint, too")
     _flag(parser, "--json", "print JSON")
     _add_reader(parser)
 

@@ -11,8 +11,8 @@ from edl_torch.cli.figures import duration, epoch_of, of_data, percent, rate, sh
 from edl_torch.cli.status import client_of, trainer_state
 from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
 from edl_torch.core.events import Event, EventKind
+from edl_torch.core.limits import printable
 from edl_torch.core.picture import Picture
-from edl_torch.core.printable import printable
 from edl_torch.errors import InvalidArgument, MasterUnavailable
 
 try:

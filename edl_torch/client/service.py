@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-from edl_torch.client.default_master import default_master
 from edl_torch.client.description import Description, check_count, check_is_reader, order_of
+from edl_torch.client.environment import default_master
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress

@@ -30,9 +30,9 @@ from edl_torch.core.calls import (
     RestoreCall,
 )
 from edl_torch.core.changes import Changes, Version, unrecorded
-from edl_torch.core.checking import check_report
 from edl_torch.core.events import EventKind
-from edl_torch.core.history import History
+from edl_torch.core.history import History, Watching
+from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
 from edl_torch.core.measures import Measures
@@ -41,7 +41,6 @@ from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
 from edl_torch.core.rollback import Rollback
 from edl_torch.core.token import Token
-from edl_torch.core.watching import Watching
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 

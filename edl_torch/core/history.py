@@ -1,4 +1,4 @@
-"""History of a master for people: events, trainers that have gone, and how fast records are trained on.
+"""History of a master for people: events, trainers that are there and that have gone, and how fast they are.
 
 Bounded, and not in the journal: it begins with the master's start. It costs a call one comparison; what it
 looks at more closely it looks at once a second.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
-from edl_torch.core.calls import DatasetStatus
+from edl_torch.core.calls import DatasetStatus, TrainerState, TrainerStatus
 from edl_torch.core.events import NAME_CHARS, TEXT_CHARS, Departed, Event, EventKind
 from edl_torch.core.ledger import ShardLedger, Stage
 from edl_torch.core.limits import shortened
@@ -262,3 +263,69 @@ def _repeats(event: Event, last: Event) -> bool:
 
 def _rate(records: int, seconds: float) -> float:
     return max(0, records) / seconds if seconds > 0 else 0.0
+
+
+SLOW = 0.5  # of the median pace
+
+
+class Watching:
+    """Look at all members at one time."""
+
+    def __init__(
+        self, members: Iterator[Member], ledgers: Mapping[str, ShardLedger], history: History, now: float
+    ) -> None:
+        self._members = tuple(members)
+        self._shown = {name: (ledger, history.watch(ledger, now)) for name, ledger in ledgers.items()}
+        self._now = now
+
+    def trainers(self) -> Iterator[TrainerStatus]:
+        """Return the state of each."""
+        seen = [(member, self._pace(member), self._is_judged(member)) for member in self._members]
+        known = [pace for _, pace, is_judged in seen if is_judged]
+        least = SLOW * median(known) if known else 0.0
+        for member, pace, is_judged in seen:
+            yield self._trainer(member, pace, slow=is_judged and pace < least)
+
+    def _trainer(self, member: Member, pace: float, *, slow: bool) -> TrainerStatus:
+        session, now = member.session, self._now
+        leased = trained = leases = 0
+        oldest_lease_s = 0.0
+        for name in member.datasets:
+            ledger, watch = self._shown[name]
+            trained += ledger.trained_by(session)
+            held = tuple(ledger.leases.of(session))
+            if held:
+                leases += len(held)
+                leased += sum([lease.open_records for lease in held])
+                oldest_lease_s = max(oldest_lease_s, watch.age(min([lease.task for lease in held]), now))
+        return TrainerStatus(
+            session=session,
+            worker_id=member.worker_id,
+            datasets=tuple(sorted(member.datasets)),
+            leased=leased,
+            idle_s=max(0.0, now - member.seen),
+            since_progress_s=max(0.0, now - member.progressed),
+            state=_state(member),
+            pace=pace,
+            slow=slow,
+            trained=trained,
+            leases=leases,
+            oldest_lease_s=oldest_lease_s,
+            measures=member.measures,
+        )
+
+    def _pace(self, member: Member) -> float:
+        watches = [self._shown[name][1] for name in member.datasets]
+        return sum([watch.pace(member.session, member.since, self._now) for watch in watches])
+
+    def _is_judged(self, member: Member) -> bool:
+        """Return whether its pace says something: it has had time, and holds records."""
+        if self._now - member.since < WINDOW_S:
+            return False
+        return any(self._shown[name][0].holds(member.session) for name in member.datasets)
+
+
+def _state(member: Member) -> TrainerState:
+    if member.gone_since is not None:
+        return TrainerState.STREAM_GONE
+    return TrainerState.STALLED if member.stalled else TrainerState.LIVE

@@ -1,13 +1,16 @@
-"""Live leases of a dataset, by task and by session, and the leases that each session has ended of late."""
+"""Live leases of a dataset, by task and by session, and those that each session has ended of late.
+
+A report is checked here as a whole, before any of it is applied.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from edl_torch.core.calls import Failure, ReportCall
 from edl_torch.core.changes import Mark, Version
-from edl_torch.core.in_progress import WindowsInProgress
-from edl_torch.core.lease import Lease
-from edl_torch.core.todo import Waiting
+from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.todo import Waiting, WindowsInProgress
 
 PAGE = 16  # of tasks: the leases of one page and one session are written down together
 
@@ -182,3 +185,42 @@ class Leases:
 
     def __repr__(self) -> str:
         return f"<Leases n={len(self)} sessions={len(self._held)}>"
+
+
+# Checks of a report: leases that are not the session's are no error here, the answer says so ------------
+
+
+def check_report(leases: Leases, call: ReportCall) -> None:
+    """Raise InvalidArgument if a part of it would, were those before it applied. Changes nothing."""
+    session = call.session
+    ahead: dict[int, int] = {}  # task -> where the acknowledged prefix will end
+    bad: dict[int, set[int]] = {}
+    for failure in call.failures:
+        lease = leases.live(session, failure.task, failure.attempt)
+        if lease is not None:
+            lease.check_failure(failure.position)
+            bad.setdefault(failure.task, set()).add(failure.position)
+    for done in call.acknowledgements:
+        lease = leases.live(session, done.task, done.attempt)
+        if lease is not None:
+            lease.check_acknowledgement(done.upto)
+            ahead[done.task] = max(done.upto, ahead.get(done.task, lease.done))
+    for back in call.give_backs:
+        lease = leases.live(session, back.task, back.attempt)
+        if lease is not None:
+            holes = lease.holes | bad.get(back.task, set())
+            reached = pass_over(ahead.get(back.task, lease.done), holes)
+            if reached < lease.stop:  # else it has ended by then, and there is nothing to give back
+                lease.check_give_back(back.start, reached)
+
+
+def new_failures(
+    leases: Leases, session: str, failures: Iterable[Failure]
+) -> Iterable[tuple[Lease, int, str]]:
+    """Return lease, position and reason of each record that these would put into quarantine anew."""
+    new: dict[tuple[int, int], tuple[Lease, int, str]] = {}
+    for failure in failures:
+        lease = leases.live(session, failure.task, failure.attempt)
+        if lease is not None and lease.is_open(failure.position):
+            new.setdefault((failure.task, failure.position), (lease, failure.position, failure.reason))
+    return new.values()

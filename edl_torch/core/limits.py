@@ -1,4 +1,5 @@
-"""Limits of what a master keeps for its callers: more is refused, by name, before anything is changed."""
+"""Limits of what a master keeps for its callers: more is refused, by name, before anything is changed;
+and the form in which names of theirs are shown."""
 
 from __future__ import annotations
 
@@ -104,3 +105,10 @@ def _check(what: str, value: int, most: int, remedy: str) -> None:
 
 def _exceeded(what: str, value: int, most: int, remedy: str) -> LimitExceeded:
     return LimitExceeded(f"{value:,} {what}: this master takes {most:,} at most; {remedy}")
+
+
+def printable(text: str) -> str:
+    """`text` with everything that is not printable escaped, such as line ends and terminal sequences."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, Count
-from edl_torch.data.gloo import connect, peers_alive
+from edl_torch.data.gloo import Line, connect, peers_alive
 from edl_torch.data.lent_batch import packed_batch, unpacked_batch
-from edl_torch.data.line import Line
 from edl_torch.data.mesh import parts_of
 from edl_torch.data.parts_group import ProcessGroupParts
 from edl_torch.errors import InvalidArgument

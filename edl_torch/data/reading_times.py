@@ -1,14 +1,12 @@
 """Times how long the records of a batch are read and transformed, where that happens.
 
-Of batches that take no time few are timed, so that it costs nothing that can be seen; and for that no Python
-runs for a record. It must not know what a record is, nor who is told.
+Of batches that take no time few are timed, so that it costs nothing that can be seen. It must not know what a
+record is, nor who is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import compress
-from operator import not_, sub
 from time import perf_counter
 from typing import Any
 
@@ -23,12 +21,10 @@ class ReadingTimes:
     `timing` says that they will be those of all its records; `due_at` is when the next batch may be timed.
     """
 
-    __slots__ = ("_after", "_before", "_read_s", "_transform_s", "due_at", "timing")
+    __slots__ = ("_drawn_s", "_read_s", "_transform_s", "due_at", "timing")
 
     def __init__(self) -> None:
         self.due_at = 0.0
-        self._before: list[float] = []  # when the reading of each record began
-        self._after: list[float] = []  # and ended
         self.clear()
 
     def __repr__(self) -> str:
@@ -38,8 +34,7 @@ class ReadingTimes:
         """Forget the batch."""
         self.timing = False
         self._read_s = self._transform_s = 0.0
-        self._before.clear()
-        self._after.clear()
+        self._drawn_s = 0.0  # of reading, until it is known how long all took
 
     def begin(self) -> None:
         """Time the batch that begins now."""
@@ -60,24 +55,21 @@ class ReadingTimes:
         self._transform_s += transform_s
 
     def reading(self, records: Iterator[Any]) -> Iterator[Any]:
-        """Return the records, which a reader yields; the time of each is noted until `drew`.
-
-        It keeps none, and runs no Python for one: `append` returns None, of which an empty dict's `get` makes
-        the record, and `not_` what lets it pass.
-        """
-        now = iter(perf_counter, None)
-        read = compress(records, map(not_, map(self._after.append, now)))
-        return map({}.get, map(self._before.append, now), read)  # type: ignore[arg-type]
+        """Yield the records, which a reader yields; the time of each is kept until `drew`."""
+        while True:
+            began = perf_counter()
+            try:
+                record = next(records)
+            except StopIteration:
+                return
+            finally:  # where reading fails too
+                self._drawn_s += perf_counter() - began
+            yield record
 
     def drew(self, since: float) -> None:
         """Count what was drawn `since` then of samples that are made of what `reading` returned."""
-        now = perf_counter()
-        read_s = sum(map(sub, self._after, self._before))
-        if len(self._before) > len(self._after):  # reading the last one failed
-            read_s += now - self._before[-1]
-        self.add(read_s, now - since - read_s)
-        self._before.clear()
-        self._after.clear()
+        read_s, self._drawn_s = self._drawn_s, 0.0
+        self.add(read_s, perf_counter() - since - read_s)
 
     def take(self) -> Times:
         """Return the seconds of the batch, which is made, and forget it."""

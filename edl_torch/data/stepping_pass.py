@@ -1,6 +1,6 @@
-"""Base of passes whose steps several trainers take together: one without a batch steps on a padding batch.
+"""Passes whose steps several trainers take together: one that has no batch steps on a padding batch.
 
-It does not know when a step is due: its subclasses do.
+When a step is due is said by subclasses; that of synchronous ranks is in `lockstep_pass`.
 """
 
 from __future__ import annotations
@@ -50,3 +50,31 @@ class SteppingPass(LoaderPass):
         """End the pass."""
         self._statistics.let_go()
         super().close()
+
+
+FIRST_WAIT_S = 1.0  # a trainer that never had a batch has none to pad with
+
+
+class PaddedPass(SteppingPass):
+    """The iterator."""
+
+    def _step(self) -> tuple[Any, int]:
+        envelope = None
+        while envelope is None:
+            envelope = self._pull(self._look, self._passes.hand)
+            if envelope is None and self._passes.is_over:
+                raise StopIteration
+            if envelope is None and self._padding.made:
+                self._stepped = True
+                return self._pad(), 0
+        self._stepped = True
+        self._padding.keep(envelope.batch)
+        if not self._is_told:
+            self._weights.step(envelope.size)
+        return envelope.batch, envelope.size
+
+    def _look(self) -> bool:
+        more = self._passes.look_for_more(0.0 if self._padding.made else FIRST_WAIT_S)
+        if not more and not self._stepped and self._passes.is_over:
+            self._passes.settle_stuck()
+        return more

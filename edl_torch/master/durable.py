@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from edl_torch.core import persistence
 from edl_torch.core.changes import Changes, Key
-from edl_torch.core.printable import printable
+from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, JournalError, MasterStartError, MasterUnavailable
 from edl_torch.master.journal import Journal, encoded
 

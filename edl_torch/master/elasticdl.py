@@ -18,7 +18,7 @@ import grpc.aio
 from edl_torch.core.calls import LeaseAnswer, LeaseCall, PassState
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.elasticdl import ForeignTask, GetTaskCall
-from edl_torch.core.printable import printable
+from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, MasterUnavailable, StaleLease, UnknownDataset
 from edl_torch.master.elasticdl_adapter import ElasticDLAdapter
 from edl_torch.master.host import MasterHost, log_released

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.printable import printable
+from edl_torch.core.limits import printable
 
 log = logging.getLogger("edl_torch.master")
 

@@ -22,7 +22,7 @@ from edl_torch.core.calls import (
     RestoreCall,
 )
 from edl_torch.core.dispatcher import Dispatcher, Released
-from edl_torch.core.printable import printable
+from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.epoch_log import EpochLog

@@ -59,11 +59,11 @@ class AbstractDataReader(ABC):
         """Optional: the records `indices` (int64 array) of the source `name` as one columnar batch."""
         raise AttributeError(f"{type(self).__name__} has no columnar reads")
 
-    def fingerprint(self) -> Fingerprint | str | None:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint | str | None:
         """Optional: what tells this data from other data under the same names, on any host; a version does.
 
         Asked once, before the dataset is registered. It should cost a small part of what making the reader
-        does; `edl_torch.readers.shared.looks` has what the package's readers look at.
+        does, unless the `whole` is to be looked at; `readers.shared.looks` has what the package's readers do.
         """
         return None
 
@@ -108,11 +108,14 @@ def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAININ
     return sources_of(shards, type(reader).__name__)
 
 
-def reader_fingerprint(reader: AbstractDataReader) -> str:
+def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> str:
     """Ask a reader for its fingerprint, as text; '' where it has none. Raises ReaderError."""
     ask = getattr(reader, "fingerprint", None)
     try:
-        found = ask() if callable(ask) else ask
+        if callable(ask):
+            takes = whole and "whole" in inspect.signature(ask).parameters
+            ask = ask(whole=True) if takes else ask()
+        found: Fingerprint | str | None = ask
     except OSError as exc:
         raise ReaderError(f"{type(reader).__name__}: its data cannot be looked at: {exc}") from exc
     if found is None:

@@ -64,9 +64,11 @@ class MapDatasetReader(IndexedReader):
         """The dataset's `targets`, the class of each record, where it has them, as torchvision's have."""
         return getattr(self.dataset, "targets", None)
 
-    def fingerprint(self) -> Fingerprint | None:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint | None:
         """What was given, else of what the dataset is made of; None where that tells nothing."""
-        return fingerprint_of(self.dataset) if self._given is None else Fingerprint.given(self._given)
+        if self._given is not None:
+            return Fingerprint.given(self._given)
+        return fingerprint_of(self.dataset)  # its records may differ each time: there is no whole to look at
 
     def load(self, index: int) -> Any:
         """`dataset[index]`."""

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from edl_torch.core.calls import Grant
-from edl_torch.core.span import Span
+from edl_torch.core.lease import Span
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.trainer.deliveries import Deliveries, GrantedRecords
 

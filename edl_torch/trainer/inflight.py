@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.lease import Span, pass_over
 from edl_torch.core.limits import shortened
-from edl_torch.core.span import Span, pass_over
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 from edl_torch.trainer.batches import Hold

@@ -263,19 +263,31 @@ def test_a_trainer_that_was_killed_and_begun_anew_without_a_checkpoint_has_half_
 
 
 def ranks_that(
-    reduce: Callable[[list[torch.Tensor]], torch.Tensor], folder: Path, ranks: int = 2, word: str = ""
+    reduce: Callable[[list[torch.Tensor]], torch.Tensor],
+    folder: Path,
+    ranks: int = 2,
+    word: str = "",
+    *,
+    fake: FakeMaster | None = None,
+    models: list[Memory] | None = None,
+    tokens: list[Any] | None = None,
+    steps: int = 1000,
 ) -> list[Memory]:
-    """Train synchronous ranks, with gradients that are `reduce`d over them before each step."""
-    models = [Memory() for _ in range(ranks)]
-    barrier = threading.Barrier(ranks)
+    """Train synchronous ranks, with gradients that are `reduce`d over them before each step.
+
+    They begin at the last of `tokens`, and add one after so many steps.
+    """
+    models = models or [Memory() for _ in range(ranks)]
+    tokens = [None] if tokens is None else tokens
+    barrier, begun = threading.Barrier(ranks), tokens[-1]
 
     def work(rank: Rank) -> None:
         model = models[rank.peers.rank]
         optimizer = sgd(model)
         rank.loader.attach(optimizer, one_model=word)
-        rank.service.load_state_dict(None)
-        for _ in rank.loader.epochs():
-            for batch in rank.loader:
+        rank.service.load_state_dict(begun)
+        for _epoch in rank.loader.epochs() if steps else ():
+            for _, batch in zip(range(steps), rank.loader, strict=False):
                 rank.loader.weigh(model(torch.tensor(batch_of(batch)))).backward()
                 barrier.wait()
                 gradients = [other.counts.grad for other in models], [other.head.grad for other in models]
@@ -284,8 +296,13 @@ def ranks_that(
                 model.counts.grad, model.head.grad = mine[0].clone(), mine[1].clone()
                 optimizer.step()
                 optimizer.zero_grad()
+            if steps < SIZE:
+                break
+        token = rank.service.state_dict()
+        if not rank.peers.rank:
+            tokens.append(token)
 
-    run_ranks(FakeMaster(), ranks, work, NumberReader({"a": SIZE}), audit_dir=folder)
+    run_ranks(fake or FakeMaster(), ranks, work, NumberReader({"a": SIZE}), audit_dir=folder)
     return models
 
 
@@ -301,6 +318,23 @@ def test_ranks_whose_gradients_are_reduced_have_one_model(tmp_path, capsys):
     assert said["models"]["shown"] == [
         "trainers' parameters were sampled, and the same after the last of their records"
     ]
+
+
+def test_a_token_from_before_the_first_step_is_of_the_model_that_was_loaded(tmp_path, capsys):
+    """As of a job that saves when it begins, and is killed there."""
+    fake, tokens, models = FakeMaster(), [None], None
+    for steps in (4, 0, 1000):
+        models = ranks_that(
+            lambda gradients: torch.stack(gradients).sum(0),
+            tmp_path,
+            fake=fake,
+            models=copy.deepcopy(models),
+            tokens=tokens,
+            steps=steps,
+        )
+    assert all(model.learnt == set(range(SIZE)) for model in models or ())
+    status, said = judged(tmp_path, capsys)
+    assert (status, said["undecided"]) == (PROVEN, [])
 
 
 def test_synchronous_ranks_without_ddp_have_models_of_their_own(tmp_path, capsys):

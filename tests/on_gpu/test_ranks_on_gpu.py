@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import audit
-from edl_torch.data.parts_message import Packed, Unpacking
+from edl_torch.data.parts_group import Packed, Unpacking
 from edl_torch.data.process_group import ProcessGroupPeers
 
 RECORDS, BATCH, EPOCHS = 40, 4, 2

@@ -17,9 +17,9 @@ from edl_torch.audit.drawing import WRONG, Drawing, EpochMap
 from edl_torch.audit.lane import Lane
 from edl_torch.audit.tree import Branch
 from edl_torch.audit.verdict import Judgement
+from edl_torch.core.limits import printable
 from edl_torch.core.picture import cell_edges
 from edl_torch.core.plan import Plan
-from edl_torch.core.printable import printable
 
 HEIGHT = 12  # of a bar, in units of its drawing; a cell is one wide
 LEAST = 3  # what is there is seen

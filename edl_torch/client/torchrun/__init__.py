@@ -3,4 +3,4 @@
 The only folder of the client that uses torch, which is imported when it is used.
 """
 
-from edl_torch.client.torchrun.process_group import init_process_group as init_process_group
+from edl_torch.client.torchrun.job import init_process_group as init_process_group

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.master_entry import MasterEntry
-from edl_torch.client.torchrun.sidecar import Sidecar
-from edl_torch.client.torchrun.worker import join_job
+from edl_torch.client.torchrun.job import Job, join_job
+from edl_torch.client.torchrun.sidecar import MasterEntry, Sidecar
 from edl_torch.errors import EdlError
 from edl_torch.rpc.credentials import AccessToken, Credentials
 

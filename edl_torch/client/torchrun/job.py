@@ -1,17 +1,30 @@
-"""What torchrun tells a worker about its job, read from the environment.
+"""A worker of a torchrun job: what torchrun tells it, its agent, the job's store, and its process group.
 
-Reads variables, the process tree and the agent's command line; opens nothing, and must not import torch.
+The environment, the process tree and the agent's command line are read without torch. What is written in the
+store is not known here.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import InvalidArgument, MasterStartError
+from edl_torch.system.fresh_names import fresh_name
+from edl_torch.system.processes import until_gone
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +139,101 @@ def _agent(run_id: str) -> int:
     except (OSError, ValueError):  # no /proc, or another user's process
         return pid
     return pid
+
+
+# The store, and the agent -----------------------------------------------------------------------------
+
+STORE_S = 300.0
+KILL_S = 30.0  # what torchrun itself gives a worker after SIGTERM
+VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"  # each incarnation gets a store of its own
+
+log = logging.getLogger("edl_torch.torchrun")
+
+
+def join_job(job: Job) -> Store:
+    """Open the store of the job; from now on this process ends when its agent is gone.
+
+    Raises MasterStartError where the store cannot be reached.
+    """
+    _end_with(job.agent)
+    _warn_of_store(job)
+    return _store(job.host, job.port, is_master=job.rank == 0 and not job.agents_store)
+
+
+@cache  # a store that this process keeps must live as long as it
+def _store(host: str, port: int, *, is_master: bool) -> Store:
+    import torch.distributed as dist
+
+    try:
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=is_master, multi_tenant=True, timeout=timedelta(seconds=STORE_S)
+        )
+    except RuntimeError as exc:  # torch's errors of the network are such
+        raise MasterStartError(
+            f"the store of this job at {host}:{port} (MASTER_ADDR, MASTER_PORT) cannot be reached. Where "
+            f"nodes come and go, give all of them {VARIABLE} in their environment: without it torchrun's "
+            f"agents may name the store of a node that has left. {exc}"
+        ) from exc
+    return store
+
+
+@cache
+def _warn_of_store(job: Job) -> None:
+    """Say at the start what would else be seen when the node of rank 0 has left."""
+    if job.agents_store and job.least_nodes != job.most_nodes and job.rank == 0:
+        log.warning(
+            "this job runs on %d to %d nodes: give all of them %s in their environment, else torchrun's "
+            "agents may name the store of a node that has left, and the job ends",
+            *(job.least_nodes, job.most_nodes, VARIABLE),
+        )
+
+
+@cache
+def _end_with(agent: int) -> None:
+    """End this process, as its torchrun agent would, when the agent is gone.
+
+    Nobody else would: it would go on in the job, unwatched, and hold back the restart of the others.
+    """
+
+    def watch() -> None:
+        until_gone(agent)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(KILL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="edl-torchrun-agent", daemon=True).start()
+
+
+# The process group ------------------------------------------------------------------------------------
+
+START_TOGETHER_S = 1800.0  # ranks may make their processes ready at unequal speed
+
+
+def init_process_group(
+    backend: str | None = None, *, timeout_s: float | None = None, **arguments: Any
+) -> None:
+    """As `torch.distributed.init_process_group(backend, …)`, right after a restart too.
+
+    torchrun's agents may keep the job's store over restarts, with the addresses of workers that are gone.
+    Here each incarnation has names of its own. Elsewhere than under such agents it is torch's own function.
+    Without `timeout_s` ranks wait for each other at the start for half an hour, and then as torch has it
+    for that backend.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not (job := Job.from_env()).agents_store:
+        dist.init_process_group(backend, timeout=timeout, **arguments)
+        return
+    store = join_job(job)
+    patience_s = START_TOGETHER_S if timeout_s is None else timeout_s
+    name = fresh_name(store, f"edl_torch/{job.run_id}/workers", job.rank, job.world_size, patience_s)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"edl_torch/{job.run_id}/{name}", store),
+        rank=job.rank,
+        world_size=job.world_size,
+        timeout=timeout,
+        **arguments,
+    )

@@ -1,26 +1,170 @@
 """The master as a process beside a torchrun agent: it outlives workers, and ends with the agent.
 
-It must not know how workers agree on who starts it.
+Its certificate and token come from the variables that the job's trainers have: all nodes of a job are alike.
+How workers agree on who starts it is not known here.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from edl_torch.client.torchrun.credentials import SidecarCredentials
 from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.master_entry import MasterEntry, answers
-from edl_torch.errors import MasterStartError
-from edl_torch.system.address import Address, HostPort, Source, address_towards
+from edl_torch.errors import InvalidArgument, MasterStartError
+from edl_torch.rpc.credentials import Credentials, text_from_env
+from edl_torch.system.address import Address, HostPort, Source, address_towards, parse_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarCredentials:
+    """Files of the job's own master for TLS and its token.
+
+    Attributes:
+        token_file: of the token that it asks for; None: it asks for none.
+        cert, key: its certificate; None: no TLS.
+        ca: the authority of the certificates that it asks callers for; None: for none.
+        insecure: whether the user said that the network is his own.
+    """
+
+    token_file: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    insecure: bool = False
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> SidecarCredentials:
+        """From the variables of `Credentials.from_env`. Raises InvalidArgument where they do not fit."""
+        env = os.environ if environ is None else environ
+        given = Credentials.from_env(env)  # its checks
+        own = cls(
+            token_file=text_from_env("TOKEN_FILE", env),
+            cert=text_from_env("TLS_CERT", env),
+            key=text_from_env("TLS_KEY", env),
+            ca=text_from_env("TLS_CA", env),
+            insecure=given.insecure,
+        )
+        if given.tls and own.cert is None:
+            raise InvalidArgument(
+                "TLS is asked for, but the master that this job starts has no certificate, and it may be on "
+                "any node: give all nodes EDL_MASTER_TLS_CERT and EDL_MASTER_TLS_KEY, a certificate for "
+                "servers and clients, and in EDL_MASTER_TLS_NAME the name in it (see docs/torchrun.md); or "
+                "start `edl-torch master` yourself and name it in EDL_MASTER_ADDR"
+            )
+        return own
+
+    def with_token(self, file: Path) -> SidecarCredentials:
+        """The same, with another token."""
+        return replace(self, token_file=str(file))
+
+    def options(self, *, exposed: bool) -> list[str]:
+        """For `edl-torch master`. `exposed` says that other machines can reach it."""
+        options = []
+        if self.token_file is not None:
+            options += ["--token-file", self.token_file]
+        if self.cert is not None and self.key is not None:
+            options += ["--tls-cert", self.cert, "--tls-key", self.key]
+            if self.ca is not None:
+                options += ["--tls-client-ca", self.ca]
+        elif exposed:  # no wider open than the job's own store, which is torch's: docs/decisions/0020
+            options += ["--insecure"]
+        return options
+
+
+# Where it is ------------------------------------------------------------------------------------------
+
+CONNECT_S = 2.0
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterEntry:
+    """A master's address, and what it asks its callers for; or why there is none.
+
+    Attributes:
+        address: `host:port`.
+        token: that the master was given for this job alone; '' where it asks for none, or for the user's own.
+        network: where a loopback address is meant; '' where the address is good anywhere.
+        error: of the worker that could not start it.
+    """
+
+    address: str = ""
+    token: str = field(default="", repr=False)
+    network: str = ""
+    error: str = ""
+
+    @classmethod
+    def of(cls, address: str, token: str = "") -> MasterEntry:
+        """Of a master that listens there, seen from this machine."""
+        local = all(ip.is_loopback for ip in parse_address(address).resolve())
+        return cls(address=address, token=token, network=this_network() if local else "")
+
+    @property
+    def text(self) -> str:
+        """The entry, as the store has it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: bytes) -> MasterEntry:
+        """The reverse of `text`."""
+        return cls(**json.loads(text))
+
+    @property
+    def answers(self) -> bool:
+        """Whether a master answers there. Raises MasterStartError where this process cannot reach it."""
+        return bool(self.address) and answers(self.here().address)
+
+    def here(self) -> MasterEntry:
+        """Itself, where this process can use it. Raises MasterStartError."""
+        if self.error:
+            raise MasterStartError(f"another worker could not start this job's master: {self.error}")
+        if self.network and self.network != this_network():
+            raise MasterStartError(
+                f"this job's master listens on {self.address} of another node only, for the job began there "
+                "alone and torchrun's --nnodes did not say that it may grow: start it again with "
+                "EDL_MASTER_INSECURE=1 on all nodes, or start `edl-torch master` yourself and name it in "
+                "EDL_MASTER_ADDR"
+            )
+        return self
+
+
+def this_network() -> str:
+    """A name of what 127.0.0.1 means to this process: containers of one machine have each their own."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def answers(address: str) -> bool:
+    """Whether something listens there. A machine that is silent gets a few seconds."""
+    where = parse_address(address)
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            socket.create_connection((where.host, where.port), CONNECT_S).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+        else:
+            return True
+
+
+# The process ------------------------------------------------------------------------------------------
 
 START_S = 50.0
 LOOK_S = 0.02

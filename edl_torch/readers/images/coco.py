@@ -58,10 +58,10 @@ class _CocoReader(IndexedReader):
         self._images = index_images(coco)
         return coco, index_rows(coco, self._images), where
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
         files, folder = self._images.files, self.images
-        return listing_of(self.name, files, lambda place: [os.path.join(folder, files[place])])
+        return listing_of(self.name, files, lambda n: [os.path.join(folder, files[n])], whole=whole)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""

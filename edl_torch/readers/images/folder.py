@@ -75,11 +75,12 @@ class ImageFolderReader(IndexedReader):
         """Class index of each image, int64 [count]; None for a flat folder."""
         return np.repeat(np.arange(len(self.classes)), np.diff(self._bounds)) if self.classes else None
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Names, and sizes of some files."""
         classes = [("class folders", digest_of(self.classes))] if self.classes else []
         names, root = self._files, self.name
-        return listing("names", names, sizes(self.count, lambda n: [os.path.join(root, names[n])]), classes)
+        looks = sizes(self.count, lambda n: [os.path.join(root, names[n])], whole=whole)
+        return listing("whole" if whole else "names", names, looks, classes)
 
     def load(self, index: int) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""

@@ -102,10 +102,10 @@ class ImageManifestReader(IndexedReader):
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The list's bytes, and sizes of some images."""
         files, root = self._files, self.root
-        return listing_of(self.name, files, lambda place: [os.path.join(root, files[place])])
+        return listing_of(self.name, files, lambda n: [os.path.join(root, files[n])], whole=whole)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""

@@ -94,13 +94,13 @@ class VocReader(IndexedReader):
             (stem + ending for ending in _IMAGE_ENDINGS if os.path.exists(stem + ending)), stem + ".jpg"
         )
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The list's bytes, and sizes of some annotations and their images."""
 
         def files(place: int) -> list[str]:
             return [self._annotation_path(self._ids[place]), self._image_path(self._ids[place])]
 
-        return listing_of(self.name, self._ids, files)
+        return listing_of(self.name, self._ids, files, whole=whole)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""

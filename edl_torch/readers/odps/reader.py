@@ -140,7 +140,7 @@ class ODPSDataReader(AbstractDataReader):
         """Rows by source, the same for every mode. The first call makes a download session a partition."""
         return {self.table.name(partition): count for partition, count in self.table.plan().items()}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The version of each partition: when it was last written to, by the service's clock."""
         versions = self.table.versions()
         return listing("whole", versions, dict(enumerate(versions.values())))

@@ -19,7 +19,7 @@ from edl_torch.readers.arrow.values import row_numbers, scalar
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, required
 from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
 from edl_torch.readers.parquet.groups import RowGroups
-from edl_torch.readers.parquet.index import build_index
+from edl_torch.readers.parquet.index import build_index, whole_fingerprint
 from edl_torch.readers.storage import Storage
 from edl_torch.shard import IndexArray, Task, TaskType
 
@@ -67,7 +67,7 @@ class ParquetReader(AbstractDataReader):
         if columns is not None:
             _check_columns(columns)
         given = os.fspath(data) if isinstance(data, str | os.PathLike) else [os.fspath(one) for one in data]
-        storage = Storage(storage_options)
+        self._storage = storage = Storage(storage_options)
         found = find_files(storage, given)
         keys = partition_types(found) if partitions else {}
         in_files = None if columns is None else [name for name in columns if name not in keys]
@@ -97,9 +97,9 @@ class ParquetReader(AbstractDataReader):
         counts = ((self._index.name(file), self._index.rows(file)) for file in range(len(self._index)))
         return {name: count for name, count in counts if count}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size and footer, and pages of some files."""
-        return self._index.fingerprint()
+        return whole_fingerprint(self._storage, self._index) if whole else self._index.fingerprint()
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield rows. Raises ReaderError for another source or a range outside of it."""

@@ -107,7 +107,7 @@ class RecordIODataReader(AbstractDataReader):
         """`{path: records}`, the same for every mode."""
         return {name: source.records for name, source in self._by_name().items()}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size and the headers of its chunks, which have the checksums of all data."""
         each = zip(self._arrays["sizes"].tolist(), self._arrays["headers"].tolist(), strict=True)
         looks = {place: f"{size} {headers:x}" for place, (size, headers) in enumerate(each)}

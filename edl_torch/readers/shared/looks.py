@@ -6,9 +6,11 @@ at depends on how many there are, and on nothing else, so that every host looks 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from edl_torch.readers.shared.mapped import StringTable
 _LISTED_BYTES = 1 << 15
 _FEWEST_SIZES, _MOST_SIZES, _ONE_IN = 64, 1024, 512
 _BLOCKS, _BLOCK_BYTES = 64, 4096
+_PIECE_BYTES = 1 << 20
 _RECORDS = 64
 _DEEPEST = 8
 
@@ -51,49 +54,65 @@ def listing(
     return Fingerprint.of(strength, len(also) + count, [*also, *parts], run=run)
 
 
-def chosen(count: int, most: int) -> list[int]:
+@functools.lru_cache(maxsize=64)
+def chosen(count: int, most: int) -> Sequence[int]:
     """Return up to `most` of `count` places, in order, the same ones everywhere."""
-    return list(range(count)) if count <= most else sorted(random.Random(count).sample(range(count), most))
+    return range(count) if count <= most else sorted(random.Random(count).sample(range(count), most))
 
 
-def listing_of(path: str, names: Iterable[str], files: Callable[[int], list[str]]) -> Fingerprint:
+def listing_of(
+    path: str, names: Iterable[str], files: Callable[[int], list[str]], *, whole: bool
+) -> Fingerprint:
     """Return the fingerprint of what the file `path` lists: its bytes, and sizes of some entries' files."""
     table = names if isinstance(names, StringTable) else StringTable(names)
-    return listing("names", table, sizes(len(table), files), [(os.path.basename(path), whole_file(path))])
+    looks, also = sizes(len(table), files, whole=whole), [(os.path.basename(path), whole_file(path))]
+    return listing("whole" if whole else "names", table, looks, also)
 
 
-def sizes(count: int, files: Callable[[int], list[str]]) -> dict[int, str]:
-    """Return sizes of files of some of `count` entries, by place: of 64 or fewer all, of very many 1,024."""
+def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict[int, str]:
+    """Return sizes of files of some of `count` entries, by place: of 64 or fewer all, of very many 1,024.
+
+    For the `whole`, digests of all of them.
+    """
     most = min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN))
-    return {place: " ".join(map(_size, files(place))) for place in chosen(count, most)}
+    places = range(count) if whole else chosen(count, most)
+    return {place: " ".join(_looked_at(path, whole) for path in files(place)) for place in places}
 
 
-def _size(path: str) -> str:
+def _looked_at(path: str, whole: bool) -> str:
     try:
-        return str(os.stat(path).st_size)
+        if not whole:
+            return str(os.stat(path).st_size)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, _blake2b).hexdigest()
     except OSError:
         return "missing"
-
-
-def whole_file(path: str) -> str:
-    """Return a digest of a file's bytes. Raises OSError."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, _blake2b).hexdigest()
 
 
 def _blake2b() -> Any:
     return hashlib.blake2b(digest_size=16)
 
 
-def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"") -> str:
+def whole_file(path: str) -> str:
+    """Return a file's size and checksum: what parses it may not wait for a stronger one. Raises OSError."""
+    size = checksum = 0
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            size, checksum = size + len(piece), zlib.crc32(piece, checksum)
+    return f"{size} {checksum:08x}"
+
+
+def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, whole: bool = False) -> str:
     """Return a digest of a file's size, some of its blocks, and `also`; of a small file's bytes all.
 
     `read` gets the bytes from … to before ….
     """
     digest = hashlib.blake2b(b"%d;" % size, digest_size=16)
     digest.update(also)
-    for block in chosen(-(-size // _BLOCK_BYTES), _BLOCKS):
-        digest.update(read(block * _BLOCK_BYTES, min((block + 1) * _BLOCK_BYTES, size)))
+    length = _PIECE_BYTES if whole else _BLOCK_BYTES
+    count = -(-size // length)
+    for block in range(count) if whole else chosen(count, _BLOCKS):
+        digest.update(read(block * length, min((block + 1) * length, size)))
     return digest.hexdigest()
 
 

@@ -137,9 +137,9 @@ class CsvReader(AbstractDataReader):
         """A source for each file, the same ones for every mode."""
         return {name: self._count(source) for name, source in self._files.sources.items()}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size, some blocks, and where its records begin."""
-        return self._files.fingerprint()
+        return self._files.fingerprint(whole=whole)
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""

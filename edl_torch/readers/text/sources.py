@@ -211,7 +211,7 @@ class SourceFiles:
                 "trainer as where the dataset was registered"
             ) from None
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool) -> Fingerprint:
         """Of each file its size, some blocks, and where its records begin."""
         looks = {}
         for place, source in enumerate(self.sources.values()):
@@ -219,8 +219,8 @@ class SourceFiles:
             def read(start: int, end: int, source: TextSource = source) -> bytes:
                 return self.read(source, start, end)
 
-            looks[place] = blocks(source.stamp.size, read, source.index.layout)
-        return listing("sampled", below(list(self.sources)), looks)
+            looks[place] = blocks(source.stamp.size, read, source.index.layout, whole=whole)
+        return listing("whole" if whole else "sampled", below(list(self.sources)), looks)
 
     def names(self) -> str:
         """The first names, for messages."""

@@ -84,9 +84,9 @@ class TextReader(AbstractDataReader):
         """A source for each file, the same ones for every mode."""
         return {name: source.index.count for name, source in self._files.sources.items()}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size, some blocks, and where its records begin."""
-        return self._files.fingerprint()
+        return self._files.fingerprint(whole=whole)
 
     def read_records(self, task: Task) -> Iterator[str | bytes]:
         """Yield the lines. Raises ReaderError for another source or a range outside of it."""

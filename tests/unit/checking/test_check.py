@@ -23,9 +23,8 @@ from image_files import write_coco, write_manifest, write_voc
 
 from edl_torch.checking import processes
 from edl_torch.checking.check import Report, check, validate_sources
-from edl_torch.checking.findings import Finding, Findings, found, joined
+from edl_torch.checking.findings import Finding, Findings, a_sample, all_records, found, joined, named, spread
 from edl_torch.checking.sheet import cells
-from edl_torch.checking.spans import a_sample, all_records, named, spread
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable, SourceUnavailable
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader
 from edl_torch.readers.base import reader_sources

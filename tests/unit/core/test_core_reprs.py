@@ -10,13 +10,12 @@ from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.changes import Changes, Version
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.history import History
-from edl_torch.core.in_progress import WindowsInProgress
 from edl_torch.core.members import Members
 from edl_torch.core.participants import Throughput
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
 from edl_torch.core.registration import new_spec
-from edl_torch.core.todo import SliceQueue, Todo
+from edl_torch.core.todo import SliceQueue, Todo, WindowsInProgress
 
 
 def test_new_ones_have_nothing() -> None:

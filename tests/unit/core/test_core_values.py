@@ -21,12 +21,11 @@ from edl_torch.core.calls import (
     RestoreCall,
 )
 from edl_torch.core.events import Event
-from edl_torch.core.lease import Lease
+from edl_torch.core.lease import Lease, Span
 from edl_torch.core.leases import PAGE
 from edl_torch.core.lending import LeaseRequest, Quota
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member
-from edl_torch.core.span import Span
 
 MODULES = [
     shard,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.core.span import Span
+from edl_torch.core.lease import Span
 
 STOP = 12
 positions = st.integers(0, STOP)

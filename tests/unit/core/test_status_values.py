@@ -10,10 +10,10 @@ import pytest
 
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
 from edl_torch.core.events import Departed, Event, EventKind
+from edl_torch.core.limits import printable
 from edl_torch.core.measures import Histogram, Measures
 from edl_torch.core.picture import Picture
 from edl_torch.core.plain import plain, plain_frame
-from edl_torch.core.printable import printable
 from edl_torch.shard import TaskType
 
 DATASET = DatasetStatus(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data.padded_pass import FIRST_WAIT_S, PaddedPass
+from edl_torch.data.stepping_pass import FIRST_WAIT_S, PaddedPass
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
 

@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, Count, Doing, Parcel
 from edl_torch.data import gloo, parts_group, process_group
-from edl_torch.data.line import Line
-from edl_torch.data.parts_group import FRAME_BYTES, ProcessGroupParts
-from edl_torch.data.parts_message import IN_STRUCTURE_BYTES, Packed
+from edl_torch.data.gloo import Line
+from edl_torch.data.parts_group import FRAME_BYTES, IN_STRUCTURE_BYTES, Packed, ProcessGroupParts
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.shard import Slice

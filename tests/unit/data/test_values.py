@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl_torch.data import columns, parts_group, parts_message
+from edl_torch.data import columns, parts_group
 from edl_torch.data.collate import Collated, Envelope
 from edl_torch.data.dataset import ImageDataset, ShardedDataset
 from edl_torch.data.feed import Feed
@@ -57,4 +57,4 @@ def test_ranks_of_one_job_agree_on_the_first_message_and_memory_has_the_bounds_t
     """All ranks must have the first: a rank reads as much as another one sends."""
     assert parts_group.FRAME_BYTES == 8192
     assert (columns._MOST_BATCHES, columns._MOST_BYTES) == (16, 16 * 1024 * 1024)
-    assert parts_message.IN_STRUCTURE_BYTES == 2048
+    assert parts_group.IN_STRUCTURE_BYTES == 2048

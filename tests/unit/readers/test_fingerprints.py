@@ -182,6 +182,19 @@ def _arguments(reader: AbstractDataReader, at: Path) -> tuple[Path, ...]:
     return (at if file is None else at / file,)
 
 
+ENDINGS = (".jpg", ".png", ".txt", ".csv", ".parquet")
+
+
+@pytest.mark.parametrize("make", dict.fromkeys(make for make, strength, *_ in FILES if strength != "whole"))
+def test_the_whole_fingerprint_sees_every_byte(tmp_path: Path, make: Make) -> None:
+    reader = make(tmp_path)
+    before = reader_fingerprint(reader, whole=True)
+    assert strength_of(before) == "whole"
+    file = next(file for file in sorted(tmp_path.rglob("*")) if file.suffix in ENDINGS)
+    replaced(tmp_path, str(file.relative_to(tmp_path)), lambda data: data[:-20] + bytes(1) + data[-19:])
+    assert differ(before, reader_fingerprint(reader, whole=True))
+
+
 # Map-style datasets ---------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 WORKER = """
 import os, signal, sys, time
-from edl_torch.client.torchrun import worker
+from edl_torch.client.torchrun import job as worker
 worker.KILL_S = float(sys.argv[1])
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

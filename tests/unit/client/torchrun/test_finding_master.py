@@ -14,9 +14,9 @@ import pytest
 import torch.distributed as dist
 
 from edl_torch.client.torchrun import discovery, init_process_group
-from edl_torch.client.torchrun import worker as worker_module
+from edl_torch.client.torchrun import job as worker_module
 from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.master_entry import MasterEntry
+from edl_torch.client.torchrun.sidecar import MasterEntry
 from edl_torch.errors import MasterStartError
 
 JOB = Job(

@@ -18,9 +18,8 @@ from test_finding_master import JOB
 
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.client.torchrun import discovery, sidecar
-from edl_torch.client.torchrun.credentials import SidecarCredentials
 from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.sidecar import Sidecar
+from edl_torch.client.torchrun.sidecar import Sidecar, SidecarCredentials
 from edl_torch.errors import AccessDenied, InvalidArgument, MasterStartError
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.testing import wait_until
