@@ -38,6 +38,7 @@ class ElasticSession:
         self._trainer = session.trainer
         self._passes = session.trainer.elastic
         self.gradients: Gradients | None = None  # of optimizers, once one is attached
+        self._abandoned_with: list[tuple[Any, Any]] | None = None  # as that iterator went: gradients
         self._left: list[tuple[Batch, Any]] = []  # what went back, with its gradients, until the next step
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
 
@@ -95,28 +96,33 @@ class ElasticSession:
         batches, discarded = self._trainer.state.batches, self._passes.discarded
         batch, changed = batches.in_hand, []
         if self.gradients is not None and batches.has_in_hand:
-            changed = self.gradients.changed()
+            # Of an iterator that is no more: as it went, before the loop scaled or clipped what is gathered.
+            changed = self.gradients.changed() if self._abandoned_with is None else self._abandoned_with
+            changed = [(p, gradient) for p, gradient in self._in_place(changed) if gradient.any()]
+        self._abandoned_with = None
         try:
             yield
         finally:
             if changed and batch is not None and self._passes.discarded != discarded:
                 self._left.append((batch, changed))
 
+    def _in_place(self, kept: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Return those of some gradients that are still there: ranks may reduce theirs into other tensors."""
+        reduced = self._session.position.lockstep is not None
+        return [(p, g) for p, g in kept if p.grad is g or (reduced and p.grad is not None)]
+
     def _learn_again(self) -> None:
         """Note that a step has used gradients of batches that went back, where these are still in place."""
         left, self._left = self._left, []
-        reduced = self._session.position.lockstep is not None  # over ranks, maybe into other tensors
-        learnt = [
-            batch
-            for batch, kept in left
-            if any(p.grad is gradient or (reduced and p.grad is not None) for p, gradient in kept)
-        ]
+        learnt = [batch for batch, kept in left if self._in_place(kept)]
         if learnt:
             self._session.run(self._passes.learnt_again(learnt))
 
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
+        if self.gradients is not None and self._passes.is_open(number):
+            self._abandoned_with = self.gradients.changed()
         self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
 
     @property

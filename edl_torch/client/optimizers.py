@@ -80,7 +80,7 @@ class Optimizers:
                     marks[id(parameter)] = gradient, gradient._version
 
     def _changed(self) -> Iterator[tuple[Any, Any]]:
-        for attached in self._attached.values():
+        for attached in list(self._attached.values()):  # a finaliser may ask, in any thread
             for parameter in attached.watched:
                 gradient = parameter.grad
                 marked, version = self._marks.get(id(parameter), (None, 0))
@@ -88,8 +88,8 @@ class Optimizers:
                     yield parameter, gradient
 
     def changed(self) -> list[tuple[Any, Any]]:
-        """Return watched parameters whose gradient changed since `mark`, and is not 0, with it."""
-        return [(p, gradient) for p, gradient in self._changed() if gradient is not None and gradient.any()]
+        """Return watched parameters whose gradient changed since `mark`, with it."""
+        return [(p, gradient) for p, gradient in self._changed() if gradient is not None]
 
     def unchanged(self) -> bool:
         """Whether there are gradients, and all are as they were at `mark`."""
@@ -131,12 +131,9 @@ class Optimizers:
         self._passes.gradients = self
         attached = _Attached(weakref.ref(optimizer, self._gone.append), _smallest(optimizer))
         torch: Any = sys.modules.get("torch")
-        has_graphs = torch is not None and torch.backends.cuda.is_built()
 
         def trains(named: Mapping[str, Any]) -> bool:
-            if has_graphs and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
-                return False  # it goes into a CUDA graph, and trains when that is replayed
-            return not ("closure" in named and _makes_state(named))
+            return not (_is_captured(torch) or ("closure" in named and _makes_state(named)))
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if trains(named):
@@ -287,6 +284,13 @@ def _that_steps(optimizer: Any) -> Any:
             break
         optimizer = inner
     return optimizer
+
+
+def _is_captured(torch: Any) -> bool:
+    """Whether a step only goes into a CUDA graph: it trains when that is replayed."""
+    if torch is None or torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return False
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _makes_state(named: Mapping[str, Any]) -> bool:

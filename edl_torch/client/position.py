@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl_torch.client.followed_master import FollowedMaster
-from edl_torch.client.lockstep import Lockstep
+from edl_torch.client.lockstep import FollowedMaster, Lockstep
 from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.codec import from_object, object_of

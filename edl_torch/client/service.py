@@ -20,8 +20,7 @@ from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
-from edl_torch.client.workers.link_server import LinkServer
-from edl_torch.client.workers.links import DirectLink, Handle
+from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader

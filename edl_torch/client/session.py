@@ -18,9 +18,9 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.elastic import ElasticSession
-from edl_torch.client.followed_master import FollowedMaster
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
+from edl_torch.client.lockstep import FollowedMaster
 from edl_torch.client.master_api import MasterApi
 from edl_torch.client.model import Model
 from edl_torch.client.neighbours import sessions

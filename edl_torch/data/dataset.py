@@ -30,8 +30,8 @@ from edl_torch.data.feed import Feed
 from edl_torch.data.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
-from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed

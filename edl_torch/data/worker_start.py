@@ -1,7 +1,8 @@
-"""Loader workers leave SIGTERM to their trainer: whoever sends it to all processes means the job.
+"""Loader workers leave SIGTERM and Ctrl-C to their trainer: who sends them to all processes means the job.
 
-A worker that it killed would end the trainer's loop before that can save. Workers go when their trainer ends
-them, or is gone. Those that persist leave Ctrl-C to it too: a notebook begins its loop again.
+A worker that SIGTERM killed would end the trainer's loop before that can save. One that Ctrl-C ended would
+not be there when a notebook begins its loop again, or take a lock of torch's queues with it, for which the
+trainer waits for ever. Workers go when their trainer ends them, or is gone.
 """
 
 from __future__ import annotations
@@ -19,30 +20,24 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-_HELD_BACK = {signal.SIGTERM, signal.SIGINT}
+_LEFT_TO_TRAINER = (signal.SIGTERM, signal.SIGINT)
 QUEUE_PATIENCE_S = 0.5  # for what a worker has read and nobody takes any more
 
 
 class WorkerStart:
-    """A `worker_init_fn` that makes the worker deaf to SIGTERM, and then calls the user's.
+    """A `worker_init_fn` that makes the worker deaf to SIGTERM and SIGINT, and then calls the user's."""
 
-    One that `persists` is deaf to SIGINT as well.
-    """
-
-    def __init__(self, user_init: Callable[[int], None] | None, *, persists: bool = False) -> None:
+    def __init__(self, user_init: Callable[[int], None] | None) -> None:
         self._user_init = user_init
-        self._persists = persists
 
     def __call__(self, worker_id: int) -> None:
         # Not SIG_IGN, which programs that a transform runs would inherit.
-        signal.signal(signal.SIGTERM, _do_nothing)
-        signal.siginterrupt(signal.SIGTERM, False)
-        if self._persists:
-            signal.signal(signal.SIGINT, _do_nothing)
-            signal.siginterrupt(signal.SIGINT, False)
+        for number in _LEFT_TO_TRAINER:
+            signal.signal(number, _do_nothing)
+            signal.siginterrupt(number, False)
         atexit.register(_ignore)
         atexit.register(_end_queue_threads)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_TRAINER)
         if self._user_init is not None:
             self._user_init(worker_id)
 
@@ -85,10 +80,12 @@ def started_beside(make: Callable[[], T], context: Any) -> T:
     try:
         threading.Thread(target=start, name="edl-start").start()
         ended.get()
-    except BaseException:
+    except BaseException as exc:
         if not _takes(begins) and not made:
             ended.get()
         del made, start  # a traceback keeps this frame, and would keep the workers
+        if isinstance(exc, KeyError) and exc.__context__ is not None:
+            raise exc.__context__ from None  # `Thread.start` could not undo what had begun
         raise
     result, error = made.pop()
     if error is not None:
@@ -114,7 +111,7 @@ def _start(
             resource_tracker.ensure_running()  # first: to start it lets signals through again
         if method == "forkserver":
             forkserver.ensure_running()  # first: its other children are not to be deaf
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_TRAINER)
         made.append((make(), None))
     except BaseException as exc:  # noqa: BLE001  the top of a thread
         made.append((None, exc))

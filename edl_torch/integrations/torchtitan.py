@@ -34,6 +34,9 @@ __all__ = ["ElasticLoader", "ElasticTrainer", "next_tokens"]
 
 Batch = tuple[dict[str, Any], torch.Tensor]
 
+# Its parts have other shapes on other meshes, so that they cannot be compared.
+_ONE_MODEL = "torchtitan loads its parts and the data position from one checkpoint"
+
 
 def next_tokens(
     record: Sequence[int] | Mapping[str, Sequence[int]], *, tokenizer: Any, seq_len: int
@@ -164,7 +167,7 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
 
     def attach(self, optimizers: torch.optim.Optimizer) -> None:
         """Let batches count when `optimizers`, torchtitan's container of all, has stepped on them."""
-        self._loader.attach(optimizers)
+        self._loader.attach(optimizers, one_model=_ONE_MODEL)
         optimizers.register_step_post_hook(self._stepped)
         self._attached = True
 

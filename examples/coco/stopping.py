@@ -42,8 +42,3 @@ class StopSignal:
         self.number = number
         if self._loader is not None:
             self._loader.preempt()
-
-
-def leave_interrupts_to_trainer(worker_id: int) -> None:
-    """For loader workers: Ctrl-C reaches all processes of a terminal, but the trainer alone decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -30,7 +30,7 @@ from progress import ProgressLine, Standing
 from ranks import Ranks, join_ranks
 from results import Trained, finish
 from split import read_captions
-from stopping import StopSignal, leave_interrupts_to_trainer
+from stopping import StopSignal
 from vocabulary import Vocabulary
 
 from edl_torch import ElasticDataLoader, load_checkpoint, save_checkpoint
@@ -325,9 +325,6 @@ def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> 
         collate_fn=collate,
         pin_memory=options.device.type == "cuda",
         persistent_workers=options.workers > 0,
-        worker_init_fn=leave_interrupts_to_trainer,
-        # of its own, so that a pass draws nothing from the generator that the model uses
-        generator=torch.Generator().manual_seed(options.seed),
     )
 
 

@@ -162,7 +162,7 @@ def run(program: Ranks) -> str | None:
         why = _check(program, ranks, Path(folder))
         saved = ranks[0].saved
         if program.heirs and saved is not None:
-            calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0, trained=False)
+            calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0)
             why = _check(calm, _run_all(calm, saved, Path(folder)), Path(folder))
     return why
 

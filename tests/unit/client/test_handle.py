@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl_torch.client.workers.link_server import LinkServer
-from edl_torch.client.workers.links import DirectLink, Handle, SocketLink
+from edl_torch.client.workers.links import DirectLink, Handle, LinkServer, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
@@ -205,7 +204,7 @@ def test_after_close_workers_are_told_so_and_no_thread_is_left(
 
 ORPHAN = """
 import os, select, signal, sys
-from edl_torch.client.workers.link_server import LinkServer
+from edl_torch.client.workers.links import LinkServer
 from edl_torch.errors import ServiceClosed
 LinkServer._accept = lambda self: None  # a trainer that never comes to answer
 server = LinkServer(object())

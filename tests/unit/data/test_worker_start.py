@@ -136,12 +136,13 @@ def test_ctrl_c_at_any_line_of_the_start_waits_for_what_has_begun(at: int) -> No
 @pytest.fixture
 def started() -> Iterator[list[int]]:
     """What the user's function was called with, in a worker that has started with the signal held back."""
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     numbers: list[int] = []
     WorkerStart(numbers.append)(3)
     yield numbers
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers:
+        signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     atexit.unregister(_ignore)
 
@@ -151,6 +152,7 @@ def test_a_worker_is_deaf_once_it_has_started(started: list[int]) -> None:
     assert started == [3]
     assert not blocked()
     signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals")
@@ -221,29 +223,21 @@ def test_what_a_worker_writes_as_it_ends_is_not_cut_short_in_the_middle_of_a_ten
     )
 
 
-@pytest.mark.parametrize("persists", [False, True])
-def test_a_worker_that_starts_is_prepared_for_signals_and_its_end(
-    persists: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_starts_is_prepared_for_signals_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(signal, "signal", lambda *arguments: done.append(("signal", *arguments)))
     monkeypatch.setattr(signal, "siginterrupt", lambda *arguments: done.append(("interrupts", *arguments)))
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *arguments: done.append(("mask", *arguments)))
     monkeypatch.setattr(atexit, "register", lambda function: done.append(("at exit", function)))
-    start = WorkerStart(
-        lambda worker: done.append(("user's", worker)), **{"persists": True} if persists else {}
-    )
-    start(5)
+    WorkerStart(lambda worker: done.append(("user's", worker)))(5)
     assert done == [
         ("signal", signal.SIGTERM, worker_start._do_nothing),
         ("interrupts", signal.SIGTERM, False),
-        *[
-            ("signal", signal.SIGINT, worker_start._do_nothing),
-            ("interrupts", signal.SIGINT, False),
-        ][: 2 * persists],
+        ("signal", signal.SIGINT, worker_start._do_nothing),
+        ("interrupts", signal.SIGINT, False),
         ("at exit", _ignore),
         ("at exit", worker_start._end_queue_threads),
-        ("mask", signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT}),
+        ("mask", signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT)),
         ("user's", 5),
     ]
 
