@@ -226,7 +226,7 @@ def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
     added between the restore and the first step.
     """
     for one in taken:
-        steps = next(seen.steps for seen in reversed(one.seen) if seen.at == "token")
+        steps = next((seen.steps for seen in reversed(one.seen) if seen.at == "token"), None)
         for saved in (seen for seen in one.seen if seen.steps == steps):
             began = [seen for seen in learner.seen if not seen.steps and seen.shape == saved.shape]
             if began and is_copy(began[-1], saved):

@@ -79,7 +79,7 @@ class Model:
         parameters = _parameters(optimizers)
         if not parameters and not self.word:
             return None
-        self.is_due = False
+        self.is_due = self.is_due and at != "begin"
         self._recognise(parameters)
         shapes = tuple((tuple(p.shape), str(p.dtype), str(p.device)) for p in parameters)
         shape, sharded, eps, values, sums = _UNSEEN, False, 0.0, b"", b""
@@ -204,9 +204,9 @@ class _Places:
                 found.setdefault(picked.device, []).append((numbers, picked.reshape(-1)))
             for parts in found.values():
                 together = self._torch.cat([picked for _, picked in parts]).float().cpu().numpy()
-                # NaN says that a place is not here: a parameter that is NaN is the largest of all.
+                # NaN says that a place is not here: a parameter that is NaN becomes the largest number.
                 numbers = np.concatenate([numbers for numbers, _ in parts])
-                values[numbers] = np.where(np.isnan(together), np.finfo(np.float32).max, together)
+                values[numbers] = np.nan_to_num(together, nan=float(np.finfo(np.float32).max))
             sums = {n: self._sum(parameters[n]) for n in range(len(parameters)) if n not in self._sharded}
         totals = np.zeros(min(len(parameters), PLACES), dtype=np.float64)
         for device in {total.device for total in sums.values()}:

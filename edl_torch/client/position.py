@@ -64,7 +64,7 @@ class Position:
             self._session.run(self._pure.restore(token))
         if self._session.model is not None:
             self._session.model.restored()
-            self._session.see_model("begin")  # parameters may be added before the first step
+            self._session.see_model("restored")  # parameters may be added before the first step
 
     def _adopt(self, token: str | None) -> None:
         if token is not None and not self._session.joined:

@@ -131,7 +131,8 @@ class Restored:
 class ModelSeen:
     """Sample of the model: the parameters of the attached optimizers.
 
-    `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, or the session) or "token".
+    `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, a lineage or the session),
+    "token" or "restored".
     `steps` counts those since the session began, or went back to a token; `number` is another one where no
     parameter of before is left. `shape` is equal where samples can be compared. `values` and `sums` are
     little-endian, float32 and float64; NaN stands for values in the shards of other ranks. `eps` is that of
