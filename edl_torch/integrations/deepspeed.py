@@ -18,6 +18,8 @@ __all__ = ["PreparedLoader", "prepare"]
 
 _KEY = "edl_torch"  # of the data position in a checkpoint's client state
 _UNPREPARED = "edl_torch_unprepared"
+# The shards of its third stage are others on another number of ranks, so that they cannot be compared.
+_ONE_MODEL = "DeepSpeed loads its shards and the data position from one checkpoint"
 
 
 def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
@@ -36,7 +38,7 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
             f"DeepSpeed trains one model on {engine.dp_world_size} ranks: make the ElasticDataLoader with "
             f"synchronous=True"
         )
-    loader.attach(engine)
+    loader.attach(engine, one_model=_ONE_MODEL if engine.zero_optimization_stage() == 3 else "")
     engines = loader.service._live_session.optimizers.alive()
     if len(engines) > 1 and any(each.gradient_accumulation_steps() > 1 for each in engines):
         raise InvalidArgument(
