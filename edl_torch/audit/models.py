@@ -208,8 +208,8 @@ def _goes_on(group: _Group, taken: Sequence[_Learner]) -> bool:
 
 
 def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
-    began = learner.seen[0]
-    if began.steps:
+    began = next((seen for seen in reversed(learner.seen) if not seen.steps), None)  # just before its first
+    if began is None:
         return False
     found = [compare(began, seen, one.seen[0]) for one in taken for seen in one.seen if seen.at == "token"]
     return True in found

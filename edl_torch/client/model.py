@@ -72,7 +72,7 @@ class Model:
         parameters = _parameters(optimizers)
         if not parameters and not self.word:
             return None
-        self.is_due = False
+        self.is_due = self.is_due and at != "begin"
         self._recognise(parameters)
         shapes = tuple((tuple(p.shape), str(p.dtype), str(p.device)) for p in parameters)
         if self._places is None or self._places[0] != shapes:
@@ -162,9 +162,9 @@ class _Places:
                 found.setdefault(picked.device, []).append((numbers, picked.reshape(-1)))
             for parts in found.values():
                 together = self._torch.cat([picked for _, picked in parts]).cpu().numpy()
-                # NaN says that a place is not here: a parameter that is NaN is the largest of all.
+                # NaN says that a place is not here: a parameter that is NaN becomes the largest number.
                 numbers = np.concatenate([numbers for numbers, _ in parts])
-                values[numbers] = np.where(np.isnan(together), np.finfo(np.float32).max, together)
+                values[numbers] = np.nan_to_num(together, nan=float(np.finfo(np.float32).max))
             sums = [] if self.sharded else [self._sum(parameter) for parameter in parameters]
         totals = np.zeros(min(len(sums), PLACES), dtype=np.float32)
         for device in {total.device for total in sums}:
