@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, pairwise
-from operator import not_
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -123,17 +122,17 @@ class History:
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
     sessions: list[str]  # of all logs, by place
     unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
-    others: list[_Placed] = field(default_factory=list)  # chapters of other data, or settings, of that name
+    chapters: list[_Placed] = field(default_factory=list)  # of that name, of other data or settings too
 
     def of(self, token: Token) -> History:
         """Return the history of other data, which a token is of. Raises AuditError where no log has any."""
-        same = [c for c in self.others if not differences(identity(c[2].dataset), token.identity)]
+        same = [c for c in self.chapters if not differences(identity(c[2].dataset), token.identity)]
         if not same:
             raise AuditError(
                 f"dataset {self.spec.name!r} had other data before, and no log is of those: give the audit "
                 f"directories of all earlier runs of the job too"
             )
-        return replace(_history(same, self.sessions, None, ()), unordered=())
+        return replace(_history(same, self.sessions, None, ()), unordered=(), chapters=self.chapters)
 
     @property
     def trainer_count(self) -> int:
@@ -172,8 +171,7 @@ def _history(
     newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.member))
     spec = newest.dataset
     # A ledger of other data under the same name shares no record with the final one.
-    agreeing = [_agrees(placed, spec, ledger) for placed in chapters]
-    same = list(compress(chapters, agreeing))
+    same = [placed for placed in chapters if _agrees(placed, spec, ledger)]
     coordinates = Coordinates(spec)
     lineages: defaultdict[Key, list[_Placed]] = defaultdict(list)
     for placed in same:
@@ -197,7 +195,7 @@ def _history(
         trainers=trainers,
         sessions=sessions,
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
-        others=list(compress(chapters, map(not_, agreeing))),
+        chapters=chapters,
     )
 
 

@@ -3,7 +3,9 @@
 Sessions of one lineage have one model where their parameters had moved and were the same after the last of
 their records that counts, and differed at no moment that both were looked at: a token, a number of steps. A
 lineage goes on with the model of the one before where its parameters were, before its first step, those that
-were saved with the token. What cannot be compared is not the same, but for shards, which only compute
+were saved with the token, and one that begins at the beginning has a model that has learnt nothing of these
+data. The same is equal to the bit: a checkpoint is a copy, and replicas compute alike. Those on unlike
+processors round otherwise. What cannot be compared is not the same, but for shards, which only compute
 together, and where the user says that it is.
 """
 
@@ -22,9 +24,10 @@ from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Seen
 from edl_torch.trainer.facts import Way
 
-ROUNDING = 1e-5  # of a value, or twice its dtype's: trainers on unlike processors round otherwise
-OF_MOVE = 0.01  # how far two may differ, of how far they have moved
-_TELLING = 16  # places at least, for a model that is as it was before to have gone back
+ROUNDING = 1e-5  # of a value and its move, or twice its dtype's: how far replicas on unlike processors part
+OF_MOVE = 0.01  # but not further, of how far the value has moved
+_ADDING = 1e-12  # of a sum: the order of adding
+_TELLING = 16  # places at least, for two models that are equal to be no chance
 
 _DDP = "ElasticDataLoader(…, synchronous=True) and model = DistributedDataParallel(model), under torchrun"
 _WORD = 'loader.attach(optimizer, one_model="how they become one")'
@@ -71,8 +74,13 @@ class _Learner:
     def word(self) -> str:
         return self.seen[-1].word if self.seen else ""
 
+    @property
+    def began(self) -> Seen:
+        """What it looked like before its first step: what was loaded by then is in it."""
+        return [self.seen[0], *(seen for seen in self.seen if not seen.steps)][-1]
 
-Doubles = npt.NDArray[np.float64]
+
+Values = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 _Group = list[_Learner]  # of one lineage, with one model
 
 
@@ -100,6 +108,9 @@ def models_of(parts: Sequence[tuple[History, Part]]) -> Models:
                 found.reasons += (_unsaved(part),)
             elif base is not None and not all(goes_on):
                 found.reasons += (_not_loaded(part, groups[goes_on.index(False)]),)
+        if not part.begun:
+            trained = [one for one in here if one.seen and not one.word and _had_learnt(history, part, one)]
+            found.reasons += tuple(map(_not_anew, trained))
         for group, tied in zip(groups, goes_on, strict=True):
             if tied and len(groups) == 1 and base is not None:
                 base += group
@@ -108,7 +119,8 @@ def models_of(parts: Sequence[tuple[History, Part]]) -> Models:
         took = {one.place for one in history.taken.get(digest, ()) if one.key == part.lineage.key}
         taken = [learner for learner in here if learner.seen and learner.place in took]
         base = next((chain for chain in chains if taken and all(one in chain for one in taken)), None)
-    found.reasons += tuple(_went_back(learners))
+    unsaid = [learner for learner in learners if learner.seen and not learner.word]
+    found.reasons += (*_went_back(unsaid), *_changed(unsaid))
     shares = [_share(chain) for chain in chains]
     found.shares = tuple(share for share in shares if share.records)
     found.shown = tuple(_shown(learners, compared, restores))
@@ -158,7 +170,7 @@ def _unattached(part: Part, learner: _Learner) -> int:
     if not learner.seen:
         return learner.records.count
     told = part.lineage.acknowledged
-    asked = told.at((told.who == learner.place) & np.isin(told.ways, (Way.NEXT, Way.TOKEN)))
+    asked = told.at((told.who == learner.place) & np.isin(told.ways, (Way.NEXT, Way.TOKEN, Way.REPORT)))
     return (records_of(asked) & learner.records).count
 
 
@@ -186,13 +198,13 @@ def _is_one(one: _Learner, other: _Learner) -> bool:
     mine, its = _by_steps(one), _by_steps(other)
     agreed = covered = False
     for steps in mine.keys() & its.keys():
-        same = compare(mine[steps], its[steps], one.seen[0])
+        same = are_replicas(mine[steps], its[steps], one.began)
         if same is False:
             return False
-        moved = compare(mine[steps], one.seen[0], one.seen[0]) is False
+        moved = is_copy(mine[steps], one.began) is False
         agreed = agreed or same is True
         covered = covered or (moved and mine[steps].line >= one.last and its[steps].line >= other.last)
-    both_sharded = one.seen[0].sharded and other.seen[0].sharded
+    both_sharded = one.began.sharded and other.began.sharded
     untrained = not (one.records or other.records)  # they have what they loaded
     return (covered or untrained) and (agreed or both_sharded)
 
@@ -208,59 +220,108 @@ def _goes_on(group: _Group, taken: Sequence[_Learner]) -> bool:
 
 
 def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
-    began = learner.seen[0]
-    if began.steps:
-        return False
-    found = [compare(began, seen, one.seen[0]) for one in taken for seen in one.seen if seen.at == "token"]
-    return True in found
+    """Whether a learner began with what one of these had when it took the token.
+
+    Other weights may have been in place just then, as averaged ones are for an evaluation. Parameters may be
+    added between the restore and the first step.
+    """
+    for one in taken:
+        steps = next((seen.steps for seen in reversed(one.seen) if seen.at == "token"), None)
+        for saved in (seen for seen in one.seen if seen.steps == steps):
+            began = [seen for seen in learner.seen if not seen.steps and seen.shape == saved.shape]
+            if began and is_copy(began[-1], saved):
+                return True
+    return False
 
 
-def compare(one: Seen, other: Seen, before: Seen) -> bool | None:
-    """Whether two samples are of the same parameters; `before` is one of before they moved.
+def _had_learnt(history: History, part: Part, learner: _Learner) -> bool:
+    """Whether a model began at the beginning of the data that another lineage had trained on them."""
+    others = (lineage for lineage in history.lineages.values() if lineage is not part.lineage)
+    return len(learner.began.values) >= _TELLING and any(
+        seen.steps and is_copy(learner.began, seen) and not is_copy(seen, samples[0])
+        for lineage in others
+        for samples in lineage.seen.values()
+        for seen in samples
+    )
+
+
+def is_copy(one: Seen, other: Seen) -> bool | None:
+    """Whether two samples are of the same parameters, to the bit of the coarser dtype.
 
     None where they have no place in common: they are of different shards.
     """
-    if one.shape != other.shape:
+    if one.shape != other.shape or not one.shape:
         return None if one.sharded and other.sharded else False
     here = ~(np.isnan(one.values) | np.isnan(other.values))
     if not here.any():
         return None
-    if one.shape != before.shape:
-        before = one
+    mine, its = (seen.values[here].astype(np.float64) for seen in (one, other))
+    if one.eps != other.eps:
+        return bool((np.abs(mine - its) <= max(one.eps, other.eps) * np.abs(mine)).all())
+    adding = _ADDING * (np.abs(one.sums) + np.abs(other.sums))
+    return bool((mine == its).all() and (np.abs(one.sums - other.sums) <= adding).all())
+
+
+def are_replicas(one: Seen, other: Seen, before: Seen) -> bool | None:
+    """Whether two samples are of replicas of one model; `before` is one of before it moved.
+
+    None where they have no place in common.
+    """
+    same = is_copy(one, other)
+    if same is not False or one.processor == other.processor or not one.shape == other.shape == before.shape:
+        return same
     rounding = max(ROUNDING, 2 * one.eps, 2 * other.eps)
-    mine, its, was = (seen.values[here].astype(np.float64) for seen in (one, other, before))
-    if np.array_equal(mine, its) and np.array_equal(one.sums, other.sums):
-        return True
-    scale = np.abs(mine) + np.abs(its) + np.sqrt(np.mean(mine**2))
-    return bool(
-        (np.abs(mine - its) <= rounding * scale).all()
-        and _is_near(mine, its, was)
-        and _is_near(*(seen.sums.astype(np.float64) for seen in (one, other, before)))
+    return _is_near(one.values, other.values, before.values, rounding) and _is_near(
+        one.sums, other.sums, before.sums, rounding
     )
 
 
-def _is_near(one: Doubles, other: Doubles, before: Doubles) -> bool:
-    return bool(np.linalg.norm(one - other) <= OF_MOVE * np.linalg.norm(one - before))
+def _is_near(one: Values, other: Values, before: Values, rounding: float) -> bool:
+    here = ~(np.isnan(one) | np.isnan(other) | np.isnan(before))
+    mine, its, was = (values[here].astype(np.float64) for values in (one, other, before))
+    moved = np.abs(mine - was)
+    allowed = np.minimum(rounding * (np.abs(mine) + np.abs(its) + moved), OF_MOVE * moved)
+    return bool((np.abs(mine - its) <= allowed).all())
 
 
 def _went_back(learners: Sequence[_Learner]) -> Iterator[str]:
-    """Yield whose parameters became what they had been, to the bit, though the data went on."""
+    """Yield whose parameters became what they had been some steps before, though the data went on."""
     for learner in learners:
-        known: dict[bytes, int] = {}
-        for number, seen in enumerate(learner.seen):
+        known: dict[bytes, int] = {}  # the steps when they were so
+        before = b""
+        for seen in learner.seen:
             looks = seen.values.tobytes() + seen.sums.tobytes()
-            if (
-                len(seen.values) >= _TELLING
-                and known.get(looks, number - 1) < number - 1
-                and not learner.word
-            ):
+            went_back = looks != before and known.get(looks, seen.steps) < seen.steps
+            if went_back and len(seen.values) >= _TELLING:
                 yield (
                     f"the model of {learner.name} was, after {seen.steps} step(s), again what it "
                     f"had been before, and its data did not go back: loader.load_state_dict(…) with each "
                     f"model.load_state_dict(…)"
                 )
                 break
-            known[looks] = number
+            known[looks], before = seen.steps, looks
+
+
+def _changed(learners: Sequence[_Learner]) -> Iterator[str]:
+    """Yield whose parameters were written between two passes, by what is no step.
+
+    With a token the loop may have other weights in place, as averaged ones, and just after a step it may not
+    have bounded them yet.
+    """
+    for learner in learners:
+        first: dict[int, Seen] = {}
+        last: dict[int, Seen] = {}
+        for seen in learner.seen:
+            if seen.shape and seen.steps and seen.at in ("begin", "end"):
+                first.setdefault(seen.steps, seen)
+                last[seen.steps] = seen
+        changed = (n for n, one in first.items() if one.shape == last[n].shape and not is_copy(one, last[n]))
+        if (steps := next(changed, None)) is not None:
+            yield (
+                f"the model of {learner.name} was changed after {steps} step(s), by what is no step of an "
+                f"attached optimizer: loader.load_state_dict(…) with each model.load_state_dict(…), or, "
+                f"where nothing learnt is lost: {_WORD}"
+            )
 
 
 # Words --------------------------------------------------------------------------------------------------
@@ -297,6 +358,13 @@ def _not_loaded(part: Part, group: _Group) -> str:
         f"lineage {part.lineage.key[1]} began from a token, and the model of {group[0].name} was "
         f"not the one that was saved with it: model.load_state_dict(…) before the first step, or, where a "
         f"part of it was loaded: {_WORD}"
+    )
+
+
+def _not_anew(learner: _Learner) -> str:
+    return (
+        f"{learner.name} began at the beginning of the data with a model that had learnt from them before: "
+        f"loader.load_state_dict(…) with each model.load_state_dict(…), or another audit_dir for another job"
     )
 
 

@@ -77,8 +77,9 @@ class Seen:
     shape: str
     sharded: bool
     eps: float
+    processor: str
     values: npt.NDArray[np.float32]
-    sums: npt.NDArray[np.float32]
+    sums: npt.NDArray[np.float64]
     word: str
     line: int
 
@@ -93,6 +94,7 @@ class Snapshot:
     member: int
     exact: bool
     uncounted: int
+    partly: int
     late: bool
     line: int
 
@@ -390,13 +392,14 @@ def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
         member=int(values["member"]),
         exact=bool(values["exact"]),
         uncounted=int(values["uncounted"]),
+        partly=int(values["partly"]),
         late=(ledger, lineage) != (chapter.ledger, chapter.lineage),
         line=line,
     )
 
 
 def _seen(found: ModelSeen, line: int) -> Seen:
-    values, sums = (np.frombuffer(text, dtype="<f4") for text in (found.values, found.sums))
+    values, sums = np.frombuffer(found.values, dtype="<f4"), np.frombuffer(found.sums, dtype="<f8")
     told = {field.name: getattr(found, field.name) for field in fields(found)}
     return Seen(**told | {"values": values, "sums": sums}, line=line)
 

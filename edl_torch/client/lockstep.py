@@ -25,7 +25,7 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
-from edl_torch.core.registration import new_spec
+from edl_torch.core.registration import new_spec, reconcile
 from edl_torch.errors import InvalidArgument, UnknownDataset
 from edl_torch.shard import DatasetSpec
 
@@ -117,6 +117,8 @@ class FollowedMaster:
                     f"those that do have begun: call load_state_dict() on every rank first"
                 )
             spec = new_spec(call.registration, call.batch_size)
+        else:
+            spec = reconcile(spec, call.registration, alone=True)
         return RegisterAnswer(spec=spec, fence=Fence(), epoch=0)
 
     def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float] | None:

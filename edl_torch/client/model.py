@@ -2,14 +2,16 @@
 
 The model is the parameters of the attached optimizers. A sample has values at places that their shapes alone
 decide, so that replicas look at the same ones, and weighted sums over all values, in which the few places
-show that a sparse model has learnt. Ranks that hold shards see the places in their own. torch is imported
-when the first sample is taken, and nothing here communicates with other ranks.
+show that a sparse model has learnt. Ranks that hold shards see the places in their own, and no sums. torch is
+imported when the first sample is taken, and nothing here communicates with other ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import platform
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,12 @@ if TYPE_CHECKING:
 PLACES = 256  # of all parameters together, and as many sums at most
 _COLUMNS = 1024
 
+_UNSEEN = ""  # the shape of a model that cannot be looked at
+
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+log = logging.getLogger("edl_torch.audit")
 
 
 class Model:
@@ -72,22 +79,34 @@ class Model:
         parameters = _parameters(optimizers)
         if not parameters and not self.word:
             return None
-        self.is_due = False
+        self.is_due = self.is_due and at != "begin"
         self._recognise(parameters)
         shapes = tuple((tuple(p.shape), str(p.dtype), str(p.device)) for p in parameters)
-        if self._places is None or self._places[0] != shapes:
-            self._places = shapes, _Places(parameters)
-        places = self._places[1]
-        values, sums = places.look(parameters)
+        shape, sharded, eps, values, sums = _UNSEEN, False, 0.0, b"", b""
+        try:
+            if self._places is None or self._places[0] != shapes:
+                self._places = shapes, _Places(parameters)
+            places = self._places[1]
+            seen, totals = places.look(parameters)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as exc:
+            # A kind of tensor that torch cannot index or add up must not end a job: it shows nothing.
+            log.warning(
+                "the model cannot be looked at, so the audit cannot compare it: %s",
+                str(exc).partition("\n")[0],
+            )
+        else:
+            shape, sharded, eps = places.digest, places.sharded, places.eps
+            values, sums = seen.astype("<f4").tobytes(), totals.astype("<f8").tobytes()
         return ModelSeen(
             at=at,
             steps=self.steps,
             number=self._number,
-            shape=places.digest,
-            sharded=places.sharded,
-            eps=places.eps,
-            values=values.astype("<f4").tobytes(),
-            sums=sums.astype("<f4").tobytes(),
+            shape=shape,
+            sharded=sharded,
+            eps=eps,
+            processor=_processor(parameters),
+            values=values,
+            sums=sums,
             word=self.word,
         )
 
@@ -110,7 +129,29 @@ def _parameters(optimizers: Iterable[Any]) -> list[Any]:
         else:
             groups = getattr(optimizer, "param_groups", ())
             found |= {id(parameter): parameter for group in groups for parameter in group["params"]}
-    return [parameter for parameter in found.values() if parameter.device.type != "meta"]
+    return [parameter for parameter in found.values() if not _is_empty(parameter)]
+
+
+def _is_empty(parameter: Any) -> bool:
+    """Whether a parameter has no values yet, as a lazy module's before its first batch."""
+    from torch.nn.parameter import is_lazy
+
+    return is_lazy(parameter) or parameter.device.type == "meta"
+
+
+def _processor(parameters: Sequence[Any]) -> str:
+    """What computes: two that are equal here get equal bits from equal parameters and gradients."""
+    import torch
+
+    found = {"cuda": set[str](), "cpu": set[str]()}
+    for device in {parameter.device for parameter in parameters}:
+        if device.type == "cuda":
+            found["cuda"].add(torch.cuda.get_device_name(device))
+        else:
+            found["cpu"].add(device.type)
+    capability = torch.backends.cpu.get_cpu_capability()
+    names = [*sorted(found["cuda"]), *sorted(found["cpu"])]
+    return " ".join([*names, platform.machine(), capability, str(torch.get_num_threads()), torch.__version__])
 
 
 class _Places:
@@ -122,7 +163,8 @@ class _Places:
         self._torch = torch
         shapes = [tuple(_whole(parameter)) for parameter in parameters]
         self._opaque = {n for n, parameter in enumerate(parameters) if _is_opaque(parameter)}
-        self.sharded = bool(self._opaque) or any(_is_in_parts(parameter) for parameter in parameters)
+        self._sharded = self._opaque | {n for n, one in enumerate(parameters) if _is_in_parts(one)}
+        self.sharded = bool(self._sharded)
         said = repr(shapes) + (_rank() if self._opaque else "")
         self.digest = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
         floating = [p.dtype for p in parameters if p.dtype.is_floating_point or p.dtype.is_complex]
@@ -151,37 +193,39 @@ class _Places:
         self._size = first
         self._weights: dict[object, torch.Tensor] = {}
 
-    def look(self, parameters: Sequence[torch.Tensor]) -> tuple[Floats, Floats]:
-        """Return the values at the places, NaN for those of other ranks' shards; and sums, none of shards."""
+    def look(self, parameters: Sequence[torch.Tensor]) -> tuple[Floats, Doubles]:
+        """Return the values at the places, NaN for those of other ranks' shards; and sums, 0 of shards."""
         values = np.full(self._size, np.nan, dtype=np.float32)
         found: dict[object, list[tuple[npt.NDArray[np.int64], torch.Tensor]]] = {}
         with self._torch.no_grad():
             for number, numbers, index in self._picks:
                 tensor = _local(parameters[number])
-                picked = _real(tensor[index] if index else tensor.reshape(1))
+                picked = _real(tensor[index])
                 found.setdefault(picked.device, []).append((numbers, picked.reshape(-1)))
             for parts in found.values():
-                together = self._torch.cat([picked for _, picked in parts]).cpu().numpy()
-                # NaN says that a place is not here: a parameter that is NaN is the largest of all.
+                together = self._torch.cat([picked for _, picked in parts]).float().cpu().numpy()
+                # NaN says that a place is not here: a parameter that is NaN becomes the largest number.
                 numbers = np.concatenate([numbers for numbers, _ in parts])
-                values[numbers] = np.where(np.isnan(together), np.finfo(np.float32).max, together)
-            sums = [] if self.sharded else [self._sum(parameter) for parameter in parameters]
-        totals = np.zeros(min(len(sums), PLACES), dtype=np.float32)
-        for device in {total.device for total in sums}:
-            here = [number for number, total in enumerate(sums) if total.device == device]
+                values[numbers] = np.nan_to_num(together, nan=float(np.finfo(np.float32).max))
+            sums = {n: self._sum(parameters[n]) for n in range(len(parameters)) if n not in self._sharded}
+        totals = np.zeros(min(len(parameters), PLACES), dtype=np.float64)
+        for device in {total.device for total in sums.values()}:
+            here = [number for number, total in sums.items() if total.device == device]
             found_here = self._torch.stack([sums[number] for number in here]).cpu().numpy()
             np.add.at(totals, np.array(here) % PLACES, np.nan_to_num(found_here))
         return values, totals
 
     def _sum(self, parameter: torch.Tensor) -> torch.Tensor:
         """A sum of all values, each weighted by its place, without a copy of them."""
-        flat = parameter.detach().reshape(-1)
+        flat = _local(parameter).reshape(-1)
         rows = flat.numel() // _COLUMNS
-        table, rest = flat[: rows * _COLUMNS].view(rows, _COLUMNS), _real(flat[rows * _COLUMNS :])
+        # In twice the precision, so that the order of adding, which threads decide, is not seen.
+        precise = self._torch.float32 if flat.device.type == "mps" else self._torch.float64
+        table, rest = flat[: rows * _COLUMNS].view(rows, _COLUMNS), _real(flat[rows * _COLUMNS :]).to(precise)
         total = rest @ self._weighing(rest)
         if rows:
-            kind = self._torch.float32 if table.dtype.is_floating_point else None
-            down, across = _real(table.sum(0, dtype=kind)), _real(table.sum(1, dtype=kind))
+            kind = precise if table.dtype.is_floating_point else None
+            down, across = (_real(table.sum(axis, dtype=kind)).to(precise) for axis in (0, 1))
             total = total + down @ self._weighing(down) + across @ self._weighing(across)
         return total
 
@@ -190,8 +234,9 @@ class _Places:
         device, length = like.device, like.numel()
         known = self._weights.get(device)
         if known is None or known.numel() < length:
-            numbers = np.random.default_rng(0).random(max(length, _COLUMNS), dtype=np.float32)
-            known = self._weights[device] = self._torch.as_tensor(numbers + np.float32(0.5), device=device)
+            numbers = np.random.default_rng(0).random(max(length, _COLUMNS)) + 0.5
+            known = self._torch.as_tensor(numbers, dtype=like.dtype, device=device)
+            self._weights[device] = known
         return known[:length]
 
 
@@ -214,7 +259,8 @@ def _choose(sizes: Sequence[int], seed: str) -> list[tuple[int, npt.NDArray[np.i
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.real if tensor.dtype.is_complex else tensor).float()
+    tensor = tensor.real if tensor.dtype.is_complex else tensor
+    return tensor if tensor.dtype.itemsize > 1 else tensor.float()
 
 
 # Shards -------------------------------------------------------------------------------------------------
@@ -222,7 +268,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def _whole(parameter: Any) -> Sequence[int]:
     """The shape of a parameter over all ranks, as far as it says."""
-    return _local(parameter).shape if _is_opaque(parameter) else parameter.shape  # type: ignore[no-any-return]
+    return (_local(parameter).shape if _is_opaque(parameter) else parameter.shape) or (1,)
 
 
 def _local(parameter: Any) -> Any:
@@ -231,7 +277,8 @@ def _local(parameter: Any) -> Any:
     if shard is not None:
         return shard
     parameter = parameter.detach()
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local if local.dim() else local.reshape(1)
 
 
 def _is_opaque(parameter: Any) -> bool:
@@ -247,7 +294,7 @@ def _is_in_parts(parameter: Any) -> bool:
 def _offsets(parameter: Any) -> Sequence[int] | None:
     """Where this rank's part of a parameter begins; None where that cannot be told."""
     if not _is_in_parts(parameter):
-        return [0] * parameter.dim()
+        return [0] * len(_whole(parameter))
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     except ImportError:  # torch 2.4

@@ -56,6 +56,7 @@ class Position:
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
+        self._session.see_model("end")
         with self._session.elastic.going_back():
             if self.lockstep is not None:
                 self._restore_together(self.lockstep, token)
@@ -64,6 +65,7 @@ class Position:
                 self._session.run(self._pure.restore(token))
         if self._session.model is not None:
             self._session.model.restored()
+            self._session.see_model("restored")  # parameters may be added before the first step
 
     def _adopt(self, token: str | None) -> None:
         if token is not None and not self._session.joined:

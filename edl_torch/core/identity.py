@@ -6,14 +6,18 @@ It is plain JSON-able values, for journals, tokens and calls.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from edl_torch.fingerprint import UNKNOWN, describe_change, differ
-from edl_torch.shard import DatasetSpec, Source
+from edl_torch.shard import DatasetSpec
 
 _MISSING = "nothing"
 _ABSENT: dict[str, object] = {"shuffle_window": 1, "fingerprint": UNKNOWN}
-_DATA = ("sources", "num_sources", "size", "fingerprint")
+_DATA = ("sources", "names", "num_sources", "size", "fingerprint")
+_LABELS = {
+    "sources": "sources (digest of their ranges in order)",
+    "names": 'names of sources (digest; with fingerprint="v1" for the same data they may differ)',
+}
 
 
 def identity(spec: DatasetSpec) -> dict[str, object]:
@@ -22,7 +26,8 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
     A `shuffle_window` of 1 and an unknown `fingerprint` are left out.
     """
     fields: dict[str, object] = {
-        "sources": _digest(spec.sources),
+        "sources": _digest("srcs", (f"{source.start}+{source.count}" for source in spec.sources)),
+        "names": _digest("name", (source.name for source in spec.sources)),
         "num_sources": len(spec.sources),
         "size": spec.size,
         "records_per_shard": spec.records_per_shard,
@@ -42,25 +47,25 @@ def differences(
 ) -> list[str]:
     """Return a line for each field in which two identities differ, such as `seed: registered 0, asked 7`.
 
-    An unknown fingerprint differs from none. `asked_is_older` says which data were there first.
+    An unknown fingerprint differs from none; where both are known, sources may have other names, as the same
+    files have elsewhere. `asked_is_older` says which data were there first.
     """
-    lines = []
+    prints = [str(found.get("fingerprint", UNKNOWN)) for found in (registered, asked)]
+    then, now = reversed(prints) if asked_is_older else prints
+    lines = [f"data: {describe_change(then, now)}"] if differ(then, now) else []
     for field in dict.fromkeys((*registered, *asked)):
         absent = _ABSENT.get(field, _MISSING)
         old, new = registered.get(field, absent), asked.get(field, absent)
-        if field == "fingerprint":
-            then, now = (str(new), str(old)) if asked_is_older else (str(old), str(new))
-            if differ(then, now):
-                lines.append(f"data: {describe_change(then, now)}")
-        elif old != new:
-            lines.append(f"{_label(field)}: registered {old}, asked {new}")
+        if old == new or field == "fingerprint" or (field == "names" and all(prints)):
+            continue
+        lines.append(f"{_LABELS.get(field, field)}: registered {old}, asked {new}")
     return lines
 
 
-def data_differs(registered: Mapping[str, object], asked: Mapping[str, object]) -> bool:
-    """Return whether it is the data in which two identities differ, or among other things."""
+def data_differences(registered: Mapping[str, object], asked: Mapping[str, object]) -> list[str]:
+    """Return the lines of `differences` that are of the data."""
     one, other = ({f: found[f] for f in _DATA if f in found} for found in (registered, asked))
-    return bool(differences(one, other))
+    return differences(one, other)
 
 
 def but_data(found: Mapping[str, object]) -> dict[str, object]:
@@ -68,15 +73,11 @@ def but_data(found: Mapping[str, object]) -> dict[str, object]:
     return {field: value for field, value in found.items() if field not in _DATA}
 
 
-def _label(field: str) -> str:
-    return "sources (digest of names, ranges and their order)" if field == "sources" else field
-
-
-def _digest(sources: tuple[Source, ...]) -> str:
-    """BLAKE2b (RFC 7693) over name length, name, start and count of each source: 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16, person=b"edl_torch srcs 1")
-    for source in sources:
+def _digest(person: str, texts: Iterable[str]) -> str:
+    """BLAKE2b (RFC 7693) over the length and the bytes of each text: 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16, person=f"edl_torch {person}".encode())
+    for text in texts:
         # Names of files may hold undecodable bytes as lone surrogates.
-        name = source.name.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:%b%d+%d;" % (len(name), name, source.start, source.count))
+        name = text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:%b;" % (len(name), name))
     return digest.hexdigest()

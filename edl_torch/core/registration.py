@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from edl_torch.core.calls import Registration
-from edl_torch.core.identity import data_differs, differences, identity
+from edl_torch.core.identity import data_differences, differences, identity
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.spec import validate_spec
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
@@ -44,7 +44,8 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
 
     The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
     in-shard shuffle and its window open for the first one, and who says nothing of it does not shuffle.
-    The first known fingerprint binds it. Options differ freely while `alone` uses the dataset.
+    The first known fingerprint binds it; where it agrees, sources have the names that `asked` gives them.
+    Options differ freely while `alone` uses the dataset.
     Raises DatasetConflict with the differing fields.
     """
     given = _given(asked)
@@ -61,13 +62,23 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
     if not alone:
         differing += option_differences(registered, asked)
     if differing:
-        what = "data or settings" if data_differs(old, new) else "settings"
+        what = "data or settings" if data_differences(old, new) else "settings"
         raise DatasetConflict(
             f"dataset {registered.name!r} is registered with other {what}: {'; '.join(differing)}. "
             f"Use the registered ones, or another dataset_name"
         )
     validate_spec(wanted)
     return wanted
+
+
+def check_data(registered: DatasetSpec, here: DatasetSpec) -> None:
+    """Raise DatasetConflict unless the data `here` are those registered."""
+    differing = data_differences(identity(registered), identity(here))
+    if differing:
+        raise DatasetConflict(
+            f"dataset {registered.name!r} is registered with other data: {'; '.join(differing)}. "
+            f"Give every rank the same data"
+        )
 
 
 def option_differences(registered: DatasetSpec, asked: Registration) -> list[str]:

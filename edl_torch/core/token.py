@@ -12,7 +12,7 @@ import numpy as np
 
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.codec import row_of
-from edl_torch.core.identity import but_data, data_differs, differences, identity
+from edl_torch.core.identity import but_data, data_differences, differences, identity
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.errors import InvalidArgument, TokenError
@@ -83,12 +83,15 @@ class Token:
     def onto(self, spec: DatasetSpec) -> Token:
         """Return the beginning of the next epoch on other data, where nothing but the data has changed."""
         registered = identity(spec)
-        if not data_differs(registered, self.identity) or differences(
-            but_data(registered), but_data(self.identity)
-        ):
+        if not self._has_other_data(registered):
             return self
         epoch = self._next_epoch
         return Token(identity=registered, first_epoch=epoch, epoch=epoch, before=self.encode())
+
+    def _has_other_data(self, registered: Mapping[str, object]) -> bool:
+        """Whether it is the data alone in which a dataset differs."""
+        others = differences(but_data(registered), but_data(self.identity))
+        return bool(data_differences(registered, self.identity)) and not others
 
     def check(self, spec: DatasetSpec) -> None:
         """Raise TokenError, field by field, unless this token is of the dataset `spec`."""
@@ -99,7 +102,7 @@ class Token:
                 f"the token is not of dataset {spec.name!r} as registered: {'; '.join(differing)}. "
                 f"Give the service what the checkpoint was made with, or load_state_dict(None) to begin anew"
                 + _ON_OTHER_DATA
-                * data_differs(registered, self.identity)
+                * self._has_other_data(registered)
             )
 
     def check_within(self, plan: Plan) -> None:

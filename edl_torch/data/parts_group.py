@@ -170,7 +170,7 @@ class ProcessGroupParts:
     def send(self, parcel: Parcel) -> Sending:
         """Let the followers have a parcel, and go on.
 
-        Raises InvalidArgument, with nothing sent, for a batch with what `parts_message.Packed` refuses.
+        Raises InvalidArgument, with nothing sent, for a batch with what `Packed` refuses.
         """
         slices = [(part.epoch, part.shard, part.skip, part.limit) for part in parcel.slices]
         packed = Packed((parcel.batch, parcel.size, slices, parcel.discarded))

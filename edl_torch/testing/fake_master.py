@@ -240,14 +240,19 @@ class FakeMaster(FakeConnection):
     """
 
     def __init__(
-        self, *, lease_timeout_s: float = 30.0, grace_s: float = 1.0, progress_timeout_s: float = 0.0
+        self,
+        *,
+        lease_timeout_s: float = 30.0,
+        grace_s: float = 1.0,
+        progress_timeout_s: float = 0.0,
+        ledger_id: str = "fake",
     ) -> None:
         self.clock = FakeClock()
         self.faults = Faults()
         self.outcomes: dict[str, Outcomes] = {}
         self.listeners: dict[str, Listener] = {}
         self._dispatcher = Dispatcher(
-            ledger_id="fake",
+            ledger_id=ledger_id,
             lease_timeout_s=lease_timeout_s,
             grace_s=grace_s,
             progress_timeout_s=progress_timeout_s,

@@ -115,11 +115,15 @@ class Uncounted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTaken:
-    """A token was taken. Where it is not exact, it lacks `uncounted` records that were reported."""
+    """A token was taken. Where it is not exact, it lacks `uncounted` records that were reported.
+
+    It lacks `partly` records that one attached optimizer had stepped on, and another had not.
+    """
 
     token: str
     exact: bool
     uncounted: int
+    partly: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +138,13 @@ class Restored:
 class ModelSeen:
     """Sample of the model: the parameters of the attached optimizers.
 
-    `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, or the session) or "token".
+    `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, a lineage or the session),
+    "token" or "restored".
     `steps` counts those since the session began, or went back to a token; `number` is another one where no
     parameter of before is left. `shape` is equal where samples can be compared. `values` and `sums` are
-    little-endian float32; NaN stands for values in the shards of other ranks. `eps` is that of the coarsest
-    dtype. `word` is the user's, on why trainers whose parameters differ have one model.
+    little-endian, float32 and float64; NaN stands for values in the shards of other ranks. `eps` is that of
+    the coarsest dtype, `processor` what computes: replicas on equal ones are equal to the bit. `word` is the
+    user's, on why trainers whose parameters differ have one model.
     """
 
     at: str
@@ -147,6 +153,7 @@ class ModelSeen:
     shape: str
     sharded: bool
     eps: float
+    processor: str
     values: bytes
     sums: bytes
     word: str

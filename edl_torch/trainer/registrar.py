@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edl_torch.core.calls import Fence, FencedCall, RegisterAnswer
 from edl_torch.core.plan import Plan
+from edl_torch.core.registration import check_data
 from edl_torch.core.rollback import went_back
 from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
@@ -119,9 +120,14 @@ class Registrar:
             self._state.facts.append(Joined(spec=plan.spec, fence=fence, batch_size=batch_size))
 
     def heard(self, spec: DatasetSpec) -> None:
-        """Take over the dataset as the rank registered it that holds the leases for this one."""
-        if self._state.registered.plan is not None:
-            self._state.registered.plan = Plan(spec)
+        """Take over the dataset as the rank registered it that holds the leases for this one.
+
+        The same data may have other names here. Raises DatasetConflict for other data.
+        """
+        plan = self._state.registered.plan
+        if plan is not None:
+            check_data(spec, plan.spec)
+            self._state.registered.plan = Plan(replace(spec, sources=plan.spec.sources))
 
     def enter(self, lineage: int) -> None:
         """Go on in `lineage`, which this trainer opened by going back to a token."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +207,9 @@ def test_other_data_and_another_seed_are_refused_all_the_same() -> None:
         state = before.state_dict()
     with (
         loader(NEW, shuffle=True, seed=1, data_changed="new_epoch") as after,
-        pytest.raises(TokenError, match="seed: registered 1, asked 0"),
+        pytest.raises(
+            TokenError, match=r"seed: registered 1, asked 0.* or load_state_dict.None. to begin anew$"
+        ),
     ):
         after.load_state_dict(state)
 
@@ -217,3 +221,47 @@ def test_the_beginning_of_other_data_is_the_beginning() -> None:
         after.load_state_dict(state)
         assert sum(len(batch) for batch in after) == 60
         assert after.service.progress().epoch == 1
+
+
+# The same data, elsewhere ----------------------------------------------------------------------------------
+
+
+def moved(folder: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(folder, tmp_path / "other" / "place"))
+
+
+def linked(folder: Path, tmp_path: Path) -> str:
+    (tmp_path / "link").symlink_to(folder)
+    return str(tmp_path / "link")
+
+
+SPELLINGS = [moved, linked, lambda folder, _: f"{folder}/", lambda folder, _: os.path.relpath(folder)]
+ELSEWHERE = pytest.mark.parametrize("elsewhere", SPELLINGS, ids=["moved", "linked", "slash", "relative"])
+
+
+@ELSEWHERE
+def test_a_checkpoint_goes_on_with_the_same_data_elsewhere_and_the_audit_sees_one_dataset(
+    folder: Path, tmp_path: Path, elsewhere: Callable[[Path, Path], str]
+) -> None:
+    with loader(str(folder), audit_dir=tmp_path / "audit") as before:
+        _in_hand = first(iter(before), 3)
+        state = before.state_dict()
+    again = loader(elsewhere(folder, tmp_path), audit_dir=tmp_path / "audit", data_changed="new_epoch")
+    with again as after:
+        after.load_state_dict(state)
+        assert sum(len(batch[0]) for _ in after.epochs() for batch in after) == 2 * 48 - 12
+    (verdict,) = audit([tmp_path / "audit"])
+    assert (verdict.delivered, verdict.first_epoch, verdict.abandoned) == (True, 0, 0)
+
+
+@ELSEWHERE
+def test_a_trainer_that_has_the_same_data_elsewhere_takes_part(
+    folder: Path, tmp_path: Path, elsewhere: Callable[[Path, Path], str]
+) -> None:
+    master = LocalMaster()
+    with (
+        loader(str(folder), master_client=master) as one,
+        loader(elsewhere(folder, tmp_path), master_client=master) as two,
+    ):
+        passes = [iter(one), iter(two)]
+        assert [len(next(batches)[0]) for batches in (*passes, *passes)] == [4] * 4

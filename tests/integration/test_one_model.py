@@ -50,16 +50,16 @@ def learn(model: Memory, optimizer: torch.optim.Optimizer, batch: torch.Tensor) 
     optimizer.step()
 
 
-def loader(fake: FakeMaster, folder: Path, name: str = "a", **options: Any) -> ElasticDataLoader:
+def loader(fake: FakeMaster | None, folder: Path, name: str = "a", **options: Any) -> ElasticDataLoader:
     options = {"batch_size": BATCH, "records_per_shard": BATCH, "shuffle": True, **options}
     return ElasticDataLoader(
-        torch.arange(float(SIZE)), master_client=fake.connect(name), audit_dir=folder, **options
+        torch.arange(float(SIZE)), master_client=fake and fake.connect(name), audit_dir=folder, **options
     )
 
 
 @contextmanager
 def trainer(
-    fake: FakeMaster,
+    fake: FakeMaster | None,
     folder: Path,
     name: str = "a",
     model: Memory | None = None,
@@ -358,3 +358,137 @@ def test_synchronous_ranks_without_ddp_have_models_of_their_own(tmp_path, capsys
     for rank, model in models.items():
         assert {"trainers": [f"rank{rank}"], "records": len(model.learnt)} in said["models"]["shares"]
     assert "model = DistributedDataParallel(model)" in said["undecided"][0]
+
+
+# What is near is not the same -----------------------------------------------------------------------------
+
+
+def saved_at(batches: ElasticDataLoader, model: Memory, optimizer: Any, *when: int) -> list[Any]:
+    """Train up to the last of these steps; the model and the token at each of them."""
+    found = []
+    for number, batch in enumerate(batches, 1):
+        learn(model, optimizer, batch)
+        if number in when:
+            found.append((copy.deepcopy(model.state_dict()), batches.state_dict()))
+        if number == when[-1]:
+            return found
+    raise AssertionError("the epoch has fewer batches")
+
+
+def test_a_token_with_the_model_of_a_neighbouring_checkpoint_is_not_one_model(tmp_path, capsys):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path, model=Memory().bfloat16()) as (batches, model, optimizer):
+        model.head.data += 1000.0  # one part is large, and hides what the other has learnt
+        (older, _), (_, token) = saved_at(batches, model, optimizer, 4, 5)
+    with trainer(fake, tmp_path, "b", model=Memory().bfloat16()) as (batches, model, optimizer):
+        model.load_state_dict(older)
+        batches.load_state_dict(token)
+        train(batches, model, optimizer)
+        assert len(model.learnt) == SIZE - BATCH
+    assert judged(tmp_path, capsys)[0] == DELIVERED
+
+
+@pytest.mark.parametrize("master", ["the same", "another"])
+def test_a_model_that_has_learnt_does_not_begin_anew(tmp_path, capsys, master):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        ((state, _),) = saved_at(batches, model, optimizer, 5)
+        if master == "the same":
+            batches.load_state_dict(None)
+            train(batches, model, optimizer)
+    if master == "another":
+        with trainer(None, tmp_path, "b") as (batches, model, optimizer):
+            model.load_state_dict(state)
+            train(batches, model, optimizer)
+    assert max(model.counts.tolist()) == 2
+    status, said = judged(tmp_path, capsys)
+    assert status == DELIVERED
+    assert "had learnt from them before" in said["undecided"][-1]
+
+
+def test_a_model_that_is_written_between_two_passes_has_forgotten(tmp_path, capsys):
+    with trainer(FakeMaster(), tmp_path, num_epochs=2) as (batches, model, optimizer):
+        for _ in batches.epochs():
+            torch.nn.init.zeros_(model.counts)
+            for batch in batches:
+                learn(model, optimizer, batch)
+    assert set(model.counts.tolist()) == {1.0}
+    status, said = judged(tmp_path, capsys)
+    assert (status, "was changed after" in said["undecided"][0]) == (DELIVERED, True)
+
+
+def test_a_token_between_the_steps_of_two_optimizers_is_inexact(tmp_path, capsys):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        critic = Memory()
+        batches.attach(often := sgd(critic))
+        for number, batch in enumerate(batches, 1):
+            learn(critic, often, batch)
+            if number % 3 == 0:
+                learn(model, optimizer, batch)
+            if number == 5:
+                token, saved = batches.state_dict(), copy.deepcopy([model.state_dict(), critic.state_dict()])
+                break
+    with trainer(fake, tmp_path, "b") as (batches, model, optimizer):
+        batches.attach(often := sgd(critic))
+        model.load_state_dict(saved[0])
+        critic.load_state_dict(saved[1])
+        batches.load_state_dict(token)
+        for batch in batches:
+            learn(critic, often, batch)
+            learn(model, optimizer, batch)
+    assert max(critic.counts.tolist()) == 2
+    status, said = judged(tmp_path, capsys)
+    assert (status, "another had not" in said["inexact"][0]) == (INEXACT, True)
+
+
+# What a model may be --------------------------------------------------------------------------------------
+
+
+def test_averaged_weights_may_be_in_place_while_a_token_is_taken(tmp_path, capsys):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        ((trained, _),) = saved_at(batches, model, optimizer, 5)
+        model.load_state_dict({name: value / 2 for name, value in trained.items()})
+        token = batches.state_dict()
+        model.load_state_dict(trained)
+    with trainer(fake, tmp_path, "b") as (batches, model, optimizer):
+        model.load_state_dict(trained)
+        batches.load_state_dict(token)
+        train(batches, model, optimizer)
+    assert set(model.counts.tolist()) == {1.0}
+    assert judged(tmp_path, capsys)[1]["undecided"] == []
+
+
+def test_parameters_may_be_added_between_a_restore_and_its_first_step(tmp_path, capsys):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        ((saved, token),) = saved_at(batches, model, optimizer, 5)
+    with trainer(fake, tmp_path, "b") as (batches, model, optimizer):
+        model.load_state_dict(saved)
+        batches.load_state_dict(token)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+        train(batches, model, optimizer)
+    assert set(model.counts.tolist()) == {1.0}
+    assert judged(tmp_path, capsys)[1]["undecided"] == []
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.0),
+        torch.empty(0, 3),
+        torch.ones(5, dtype=torch.complex64),
+        torch.ones(2, 3000).t(),
+        torch.ones(3).to_sparse(),
+    ],
+    ids=["of no dimension", "empty", "complex", "transposed", "sparse"],
+)
+def test_a_parameter_of_any_kind_ends_no_job(tmp_path, capsys, tensor):
+    with trainer(FakeMaster(), tmp_path) as (batches, model, optimizer):
+        odd = torch.nn.Parameter(tensor, requires_grad=tensor.layout is torch.strided)
+        optimizer.add_param_group({"params": [odd]})
+        batches.state_dict()
+        train(batches, model, optimizer)
+    assert set(model.counts.tolist()) == {1.0}
+    assert judged(tmp_path, capsys)[1]["undecided"] == []

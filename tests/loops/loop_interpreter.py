@@ -6,8 +6,10 @@ What a batch holds it reads from the batch: each sample is its record's number.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,15 @@ import torch
 from loop_data import NumberColumns, Numbers, NumbersInOrder, reading_ahead
 from loop_model import Model
 from loop_program import Flush, Kind, Order, Place, Program, Report, Seed
-from loop_promises import Books, BrokenPromise, check_finished, check_gradient, check_once, check_verdict
+from loop_promises import (
+    Books,
+    BrokenPromise,
+    Judged,
+    check_finished,
+    check_gradient,
+    check_once,
+    check_verdict,
+)
 from loop_reference import Batch, Reference, Saved
 from torch.utils.data import DataLoader
 
@@ -38,13 +48,16 @@ class Broken(Exception):
 class Interpreter:
     """One job: a model, and the loops that train it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, forgets_model: bool = False) -> None:
         self.program = program
+        self.forgets_model = forgets_model
         self.reference = Reference(len(program.optimizers), program.attached, plain=program.loader.plain)
         self.model = Model(len(program.optimizers))
         self.saved: tuple[dict[str, str], list[torch.Tensor], Saved] | None = None
         self.error: EdlError | None = None
         self.finished = False
+        self.judged: Judged | None = None  # by its audit
+        self.heir: Interpreter | None = None  # that went on from what was saved
         self._batches = 0
         self._epoch = 0
         self._overflowed = False
@@ -88,7 +101,7 @@ class Interpreter:
         if self.finished:
             check_finished(self.program, self.reference)
         if folder is not None and self.reference.batches:
-            check_verdict(self.program, self.reference, folder)
+            self.judged = check_verdict(self.program, self.reference, folder)
 
     # What it is made of -----------------------------------------------------------------------------------
 
@@ -404,7 +417,10 @@ class Interpreter:
         assert self.saved is not None
         token, weights, counted = self.saved
         self.service.load_state_dict(token)
-        self.model.load(weights)
+        if self.forgets_model:
+            counted = replace(counted, learnt=[Counter() for _ in weights])
+        else:
+            self.model.load(weights)
         self.reference.restored(counted)
         self.books.restart()
         self._overflowed = False

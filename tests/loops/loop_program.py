@@ -147,6 +147,7 @@ class Program(Value):
     incidents: tuple[Incident, ...] = ()
     saves_passes: bool = False  # a token and a copy of the model after each pass
     resume: bool = False  # afterwards what was saved last is trained to the end by another service
+    forgets_model: bool = False  # which loads the token, and not the model
 
     def has(self, *kinds: Kind) -> bool:
         """Whether an incident is one of these."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -104,11 +105,12 @@ def is_bare_proof(verdict: Verdict) -> bool:
     return verdict.outcome is Outcome.PROVEN
 
 
-def check_verdict(program: Program, reference: Reference, folder: Path) -> None:
-    """The audit does not prove what the model shows to be wrong."""
+def check_verdict(program: Program, reference: Reference, folder: Path) -> Judged:
+    """The audit does not prove what the model shows to be wrong. Returns what both say."""
     (verdict,) = audit([folder], unfinished=True)
+    judged = Judged(_learnt_once(program, reference, verdict), verdict)
     if not is_bare_proof(verdict) or not program.steps_on_all:
-        return
+        return judged
     bad = reference.bad() + unreadable(program)
     for head, learnt in enumerate(reference.learnt):
         if twice := [record for record, times in learnt.items() if times > 1]:
@@ -118,3 +120,21 @@ def check_verdict(program: Program, reference: Reference, folder: Path) -> None:
         required = {(e, n) for e in range(program.data.epochs) for n in range(program.data.records)}
         if never := required - set(learnt) - set(bad):
             raise BrokenPromise("proven though lost", f"optimizer {head} never learnt {sorted(never)}")
+    return judged
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A finished job: whether each optimizer learnt each record once, by the loop's count; the verdict."""
+
+    exact: bool
+    verdict: Verdict
+
+
+def _learnt_once(program: Program, reference: Reference, verdict: Verdict) -> bool:
+    bad = reference.bad() + unreadable(program)
+    required = program.data.epochs * program.data.records - len(bad) - verdict.dropped
+    return all(
+        max(learnt.values(), default=1) == 1 and len(learnt) == required and not learnt.keys() & bad.keys()
+        for learnt in reference.learnt
+    )

@@ -1,6 +1,6 @@
 """Runs a program as a whole: the loop, and what another service makes of the token that it saved.
 
-It knows no promise; those are checked on the way.
+Both write one audit. It knows no promise; those are checked on the way.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ def run(program: Program) -> Interpreter:
     job = Interpreter(program)
     with tempfile.TemporaryDirectory() as folder:
         job.run(FakeMaster(), Path(folder))
-    if program.resume and job.saved is not None:
-        calm = replace(program, incidents=(), saves_passes=False, counted_epochs=False, take=0, resume=False)
-        heir = Interpreter(calm)
-        heir.saved = job.saved
-        heir.run(FakeMaster(), None)
+        if program.resume and job.saved is not None:
+            calm = replace(
+                program, incidents=(), saves_passes=False, counted_epochs=False, take=0, resume=False
+            )
+            job.heir = Interpreter(calm, forgets_model=program.forgets_model)
+            job.heir.saved = job.saved
+            job.heir.run(FakeMaster(ledger_id="heir's"), Path(folder))
     return job

@@ -11,6 +11,9 @@ import os
 from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("EDL_LOOPS", "0"))
+# Of loops that the model calls exact, so many may not be proven. The last percent are some that are left
+# between the steps of several optimizers: the few that are drawn each time have none of those.
+DEMOTED = 0.02 if TIMES else 0.01
 
 
 def drawing(examples: int) -> settings:

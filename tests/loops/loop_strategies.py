@@ -80,6 +80,7 @@ def elastic_programs(
     draw: Any,
     workers: st.SearchStrategy[int] = NO_WORKERS,
     threads: st.SearchStrategy[bool] = st.sampled_from([True, False, False]),  # noqa: B008  it is a value
+    attached: st.SearchStrategy[bool] = st.booleans(),  # noqa: B008  it is a value
 ) -> Program:
     processes = draw(_processes(workers))
     loader = Loader(
@@ -96,12 +97,14 @@ def elastic_programs(
         loader = replace(
             loader, threads=draw(st.integers(1, 3)), prefetch=draw(st.sampled_from([None, 1, 3]))
         )
-    attached = draw(st.booleans())
+    is_attached = draw(attached)
     scaler = draw(st.integers(0, 3)) == 0
     program = Program(
         data=draw(datas()),
         loader=loader,
-        optimizers=_some_attached(draw(optimizers(attached=attached)), draw(st.sampled_from([-1, -1, 0, 1]))),
+        optimizers=_some_attached(
+            draw(optimizers(attached=is_attached)), draw(st.sampled_from([-1, -1, 0, 1]))
+        ),
         lookahead=lookahead,
         told=told,
         weighed=not lookahead and draw(st.booleans()),
@@ -187,7 +190,9 @@ def _with_incidents(draw: Any, program: Program, kinds: list[Kind]) -> Program:
         kept = any(incident.keep_iterator for incident in incidents)
         program = replace(program, saves_passes=not kept and draw(st.integers(0, 3)) == 0)
     if program.saves_exactly and (program.saves_passes or program.has(Kind.SAVE)):
-        return replace(program, resume=draw(st.booleans()))
+        moves = all(optimizer.rate for optimizer in program.optimizers)  # else a model is as good as none
+        forgets_model = moves and draw(st.integers(0, 3)) == 0
+        return replace(program, resume=draw(st.booleans()), forgets_model=forgets_model)
     kept = (i for i in incidents if program.saves_exactly or i.kind not in (Kind.SAVE, Kind.RESTORE))
     return replace(program, incidents=tuple(kept))
 

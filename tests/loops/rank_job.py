@@ -23,6 +23,7 @@ from rank_reduce import Exchange, mean
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.audit.verdict import audit
+from edl_torch.cli.verdict_words import inexact, undecided
 from edl_torch.errors import AccountingError
 from edl_torch.testing import FakeMaster, ThreadPeers
 
@@ -61,7 +62,10 @@ class Rank:
 
     def train(self, saved: Saved | None) -> None:
         token, weights, learnt, bad = saved or (None, self.model.copy(), Counter(), Counter())
-        self.model.load(weights)
+        if saved is not None and self.program.forgets_model:
+            learnt = Counter()
+        else:
+            self.model.load(weights)
         if not self.number:
             self.bad = Counter(bad)
         self.learnt = Counter(learnt)
@@ -120,11 +124,14 @@ class Rank:
         head, optimizer = self.model.heads[number], self.optimizers[number]
         gradients = self.exchange.of(self.number, None if head.grad is None else head.grad.clone())
         windows = self.exchange.of(self.number, list(self.windows[number]))
-        head.grad = mean(gradients, head)
+        if self.program.reduced:
+            head.grad = mean(gradients, head)
+        else:
+            windows = [list(self.windows[number])]
         union = [batch for window in windows for batch in window if batch.numbers]
         if self.program.weighed:
             self.loader.scale_gradients(optimizer)
-            if not self.program.trained:  # else it has a batch that went back
+            if self.program.reduced and not self.program.trained:  # else it has a batch that went back
                 self._check_gradient(number, union)
         optimizer.step()
         optimizer.zero_grad()
@@ -138,27 +145,31 @@ class Rank:
             check_gradient(self.model.heads[number].grad, expected, union)
 
 
-def run(program: Ranks) -> None:
-    """Raises BrokenPromise."""
+def run(program: Ranks) -> str | None:
+    """Raises BrokenPromise.
+
+    Returns None unless one model has learnt each record once, as its ranks tell; then why that is not proven,
+    or ''.
+    """
     print(f"program: {program!r}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             ranks = _run_all(program, None, Path(folder))
         except AccountingError as error:  # nothing is left to make a window whole that was left
             if STUCK in str(error) and not program.flush:
-                return
+                return None
             raise
-        (verdict,) = audit([folder])
-    proven = is_bare_proof(verdict)
-    _check(program, ranks, proven=proven)
-    saved = ranks[0].saved
-    if program.heirs and saved is not None:
-        calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0)
-        _check(calm, _run_all(calm, saved), proven=proven)
+        why = _check(program, ranks, Path(folder))
+        saved = ranks[0].saved
+        if program.heirs and saved is not None:
+            calm = replace(program, size=program.heirs, leave=-1, failed=(), save=-1, heirs=0)
+            why = _check(calm, _run_all(calm, saved, Path(folder)), Path(folder))
+    return why
 
 
-def _run_all(program: Ranks, saved: Saved | None, folder: Path | None = None) -> list[Rank]:
-    fake, exchange = FakeMaster(), Exchange(program.size)
+def _run_all(program: Ranks, saved: Saved | None, folder: Path) -> list[Rank]:
+    fake = FakeMaster(ledger_id="first" if saved is None else "heirs'")
+    exchange = Exchange(program.size)
     ranks: dict[int, Rank] = {}
     errors: dict[int, Exception] = {}
 
@@ -201,7 +212,7 @@ def _raise(errors: dict[int, Exception]) -> None:
 
 @contextmanager
 def _rank(
-    program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchange, folder: Path | None
+    program: Ranks, fake: FakeMaster, peers: ThreadPeers, exchange: Exchange, folder: Path
 ) -> Iterator[Rank]:
     data = program.data
     reader = Numbers(data.records, data.unreadable)
@@ -224,13 +235,22 @@ def _rank(
         yield Rank(program, peers, exchange, service, loader)
 
 
-def _check(program: Ranks, ranks: list[Rank], *, proven: bool) -> None:
+def _check(program: Ranks, ranks: list[Rank], folder: Path) -> str | None:
     """Each record is in the one model once, unless all left after a backward pass: then nothing is proven."""
     data = program.data
     bad = sum((rank.bad for rank in ranks), Counts())
     readable = [n for n in range(data.records) if n not in data.unreadable]
     expected = Counter({(epoch, n): 1 for epoch in range(data.epochs) for n in readable}) - bad
+    (verdict,) = audit([folder])
+    proven = is_bare_proof(verdict)
+    one_model = program.reduced and not program.forgets_model
     for rank in ranks:
-        if rank.learnt != expected and (proven or not program.trained):
+        if rank.learnt != expected and one_model and (proven or not program.trained):
             lost, doubled = expected - rank.learnt, rank.learnt - expected
             raise BrokenPromise("learnt", f"lost {sorted(lost)}, doubled {sorted(doubled)}")
+    exact = any(rank.learnt == expected for rank in ranks)
+    if proven and not exact:
+        raise BrokenPromise("proven", f"models have {[len(rank.learnt) for rank in ranks]}: {verdict.models}")
+    if not exact or not program.attached:
+        return None
+    return "; ".join([*undecided(verdict), *inexact(verdict)])

@@ -50,4 +50,6 @@ class Ranks(Value):
     failed: tuple[tuple[int, int], ...] = ()
     save: int = -1
     heirs: int = 0
+    reduced: bool = True  # gradients over all ranks, as DDP does it
+    forgets_model: bool = False  # heirs load the token, and not the model
     in_process: bool = True

@@ -125,7 +125,7 @@ def below(paths: Sequence[str]) -> list[str]:
 # Values -------------------------------------------------------------------------------------------------
 
 
-_ARRAYS_OWN = (TypeError, ValueError, RuntimeError, LookupError)  # what array-likes say that they cannot do
+ARRAYS_OWN = (TypeError, ValueError, RuntimeError, LookupError)  # what array-likes say that they cannot do
 
 
 class Unlike(Exception):
@@ -172,7 +172,7 @@ def _add_array(digest: Any, value: Any, depth: int) -> None:
     digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
     try:
         array = _as_array(value)
-    except _ARRAYS_OWN as exc:  # it has no values, as torch's on the device "meta", or is sparse
+    except ARRAYS_OWN as exc:  # it has no values, as torch's on the device "meta", or is sparse
         raise Unlike from exc
     if array.dtype.hasobject:
         _add(digest, array.tolist(), depth - 1)
@@ -183,5 +183,5 @@ def _add_array(digest: Any, value: Any, depth: int) -> None:
 def _as_array(value: Any) -> Any:
     try:
         return np.asarray(value)
-    except _ARRAYS_OWN:  # on another device, or of a type that numpy has not, as torch's bfloat16
+    except ARRAYS_OWN:  # on another device, or of a type that numpy has not, as torch's bfloat16
         return np.asarray(value.tolist())

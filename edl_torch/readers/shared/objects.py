@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.shared.looks import Part, Unlike, below, chosen, listing, records
+from edl_torch.readers.shared.looks import ARRAYS_OWN, Part, Unlike, below, chosen, listing, records
 
 _DEEPEST = 3
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
@@ -34,7 +34,7 @@ def _parts(found: Any, name: str, depth: int) -> Iterator[Part]:
     """What an object has, each with its name within the dataset and a digest."""
     if not depth:
         return
-    with suppress(Unlike):
+    with suppress(Unlike, OSError, *ARRAYS_OWN):  # what cannot be looked at tells nothing
         yield name or "values", _digest(found)
         return
     for attribute, value in sorted(getattr(found, "__dict__", {}).items()):

@@ -22,6 +22,7 @@ WORD = ModelSeen(  # these jobs are about records, not about models
     shape="",
     sharded=False,
     eps=0.0,
+    processor="",
     values=b"",
     sums=b"",
     word="a test says so",

@@ -30,6 +30,7 @@ MODEL = ModelSeen(
     shape="s",
     sharded=False,
     eps=0.5,
+    processor="",
     values=b"\0\xff",
     sums=b"",
     word="",
@@ -63,7 +64,7 @@ def test_a_row_has_the_fields_of_what_is_in_the_record_in_its_place():
         (LeaseAnswer, (8, 3, "OPEN", ((1, 2),))),
         (LeaseAnswer, (8, 3, "OPEN", 5)),
         (Grant, None),
-        (ModelSeen, ("end", 1, 0, "s", False, 0.5, "?", "", "")),
+        (ModelSeen, ("end", 1, 0, "s", False, 0.5, "", "?", "", "")),
     ],
     ids=["short", "long", "no member", "short inside", "no rows", "nothing", "no base64"],
 )

@@ -274,10 +274,28 @@ def test_a_dataset_of_files_names_those_that_were_added_and_removed() -> None:
     assert "added 'new.png'; removed '7.png'" in describe_change(one, other)
 
 
+class Closed:
+    """An array in a file that is closed, or on another machine."""
+
+    shape, dtype = (4, 3), "float32"
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise OSError("the file is closed")
+
+
 @pytest.mark.parametrize(
     "dataset",
-    [Held(4), Held(4, names={"a": 1}), Held(cache=[None] * 4), Held(4, words=["a", "b"])],
-    ids=["nothing", "a mapping", "a cache", "a list of another length"],
+    [
+        Held(4),
+        Held(4, rows=Closed()),
+        Held(4, names={"a": 1}),
+        Held(cache=[None] * 4),
+        Held(4, words=["a", "b"]),
+    ],
+    ids=["nothing", "a closed file", "a mapping", "a cache", "a list of another length"],
 )
 def test_a_dataset_that_is_made_of_nothing_that_tells_its_records_has_none(dataset: Any) -> None:
     assert reader_fingerprint(MapDatasetReader(dataset)) == ""
