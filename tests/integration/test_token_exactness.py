@@ -222,8 +222,8 @@ def test_a_token_at_the_end_of_an_epoch_leaves_the_open_window_to_the_restored_r
     ("counts", "other", "fields"),
     [
         ({"a": 21, "b": 5, "c": 12}, {}, ["sources (", "size: registered 39, asked 38"]),
-        ({"a": 21, "b": 5, "x": 13}, {}, ["sources ("]),
-        ({"a": 39}, {}, ["sources (", "num_sources: registered 3, asked 1"]),
+        ({"a": 21, "b": 5, "x": 13}, {}, ["names of sources ("]),
+        ({"a": 39}, {}, ["sources (", "names of sources (", "num_sources: registered 3, asked 1"]),
         (None, {"seed": 7}, ["seed: registered 0, asked 7"]),
         (None, {"records_per_shard": 5}, ["records_per_shard: registered 6, asked 5"]),
         (None, {"shuffle_shards": True}, ["shuffle_shards: registered False, asked True"]),
