@@ -94,6 +94,7 @@ class Verdict:
     uncounted: int  # reported so, and trained on again, as the reports do not say which
     unstepped: int  # acknowledged at the end of the job, though no step came on them
     models: Models  # that learnt them
+    known_by: str  # how sessions were seen to have the same data, the strength of their fingerprints
     inexact_tokens: int  # of those that the model went through
     unordered: tuple[str, ...] = ()  # ledgers of which nothing tells which is the last
     doubts: tuple[str, ...] = ()  # why these are inexact
@@ -272,6 +273,7 @@ def _judge(era: _Era, word: FinalWord, models: Models, *, unfinished: bool, list
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Way.UNSTEPPED],
         models=models,
+        known_by=history.known_by,
         inexact_tokens=len(doubts),
         unordered=history.unordered,
         doubts=tuple(doubts),

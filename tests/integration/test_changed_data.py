@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import html
+import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,8 +19,12 @@ import pytest
 import torch
 
 from edl_torch import ElasticDataLoader, LocalMaster
-from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.audit.verdict import Outcome, audit, judge
+from edl_torch.cli.audit import write_json, write_table
+from edl_torch.cli.drawn.page import write_page
 from edl_torch.errors import DatasetConflict, TokenError
+
+OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
 
 
 def picture(at: Path, number: int) -> None:
@@ -124,6 +131,32 @@ def test_an_array_in_another_order_is_refused() -> None:
         after.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("versions", "data", "strength", "said"),
+    [
+        ((None, None), OLD, "sampled", "data: sampled: "),
+        (("v1", "v1"), [object()] * 48, "given", "data: given: "),
+        ((None, None), [object()] * 48, "none", 'data: not looked at: .*fingerprint="v1"'),
+        ((None, "v1"), [object()] * 48, "none", 'data: not looked at: .*fingerprint="v1"'),
+    ],
+    ids=["looked at", "given", "unknown", "known too late"],
+)
+def test_the_verdict_says_how_the_data_were_known(
+    tmp_path: Path, versions: tuple[str | None, str | None], data: Any, strength: str, said: str
+) -> None:
+    token = None
+    for version in versions:
+        with loader(data, fingerprint=version, audit_dir=tmp_path, collate_fn=len) as batches:
+            batches.load_state_dict(token)
+            _in_hand = first(iter(batches), 3)
+            token = batches.state_dict()
+    (judgement,) = judge([tmp_path], unfinished=True)
+    assert re.search(said, write_table([judgement.verdict]))
+    write_page([judgement], tmp_path / "page.html", [str(tmp_path)])
+    assert re.search(said, html.unescape((tmp_path / "page.html").read_text()), re.IGNORECASE)
+    assert json.loads(write_json([judgement.verdict]))["datasets"][0]["known_by"] == strength
+
+
 # On purpose: the next epoch has the new data ---------------------------------------------------------------
 
 
@@ -158,9 +191,6 @@ class Learns:
 
 def copied(state: Any) -> Any:
     return copy.deepcopy(state)
-
-
-OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
 
 
 @pytest.mark.parametrize(

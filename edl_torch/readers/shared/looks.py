@@ -12,6 +12,7 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,9 @@ def _add(digest: Any, value: Any, depth: int) -> None:
         raise Unlike
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or isinstance(value, bool | int | float | str | bytes | date | timedelta):
         digest.update(f"{type(value).__name__} {value!r};".encode("utf-8", "surrogatepass"))
     elif isinstance(value, Mapping):
         digest.update(b"{%d" % len(value))

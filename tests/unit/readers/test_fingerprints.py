@@ -245,6 +245,13 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
 }
 
 
+for _depth in range(1, 7):
+    _one, _other = Held(data=ARRAY), Held(data=OTHER)
+    for _ in range(_depth):
+        _one, _other = Held(200, base=_one), Held(200, base=_other)
+    DIFFERING[f"a dataset in {_depth} wrappers"] = _one, _other
+
+
 @pytest.mark.parametrize("what", DIFFERING)
 def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
     one, other = (reader_fingerprint(MapDatasetReader(dataset)) for dataset in DIFFERING[what])
@@ -260,6 +267,20 @@ def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
             Held(samples=[(path, 0) for path in PATHS], root="/data"),
             Held(samples=[(f"/mnt{path}", 0) for path in PATHS], root="/mnt/data/"),
         ),
+        *(
+            (Held(rows=[entry("") for entry in row]), Held(rows=[entry("/mnt") for entry in row]))
+            for row in (
+                [lambda root, path=path: {"image": root + path, "label": 1} for path in PATHS],
+                [lambda root, path=path: (root + path, f"{root}/masks{path}") for path in PATHS],
+                [lambda root, path=path: [1, root + path] for path in PATHS],
+                [lambda root, path=path: {"views": [Path(root + path), 3]} for path in PATHS],
+            )
+        ),
+        (Held(paths=np.array(PATHS)), Held(paths=np.array([f"/mnt{path}" for path in PATHS]))),
+        (
+            Held(samples=[(path, f"/masks{path}") for path in PATHS]),
+            Held(samples=[(f"/mnt{path}", f"/mnt/masks{path}") for path in PATHS]),
+        ),
     ],
 )
 def test_a_dataset_of_files_is_the_same_below_another_folder(here: Any, there: Any) -> None:
@@ -272,6 +293,38 @@ def test_a_dataset_of_files_names_those_that_were_added_and_removed() -> None:
     new[7] = ("/data/new.png", 0)
     one, other = (reader_fingerprint(MapDatasetReader(Held(samples=each))) for each in (old, new))
     assert "added 'new.png'; removed '7.png'" in describe_change(one, other)
+
+
+LABELS = [0] * 200
+ROUND = Held(200, data=ARRAY)
+ROUND.again = ROUND  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "strength"),
+    [
+        (Held(200, targets=LABELS, data={"x": ARRAY}), "partly"),
+        (Held(200, targets=LABELS, tokens=np.arange(3000), starts=np.arange(201)), "partly"),
+        (Held(200, targets=LABELS, records=[object()] * 200), "partly"),
+        (Held(200, targets=LABELS, inside=Held(200, name="x")), "partly"),
+        (Held(200, targets=LABELS, classes=["cat", "dog"], cache={}, root="/data"), "sampled"),
+        (ROUND, "sampled"),
+    ],
+    ids=["arrays by name", "tokens", "objects", "a dataset inside", "what holds no records", "a cycle"],
+)
+def test_a_dataset_is_known_as_well_as_its_least_known_part(dataset: Any, strength: str) -> None:
+    assert strength_of(reader_fingerprint(MapDatasetReader(dataset))) == strength
+
+
+def test_a_cache_that_is_filled_makes_no_other_data_and_an_attribute_that_does_is_named() -> None:
+    dataset = Held(data=ARRAY, cache={}, losses=np.zeros(200))
+    before = reader_fingerprint(MapDatasetReader(dataset))
+    dataset.cache.update(enumerate(ARRAY))
+    assert not differ(before, reader_fingerprint(MapDatasetReader(dataset)))
+    dataset.losses += 1
+    now = reader_fingerprint(MapDatasetReader(dataset))
+    assert describe_change(before, now).startswith("2 then and now: changed 'losses'; ")
+    assert 'fingerprint="v1"' in describe_change(before, now)
 
 
 class Closed:
