@@ -386,7 +386,7 @@ def test_who_waits_is_told_who_answers_in_place_of_the_master(
 # Windows that the loop drops at the very end ----------------------------------------------------------------
 
 UNSTEPPED = (
-    r"{} record\(s\) of 'training' were handed out after the last optimizer\.step\(\) \(SGD\).*end of an"
+    r"{} record\(s\) of 'training' were handed out after the last optimizer\.step\(\) \(SGD\).*at their end"
 )
 
 

@@ -84,7 +84,7 @@ def test_trainers_with_models_of_their_own_are_restarted_around_one_master(
     masters = [file.read_text() for file in tmp_path.glob("master-*")]
     assert len(masters) == 4, "two workers, started twice"
     assert len(set(masters)) == 1
-    assert main(["audit", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
+    assert main(["audit", "--expect", "delivered", str(tmp_path / "audit")]) == 0, capsys.readouterr().out
     assert seconds_until_released(agent.master_log) < 15.0, "not by the timeout, of 30 s"
     wait_until(lambda: "draining" in agent.master_log, timeout_s=10, what="the master ends with its agent")
 

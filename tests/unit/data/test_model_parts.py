@@ -166,7 +166,7 @@ def test_columnar_batches_and_drop_last() -> None:
 
 def test_parts_write_no_audit_log(tmp_path: Path) -> None:
     run_ranks(FakeMaster(), 4, Rank.train, UNEVEN, parts=2, audit_dir=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.audit"))) == 2
 
 
 # Gradients ----------------------------------------------------------------------------------------------
