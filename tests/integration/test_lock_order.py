@@ -150,7 +150,7 @@ def warm() -> None:
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.__name__)
 @pytest.mark.filterwarnings("ignore:a pass over|a plain DataLoader:UserWarning")
-@pytest.mark.filterwarnings("ignore:an optimizer stepped on gradients of:UserWarning")  # it leaves loops on purpose
+@pytest.mark.filterwarnings("ignore:an optimizer stepped on gradients of:UserWarning")
 def test_no_lock_is_taken_under_another_with_the_collector_at_each(
     master: Masters,
     life: Callable[..., None],
