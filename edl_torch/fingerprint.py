@@ -24,6 +24,7 @@ LISTED = 1024  # entries
 RUNS = 64
 NAMED = 5  # entries of a message
 MOST_CHARS = 1 << 17
+_LONGEST = 256  # characters of a version
 _MOST_BYTES = 1 << 20
 _DIGEST_CHARS = 32
 STRENGTHS = ("none", "partly", "names", "given", "sampled", "whole")
@@ -61,7 +62,12 @@ class Fingerprint:
 
     @classmethod
     def given(cls, version: str) -> Fingerprint:
-        """Return the fingerprint of data whose version the user says."""
+        """Return the fingerprint of data whose version the user says. Raises InvalidArgument for no text."""
+        if not isinstance(version, str) or len(version) > _LONGEST:
+            said = f"{len(version):,} characters" if isinstance(version, str) else repr(version)[:_LONGEST]
+            raise InvalidArgument(
+                f"fingerprint must be a text of {_LONGEST} characters at most, such as a version, not {said}"
+            )
         return cls.of("given", 1, [(version, "")])
 
     def encode(self) -> str:

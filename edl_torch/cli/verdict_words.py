@@ -48,6 +48,8 @@ def headline(verdict: Verdict) -> str:
         said += f": {delivered(verdict)}"
     if verdict.quarantined:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
+    if verdict.abandoned:
+        said += f", {verdict.abandoned:,} more abandoned for other data"
     return said
 
 

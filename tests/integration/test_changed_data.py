@@ -22,6 +22,7 @@ from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.audit.verdict import Outcome, audit, judge
 from edl_torch.cli.audit import write_json, write_table
 from edl_torch.cli.drawn.page import write_page
+from edl_torch.cli.verdict_words import headline
 from edl_torch.errors import DatasetConflict, TokenError
 
 OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
@@ -230,6 +231,42 @@ def test_a_job_goes_on_with_other_data_in_its_next_epoch_and_the_verdict_says_wh
     assert (earlier.abandoned, earlier.acknowledged, earlier.records) == (abandoned, 4 * batches, 4 * batches)
     assert (final.first_epoch, final.abandoned) == (epoch, 0)
     assert final.acknowledged == final.records == 60 * (3 - epoch)
+
+
+@pytest.mark.parametrize("batches", [13, 24], ids=["last epoch", "finished"])
+def test_other_data_need_an_epoch_of_their_own(batches: int) -> None:
+    with loader(OLD) as before:
+        model = Learns()
+        before.attach(model.optimizer)
+        model.run(before, batches)
+        state = before.state_dict()
+    with loader(NEW, data_changed="new_epoch") as after:
+        with pytest.raises(
+            TokenError, match=r"no epoch .* is left for other data: .* Give num_epochs=3 or more"
+        ):
+            after.load_state_dict(state)
+        after.load_state_dict(None)
+        assert sum(len(batch) for batch in after) == 60
+
+
+def test_data_that_come_back_have_an_era_of_their_own(tmp_path: Path) -> None:
+    model, token = Learns(), None
+    for data, batches in ((OLD, 3), (NEW, 4), (OLD, 1 << 30)):
+        with ElasticDataLoader(
+            data, batch_size=4, num_epochs=4, shuffle=True, audit_dir=tmp_path, data_changed="new_epoch"
+        ) as some:
+            some.attach(model.optimizer)
+            some.load_state_dict(token)
+            model.run(some, batches)
+            token = some.state_dict()
+    found = audit([tmp_path])
+    assert [(v.outcome, v.first_epoch, v.acknowledged, v.abandoned) for v in found] == [
+        (Outcome.PROVEN, 0, 12, 36),
+        (Outcome.PROVEN, 1, 16, 44),
+        (Outcome.PROVEN, 2, 96, 0),
+    ]
+    assert [v.rolled_back for v in found] == [0, 0, 0]
+    assert headline(found[0]) == "PROVEN, 36 more abandoned for other data"
 
 
 def test_other_data_and_another_seed_are_refused_all_the_same() -> None:

@@ -17,6 +17,8 @@ from image_files import write_coco, write_manifest, write_voc
 from recordio_kit import RECORDS
 from recordio_kit import write as write_records
 
+from edl_torch import ElasticDataLoader
+from edl_torch.errors import InvalidArgument
 from edl_torch.fingerprint import describe_change, differ, strength_of
 from edl_torch.readers import ParquetReader, RecordIODataReader
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
@@ -138,6 +140,16 @@ FILES: list[tuple[Make, str, Callable[[Path], Any], str]] = [
     (
         voc,
         "names",
+        lambda at: next(
+            replaced(at, str(file.relative_to(at)), lambda data: data.replace(b"<xmin>1", b"<xmin>2", 1))
+            for file in sorted(at.rglob("*.xml"))
+            if b"<xmin>1" in file.read_bytes()
+        ),
+        "4 then and now: changed '0001'",
+    ),
+    (
+        voc,
+        "names",
         lambda at: replaced(at, "VOCdevkit/VOC2012/Annotations/0001.xml", lambda data: data + b"\n"),
         "changed '0001'",
     ),
@@ -193,6 +205,24 @@ def test_the_whole_fingerprint_sees_every_byte(tmp_path: Path, make: Make) -> No
     file = next(file for file in sorted(tmp_path.rglob("*")) if file.suffix in ENDINGS)
     replaced(tmp_path, str(file.relative_to(tmp_path)), lambda data: data[:-20] + bytes(1) + data[-19:])
     assert differ(before, reader_fingerprint(reader, whole=True))
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize("rows", [*((n * 500, n * 500 + 500) for n in (0, 3, 11, 19)), (0, 5000)])
+def test_a_row_group_of_a_parquet_file_in_another_order_is_seen(
+    tmp_path: Path, rows: tuple[int, int], dictionary: bool
+) -> None:
+    values, prints = np.arange(10_000), []
+    for _ in range(2):
+        table = pa.table({name: values * scale for scale, name in enumerate("xyz", 1)})
+        file = tmp_path / f"{len(prints)}" / "a.parquet"
+        file.parent.mkdir()
+        groups = 500 if rows[1] - rows[0] == 500 else 10_000
+        pq.write_table(table, file, row_group_size=groups, use_dictionary=dictionary, compression="none")
+        prints.append(reader_fingerprint(ParquetReader(file)))
+        values[slice(*rows)] = values[slice(*rows)][::-1].copy()
+    assert file.stat().st_size > 1 << 16
+    assert differ(*prints)
 
 
 # Map-style datasets ---------------------------------------------------------------------------------------
@@ -357,6 +387,21 @@ def test_a_dataset_that_is_made_of_nothing_that_tells_its_records_has_none(datas
 def test_what_the_user_says_of_a_dataset_stands() -> None:
     one, other = (reader_fingerprint(MapDatasetReader(ARRAY, fingerprint=v)) for v in ("v1", "v2"))
     assert describe_change(one, other) == "fingerprint 'v1' then, 'v2' now"
+
+
+@pytest.mark.parametrize("version", [3, b"x", "x" * 257, ["v1"]])
+def test_what_is_no_version_is_refused_where_it_is_given(version: Any) -> None:
+    class Mine(MapDatasetReader):
+        def fingerprint(self) -> Any:  # type: ignore[override]
+            return version
+
+    for make in (
+        lambda: MapDatasetReader(ARRAY, fingerprint=version),
+        lambda: reader_fingerprint(Mine(ARRAY)),
+        lambda: ElasticDataLoader(ARRAY, batch_size=4, fingerprint=version),
+    ):
+        with pytest.raises(InvalidArgument, match="fingerprint must be a text of 256 characters at most"):
+            make()
 
 
 def test_a_reader_of_the_users_may_say_a_version() -> None:
