@@ -81,19 +81,11 @@ class Token:
         return self.epoch + (self.position > 0 or self.offset > 0)
 
     def onto(self, spec: DatasetSpec) -> Token:
-        """Return the beginning of the next epoch on other data, where nothing but the data has changed.
-
-        Raises TokenError where the job has no such epoch.
-        """
+        """Return the beginning of the next epoch on other data, where nothing but the data has changed."""
         registered = identity(spec)
         if not self._has_other_data(registered):
             return self
         epoch = self._next_epoch
-        if 0 < spec.num_epochs <= epoch:
-            raise TokenError(
-                f"no epoch of dataset {spec.name!r} is left for other data: num_epochs={spec.num_epochs}, "
-                f"and the checkpoint has begun the last one. Give num_epochs={epoch + 1} or more"
-            )
         return Token(identity=registered, first_epoch=epoch, epoch=epoch, before=self.encode())
 
     def _has_other_data(self, registered: Mapping[str, object]) -> bool:

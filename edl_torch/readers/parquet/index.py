@@ -32,7 +32,7 @@ _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL = 8  # bytes after the footer: its length, and the magic
 _LOOKED_INTO = 16  # files whose pages are looked at, or one in so many
-_GROUPS, _COLUMNS, _BLOCKS, _BLOCK_BYTES = 64, 4, 2, 4096
+_GROUPS, _COLUMNS, _BLOCKS, _BLOCK_BYTES = 64, 4, 4, 2048
 _SMALL_BYTES = 1 << 16  # which Arrow reads at once when it opens a file
 _NOTED = 2  # reads: Arrow reads the end of a file, and then what it lacks of the footer
 
