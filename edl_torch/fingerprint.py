@@ -24,9 +24,10 @@ LISTED = 1024  # entries
 RUNS = 64
 NAMED = 5  # entries of a message
 MOST_CHARS = 1 << 17
+_LONGEST = 256  # characters of a version
 _MOST_BYTES = 1 << 20
 _DIGEST_CHARS = 32
-STRENGTHS = ("whole", "sampled", "names", "given")
+STRENGTHS = ("none", "partly", "names", "given", "sampled", "whole")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +35,8 @@ class Fingerprint:
     """What was looked at, as digests.
 
     Attributes:
-        strength: "whole": every byte. "sampled": some bytes of each entry. "names": names and some sizes.
-            "given": what the user says, which is all that is compared.
+        strength: "whole": every byte. "sampled": some bytes of each entry. "partly": of some entries.
+            "names": names and some sizes. "given": what the user says, which is all that is compared.
         entries: How many there are.
         run: Entries that stand for one of `parts`; 1 where all are listed.
         parts: The name and the evidence of each entry, or of each run its first name and its digest.
@@ -53,13 +54,20 @@ class Fingerprint:
         cls, strength: str, entries: int, parts: Sequence[tuple[str, str]], *, run: int = 1
     ) -> Fingerprint:
         """Return the fingerprint of these parts."""
-        rows = json.dumps([strength, entries, run, *parts]).encode()
+        # What is looked at does not depend on what else there may be, such as a cache that is filled later.
+        looked = "sampled" if strength == "partly" else strength
+        rows = json.dumps([looked, entries, run, *parts]).encode()
         digest = hashlib.blake2b(rows, digest_size=_DIGEST_CHARS // 2, person=b"edl_torch data 1")
         return cls(strength=strength, entries=entries, run=run, parts=tuple(parts), digest=digest.hexdigest())
 
     @classmethod
     def given(cls, version: str) -> Fingerprint:
-        """Return the fingerprint of data whose version the user says."""
+        """Return the fingerprint of data whose version the user says. Raises InvalidArgument for no text."""
+        if not isinstance(version, str) or len(version) > _LONGEST:
+            said = f"{len(version):,} characters" if isinstance(version, str) else repr(version)[:_LONGEST]
+            raise InvalidArgument(
+                f"fingerprint must be a text of {_LONGEST} characters at most, such as a version, not {said}"
+            )
         return cls.of("given", 1, [(version, "")])
 
     def encode(self) -> str:
@@ -78,7 +86,7 @@ class Fingerprint:
             found = cls.of(strength, int(entries), [(str(n), str(e)) for n, e in parts], run=int(run))
         except (ValueError, TypeError, zlib.error, RecursionError) as exc:
             raise InvalidArgument(f"no fingerprint of data: {text[:40]!r}: {exc}") from exc
-        if found.digest != digest or strength not in STRENGTHS or not unpacker.eof:
+        if found.digest != digest or strength not in STRENGTHS[1:] or not unpacker.eof:
             raise InvalidArgument(f"no fingerprint of data: {text[:40]!r} is damaged")
         return found
 
@@ -101,20 +109,23 @@ def strength_of(text: str) -> str:
 
 def differ(one: str, other: str) -> bool:
     """Return whether two fingerprints are known to be of different data."""
-    return UNKNOWN not in (one, other) and one.split(":")[:2] != other.split(":")[:2]
+    return UNKNOWN not in (one, other) and one.split(":")[1] != other.split(":")[1]
 
 
 def describe_change(before: str, now: str) -> str:
     """Say what was added, removed or changed between two fingerprints that differ; the first few by name."""
     old, new = Fingerprint.decode(before), Fingerprint.decode(now)
-    if old.strength != new.strength:
+    if old.strength != new.strength and "partly" not in (old.strength, new.strength):
         return f"{_looked_at(old)} then, and {_looked_at(new)} now: they cannot be compared"
     if old.strength == "given":
         return f"fingerprint {old.parts[0][0]!r} then, {new.parts[0][0]!r} now"
     counts = f"{new.entries:,} then and now"
     if old.entries != new.entries:
         counts = f"{old.entries:,} then, {new.entries:,} now"
-    return f"{counts}: {_listed(old, new) if old.run == new.run == 1 else _first_run(old, new)}"
+    said = f"{counts}: {_listed(old, new) if old.run == new.run == 1 else _first_run(old, new)}"
+    if {old.strength, new.strength} <= {"sampled", "partly"}:
+        said += '; where that is none of the data, give fingerprint="v1" from the beginning of a job'
+    return said
 
 
 def _looked_at(found: Fingerprint) -> str:

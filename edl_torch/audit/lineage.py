@@ -21,6 +21,7 @@ from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.identity import differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
+from edl_torch.fingerprint import STRENGTHS, strength_of
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 
 Key = tuple[str, int]  # ledger id, number of the lineage
@@ -121,6 +122,7 @@ class History:
     taken: Mapping[str, Sequence[Taken]]  # by a token's digest
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
     sessions: list[str]  # of all logs, by place
+    known_by: str = "none"  # strength of the fingerprints of its sessions' data
     unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
     chapters: list[_Placed] = field(default_factory=list)  # of that name, of other data or settings too
 
@@ -194,6 +196,7 @@ def _history(
         taken=taken,
         trainers=trainers,
         sessions=sessions,
+        known_by=min((strength_of(c.dataset.fingerprint) for _, _, c in same), key=STRENGTHS.index),
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
         chapters=chapters,
     )

@@ -15,7 +15,7 @@ from os import PathLike
 from edl_torch.audit.chain import Chain, FinalWord
 from edl_torch.audit.findings import Finding, Findings
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, histories
+from edl_torch.audit.lineage import History, Key, histories
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs, read_order
@@ -94,6 +94,7 @@ class Verdict:
     uncounted: int  # reported so, and trained on again, as the reports do not say which
     unstepped: int  # acknowledged, though no step came on them, or none that had their gradients
     models: Models  # that learnt them
+    known_by: str  # how sessions were seen to have the same data, the strength of their fingerprints
     inexact_tokens: int  # of those that the model went through
     unordered: tuple[str, ...] = ()  # ledgers of which nothing tells which is the last
     doubts: tuple[str, ...] = ()  # why these are inexact
@@ -218,18 +219,21 @@ def _judge_all(
         if not parts:
             break
         eras.append(_Era(earlier, chain, parts, before))
+    used = {part.lineage.key for era in eras for part in era.parts}
     for number in reversed(range(len(eras))):
         # The model went through the lineages of all data before, too.
         models = models_of([(era.history, part) for era in eras[number:] for part in era.parts])
         said = FinalWord() if number else word
-        yield _judge(eras[number], said, models, unfinished=unfinished and not number, listed=listed)
+        yield _judge(eras[number], said, models, used, unfinished=unfinished and not number, listed=listed)
 
 
 def _token_of(part: Part) -> Token | None:
     return None if part.lineage.token is None else Token.decode(part.lineage.token)
 
 
-def _judge(era: _Era, word: FinalWord, models: Models, *, unfinished: bool, listed: int) -> Judgement:
+def _judge(
+    era: _Era, word: FinalWord, models: Models, used: set[Key], *, unfinished: bool, listed: int
+) -> Judgement:
     history, chain, parts, left = era.history, era.chain, era.parts, era.left
     final, spec = parts[0], history.spec
     began = _token_of(parts[-1])
@@ -272,13 +276,14 @@ def _judge(era: _Era, word: FinalWord, models: Models, *, unfinished: bool, list
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Way.UNSTEPPED] + found.count("unlearnt"),
         models=models,
+        known_by=history.known_by,
         inexact_tokens=len(doubts),
         unordered=history.unordered,
         doubts=tuple(doubts),
         unsettled=sum(part.unsettled for part in parts),
         assumed=sum(part.assumed.count for part in parts),
         refused=sum(item.acknowledged.answered(Answer.REFUSED).records for item in history.lineages.values()),
-        rolled_back=_rolled_back(history, parts),
+        rolled_back=_rolled_back(history, parts, used),
         trainers=history.trainer_count,
         lineages=len(history.lineages),
         judged=word.token is not None,
@@ -314,9 +319,8 @@ def _ahead(history: History, final: Part, word: FinalWord) -> Intervals:
     return Intervals.run(0, history.spec.num_epochs * history.spec.size) - final.required
 
 
-def _rolled_back(history: History, parts: list[Part]) -> int:
+def _rolled_back(history: History, parts: list[Part], used: set[Key]) -> int:
     beyond = sum((part.outcomes - part.begun - part.required).count for part in parts[1:])
-    used = {part.lineage.key for part in parts}
     unused = [lineage.acknowledged for key, lineage in history.lineages.items() if key not in used]
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)
 

@@ -26,6 +26,14 @@ _WAYS = {
     Way.COUNT.label: "by counting reports over several loader workers",
     Way.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
+_DATA = {
+    "whole": "whole: checksums or versions of all of them were compared",
+    "sampled": "sampled: samples of their bytes were compared",
+    "names": "names: names, and sizes of some files, were compared",
+    "given": "given: what fingerprint= says was compared",
+    "partly": 'partly: not all was looked at; fingerprint="v1" at the loader would tell other data',
+    "none": 'not looked at: other data would not be seen; fingerprint="v1" at the loader would tell them',
+}
 
 
 def worst(verdicts: Sequence[Verdict]) -> Outcome:
@@ -41,6 +49,8 @@ def headline(verdict: Verdict) -> str:
         said += f": {delivered(verdict)}"
     if verdict.quarantined:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
+    if verdict.abandoned:
+        said += f", {verdict.abandoned:,} more abandoned for other data"
     return said
 
 
@@ -65,6 +75,7 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     if rests_on:
         yield f"acknowledged: {'; '.join(rests_on)}"
     yield from verdict.models.shown
+    yield f"data: {_DATA[verdict.known_by]}"
     if verdict.judged:
         yield "by the logs and the master's own word"
     if verdict.unsettled:

@@ -76,6 +76,8 @@ class Description:
             self.in_shard = True
         if self.data_changed not in (None, "new_epoch"):
             raise InvalidArgument(f"data_changed must be 'new_epoch' or None, not {self.data_changed!r}")
+        if self.fingerprint is not None:
+            self._looked = Fingerprint.given(self.fingerprint).encode()
         if self.reader is not None:
             check_is_reader(self.reader, "create_shards")
         if self.reader is not None and self.dataset_size is not None:
@@ -137,10 +139,7 @@ class Description:
         """Return the text of what tells the data from other data; None where nothing does."""
         if self._looked is None:
             reader = self.reader or self.fallback_reader
-            if self.fingerprint is not None:
-                self._looked = Fingerprint.given(self.fingerprint).encode()
-            else:
-                self._looked = UNKNOWN if reader is None else reader_fingerprint(reader)
+            self._looked = UNKNOWN if reader is None else reader_fingerprint(reader)
         return self._looked or None
 
     def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:

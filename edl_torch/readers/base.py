@@ -109,7 +109,8 @@ def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAININ
 
 
 def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> str:
-    """Ask a reader for its fingerprint, as text; '' where it has none. Raises ReaderError."""
+    """Ask a reader for its fingerprint, as text; '' where it has none. Raises ReaderError, and
+    InvalidArgument for what is neither a Fingerprint nor a version."""
     ask = getattr(reader, "fingerprint", None)
     try:
         if callable(ask):
@@ -120,7 +121,7 @@ def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> st
         raise ReaderError(f"{type(reader).__name__}: its data cannot be looked at: {exc}") from exc
     if found is None:
         return UNKNOWN
-    return (Fingerprint.given(found) if isinstance(found, str) else found).encode()
+    return (found if isinstance(found, Fingerprint) else Fingerprint.given(found)).encode()
 
 
 def _takes_mode(reader: AbstractDataReader) -> bool:

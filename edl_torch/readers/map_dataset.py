@@ -57,7 +57,7 @@ class MapDatasetReader(IndexedReader):
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
         self.count = len(dataset)
-        self._given = fingerprint
+        self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 
     @property
     def targets(self) -> Any:
@@ -67,7 +67,7 @@ class MapDatasetReader(IndexedReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint | None:
         """What was given, else of what the dataset is made of; None where that tells nothing."""
         if self._given is not None:
-            return Fingerprint.given(self._given)
+            return self._given
         return fingerprint_of(self.dataset)  # its records may differ each time: there is no whole to look at
 
     def load(self, index: int) -> Any:

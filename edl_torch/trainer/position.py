@@ -8,6 +8,7 @@ from typing import Any
 from edl_torch.core.calls import DatasetStatus, Fence, FencedCall, RestoreCall
 from edl_torch.core.token import Token
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
+from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.actions import Call, Describe, Procedure
 from edl_torch.trainer.elastic import ElasticPasses
 from edl_torch.trainer.facts import Logged, Restored, TokenTaken
@@ -18,9 +19,12 @@ from edl_torch.trainer.state import State
 FIRST_LINEAGE = 1
 
 
-def _moved(dataset: str, found: Token, moved: Token) -> str:
+def _moved(spec: DatasetSpec, found: Token, moved: Token) -> str:
+    goes_on = f"goes on with epoch {moved.epoch}"
+    if 0 < spec.num_epochs <= moved.epoch:
+        goes_on = f"has no epoch left for them (give num_epochs={moved.epoch + 1} or more)"
     return (
-        f"dataset {dataset!r} has other data than the checkpoint's: it goes on with epoch {moved.epoch}, and "
+        f"dataset {spec.name!r} has other data than the checkpoint's: it {goes_on}, and "
         f"{found.abandoned:,} record(s) of the epochs before it are abandoned"
     )
 
@@ -145,7 +149,7 @@ class Position:
             moved = found.onto(plan.spec)
             if moved is not found:
                 token = moved.encode()
-                self._state.facts.append(Logged(_moved(plan.spec.name, found, moved)))
+                self._state.facts.append(Logged(_moved(plan.spec, found, moved)))
         lineage: int = yield from self._as_member("restore", RestoreCall, request=self._restores, token=token)
         self._state.facts.append(Restored(token=token, lineage=lineage))
         return lineage

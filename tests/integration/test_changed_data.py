@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import html
+import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,8 +19,13 @@ import pytest
 import torch
 
 from edl_torch import ElasticDataLoader, LocalMaster
-from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.audit.verdict import Outcome, audit, judge
+from edl_torch.cli.audit import write_json, write_table
+from edl_torch.cli.drawn.page import write_page
+from edl_torch.cli.verdict_words import headline
 from edl_torch.errors import DatasetConflict, TokenError
+
+OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
 
 
 def picture(at: Path, number: int) -> None:
@@ -124,6 +132,32 @@ def test_an_array_in_another_order_is_refused() -> None:
         after.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("versions", "data", "strength", "said"),
+    [
+        ((None, None), OLD, "sampled", "data: sampled: "),
+        (("v1", "v1"), [object()] * 48, "given", "data: given: "),
+        ((None, None), [object()] * 48, "none", 'data: not looked at: .*fingerprint="v1"'),
+        ((None, "v1"), [object()] * 48, "none", 'data: not looked at: .*fingerprint="v1"'),
+    ],
+    ids=["looked at", "given", "unknown", "known too late"],
+)
+def test_the_verdict_says_how_the_data_were_known(
+    tmp_path: Path, versions: tuple[str | None, str | None], data: Any, strength: str, said: str
+) -> None:
+    token = None
+    for version in versions:
+        with loader(data, fingerprint=version, audit_dir=tmp_path, collate_fn=len) as batches:
+            batches.load_state_dict(token)
+            _in_hand = first(iter(batches), 3)
+            token = batches.state_dict()
+    (judgement,) = judge([tmp_path], unfinished=True)
+    assert re.search(said, write_table([judgement.verdict]))
+    write_page([judgement], tmp_path / "page.html", [str(tmp_path)])
+    assert re.search(said, html.unescape((tmp_path / "page.html").read_text()), re.IGNORECASE)
+    assert json.loads(write_json([judgement.verdict]))["datasets"][0]["known_by"] == strength
+
+
 # On purpose: the next epoch has the new data ---------------------------------------------------------------
 
 
@@ -158,9 +192,6 @@ class Learns:
 
 def copied(state: Any) -> Any:
     return copy.deepcopy(state)
-
-
-OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +231,40 @@ def test_a_job_goes_on_with_other_data_in_its_next_epoch_and_the_verdict_says_wh
     assert (earlier.abandoned, earlier.acknowledged, earlier.records) == (abandoned, 4 * batches, 4 * batches)
     assert (final.first_epoch, final.abandoned) == (epoch, 0)
     assert final.acknowledged == final.records == 60 * (3 - epoch)
+
+
+@pytest.mark.parametrize("batches", [13, 24], ids=["last epoch", "finished"])
+def test_other_data_for_which_no_epoch_is_left_are_told_so(
+    batches: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loader(OLD) as before:
+        model = Learns()
+        before.attach(model.optimizer)
+        model.run(before, batches)
+        state = before.state_dict()
+    with loader(NEW, data_changed="new_epoch") as after:
+        after.load_state_dict(state)
+    assert "no epoch left for them (give num_epochs=3 or more)" in caplog.text
+
+
+def test_data_that_come_back_have_an_era_of_their_own(tmp_path: Path) -> None:
+    model, token = Learns(), None
+    for data, batches in ((OLD, 3), (NEW, 4), (OLD, 1 << 30)):
+        with ElasticDataLoader(
+            data, batch_size=4, num_epochs=4, shuffle=True, audit_dir=tmp_path, data_changed="new_epoch"
+        ) as some:
+            some.attach(model.optimizer)
+            some.load_state_dict(token)
+            model.run(some, batches)
+            token = some.state_dict()
+    found = audit([tmp_path])
+    assert [(v.outcome, v.first_epoch, v.acknowledged, v.abandoned) for v in found] == [
+        (Outcome.PROVEN, 0, 12, 36),
+        (Outcome.PROVEN, 1, 16, 44),
+        (Outcome.PROVEN, 2, 96, 0),
+    ]
+    assert [v.rolled_back for v in found] == [0, 0, 0]
+    assert headline(found[0]) == "PROVEN, 36 more abandoned for other data"
 
 
 def test_other_data_and_another_seed_are_refused_all_the_same() -> None:

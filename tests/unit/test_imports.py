@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "master": {"errors", "shard", "core", "rpc", "system", "__version__"},
     "readers": {"errors", "shard", "fingerprint"},
     "trainer": {"errors", "shard", "core"},
-    "audit": {"errors", "shard", "core", "trainer"},
+    "audit": {"errors", "shard", "fingerprint", "core", "trainer"},
     "checking": {"errors", "shard", "fingerprint", "core", "readers"},
     "client": {"errors", "shard", "fingerprint", "core", "trainer", "rpc", "audit", "system", "readers"}
     | {"master.embedded", "master.web"},

@@ -95,7 +95,7 @@ class VocReader(IndexedReader):
         )
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The list's bytes, and sizes of some annotations and their images."""
+        """The list's bytes, those of some annotations, and sizes of their images."""
 
         def files(place: int) -> list[str]:
             return [self._annotation_path(self._ids[place]), self._image_path(self._ids[place])]

@@ -32,7 +32,7 @@ _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL = 8  # bytes after the footer: its length, and the magic
 _LOOKED_INTO = 16  # files whose pages are looked at, or one in so many
-_GROUPS, _FEWEST, _COLUMNS, _PAGE_BYTES = 64, 2, 4, 4096
+_GROUPS, _COLUMNS, _BLOCKS, _BLOCK_BYTES = 64, 4, 4, 2048
 _SMALL_BYTES = 1 << 16  # which Arrow reads at once when it opens a file
 _NOTED = 2  # reads: Arrow reads the end of a file, and then what it lacks of the footer
 
@@ -164,10 +164,11 @@ def _footers(storage: Storage, found: Found) -> Iterator[_Footer]:
     if len(names) == 1:
         yield _footer(storage, names[0], 1)
         return
+    shared_by = min(len(looked_into), _LOOKED_INTO)
     # The threads are gone before any loader worker is forked.
     with ThreadPoolExecutor(min(_THREADS, len(names)), thread_name_prefix="edl-footers") as pool:
         yield from pool.map(
-            partial(_footer, storage), names, [len(names) * (n in looked_into) for n in range(len(names))]
+            partial(_footer, storage), names, [shared_by * (n in looked_into) for n in range(len(names))]
         )
 
 
@@ -263,21 +264,26 @@ class ParquetFile:
         return length << 32 | zlib.crc32(self._read(max(0, self.size - length), self.size))
 
     def pages(self, files: int) -> int:
-        """A digest of the last bytes of a column in some row groups, the largest of a few columns.
+        """A digest of blocks of a column in some row groups, the largest of a few columns of the first group.
 
-        Of a small file all bytes count. The fewer `files` the dataset has, the more row groups of each.
+        Of a small file all bytes count. The fewer `files` are looked into, the more row groups of each.
         """
         footer, looks = self._file.metadata, []
         if self.size <= _SMALL_BYTES:
             return zlib.crc32(self._read(0, self.size))
-        for group in chosen(footer.num_row_groups, 1 if self.remote else max(_FEWEST, _GROUPS // files)):
+        groups, blocks = (1, 1) if self.remote else (_GROUPS // files, _BLOCKS)
+        number = None
+        for group in chosen(footer.num_row_groups, groups):
             row_group = footer.row_group(group)
-            columns = [row_group.column(n) for n in chosen(row_group.num_columns, _COLUMNS)]
-            if columns:
-                column = max(columns, key=lambda each: int(each.total_compressed_size))
-                first = column.dictionary_page_offset or column.data_page_offset
-                end = min(self.size, first + column.total_compressed_size)
-                looks.append(self._read(max(first, end - _PAGE_BYTES), end))
+            if number is None:
+                few = chosen(row_group.num_columns, _COLUMNS)
+                number = max(few, key=lambda n: int(row_group.column(n).total_compressed_size))
+            column = row_group.column(number)
+            start = column.dictionary_page_offset or column.data_page_offset
+            end = min(self.size, start + column.total_compressed_size)
+            for block in chosen(-(-(end - start) // _BLOCK_BYTES), blocks):
+                at = start + block * _BLOCK_BYTES
+                looks.append(self._read(at, min(at + _BLOCK_BYTES, end)))
         made = hashlib.blake2b(b"".join(looks), digest_size=8)
         return int.from_bytes(made.digest()) >> 1  # 63 bits: an index keeps one for each file
 

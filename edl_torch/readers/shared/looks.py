@@ -12,6 +12,7 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def listing_of(
 def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict[int, str]:
     """Return sizes of files of some of `count` entries, by place: of 64 or fewer all, of very many 1,024.
 
-    For the `whole`, digests of all of them.
+    Of XML, which has annotations and is short, checksums too. For the `whole`, digests of all of them.
     """
     most = min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN))
     places = range(count) if whole else chosen(count, most)
@@ -82,7 +83,7 @@ def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict
 def _looked_at(path: str, whole: bool) -> str:
     try:
         if not whole:
-            return str(os.stat(path).st_size)
+            return whole_file(path) if path.endswith(".xml") else str(os.stat(path).st_size)
         with open(path, "rb") as file:
             return hashlib.file_digest(file, _blake2b).hexdigest()
     except OSError:
@@ -151,7 +152,9 @@ def _add(digest: Any, value: Any, depth: int) -> None:
         raise Unlike
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or isinstance(value, bool | int | float | str | bytes | date | timedelta):
         digest.update(f"{type(value).__name__} {value!r};".encode("utf-8", "surrogatepass"))
     elif isinstance(value, Mapping):
         digest.update(b"{%d" % len(value))

@@ -8,73 +8,115 @@ dataset has records, and datasets inside it, as `Subset` and `ConcatDataset` hav
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.shared.looks import ARRAYS_OWN, Part, Unlike, below, chosen, listing, records
 
-_DEEPEST = 3
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
 _SEEN = 64
-_Plain = str | int | float | bytes
+_DEEPEST = 4  # containers in an entry in which paths are looked for
+
+_Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
 
 
 def fingerprint_of(dataset: Any) -> Fingerprint | None:
     """Return the fingerprint of a dataset by what it is made of; None where that tells nothing."""
-    parts = list(_parts(dataset, "", _DEEPEST))
+    made_of = _MadeOf()
+    made_of.look_at(dataset, "")
+    parts = made_of.parts
     samples: Any = getattr(dataset, "samples", None)
     if _are_files(samples, len(dataset)):
         return listing("names", _relative([sample[0] for sample in samples], dataset), {}, parts)
-    return Fingerprint.of("sampled", len(parts), parts) if parts else None
+    strength = "partly" if made_of.lacks else "sampled"
+    return Fingerprint.of(strength, len(parts), parts) if parts else None
 
 
-def _parts(found: Any, name: str, depth: int) -> Iterator[Part]:
-    """What an object has, each with its name within the dataset and a digest."""
-    if not depth:
-        return
-    with suppress(Unlike, OSError, *ARRAYS_OWN):  # what cannot be looked at tells nothing
-        yield name or "values", _digest(found)
-        return
-    for attribute, value in sorted(getattr(found, "__dict__", {}).items()):
-        called = f"{name}.{attribute}" if name else attribute
-        if _has_entries(value, len(found)) or (_is_map_style(value) and not _is_container(value)):
-            yield from _parts(value, called, depth - 1)
-        elif isinstance(value, list | tuple) and len(value) <= _MOST_INSIDE:
-            for place, one in enumerate(value):
-                if _is_map_style(one) and not isinstance(one, list | tuple | range):
-                    yield from _parts(one, f"{called}[{place}]", depth - 1)
+class _MadeOf:
+    """What a dataset has, each with its name within it and a digest, and whether it may have more."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.lacks = False  # something that may hold records, and does not tell
+        self._met: list[Any] = []  # kept, so that no other object gets the id of one
+
+    def look_at(self, found: Any, name: str) -> None:
+        """Look at an array, a table or a list, or at the attributes of any other dataset, however deep."""
+        if any(found is one for one in self._met):
+            return
+        with suppress(Unlike, OSError, *ARRAYS_OWN):  # what cannot be looked at tells nothing
+            self.parts.append((name or "values", _digest(found)))
+            return
+        if _is_container(found):
+            self.lacks = True
+            return
+        self._met.append(found)
+        known = len(self.parts)
+        for attribute, value in sorted(getattr(found, "__dict__", {}).items()):
+            called, inside = f"{name}.{attribute}" if name else attribute, _inside(value)
+            if _has_entries(value, len(found)) or (_is_map_style(value) and not _is_container(value)):
+                self.look_at(value, called)
+            elif inside:
+                for place, one in enumerate(inside[:_MOST_INSIDE]):
+                    self.look_at(one, f"{called}[{place}]")
+                self.lacks |= len(inside) > _MOST_INSIDE
+            else:
+                self.lacks |= _may_hold_records(value, len(found))
+        self.lacks |= known == len(self.parts)
 
 
 def _digest(found: Any) -> str:
     """A digest of some entries of what holds plain values or arrays. Raises `Unlike` for anything else."""
     if hasattr(found, "column_names") and hasattr(found, "with_format"):  # Hugging Face `datasets`
         rows = found.with_format("arrow")  # as they are kept: nothing is decoded
-        return records(len(found), lambda place: [found.column_names, _row_of(rows[place : place + 1])])
+        return _of_some(found, lambda place: [found.column_names, _row_of(rows[place : place + 1])])
     if hasattr(found, "iloc"):  # pandas
-        return records(len(found), lambda place: _listed(found.iloc[place]))
+        names = list(getattr(found, "columns", ()))
+        return _of_some(found, lambda place: [names, _listed(found.iloc[place])])
     if isinstance(found, list | tuple | range):
-        places = chosen(len(found), _SEEN)
-        values: list[Any] = [found[place] for place in places]
-        if not all(map(_is_plain, values)) or any(value is None for value in values):
+        if any(found[place] is None for place in chosen(len(found), _SEEN)):
             raise Unlike  # a list that is filled as it is used has None before
-        values = _below_a_folder(values)
-        return records(len(found), dict(zip(places, values, strict=True)).__getitem__)
+        return _of_some(found, found.__getitem__)
     if _is_array(found) and found.shape:
-        return records(len(found), found.__getitem__)
+        is_text = getattr(found.dtype, "kind", "") in ("U", "O")
+        read = found.__getitem__
+        return _of_some(found, read) if is_text else records(len(found), read)
     raise Unlike
 
 
-def _below_a_folder(values: list[Any]) -> list[Any]:
-    """Values that are paths, or begin with one, with what these are below the folder that has them all."""
-    firsts = [value[0] if isinstance(value, tuple) and value else value for value in values]
-    if not all(isinstance(first, str) and os.path.isabs(first) for first in firsts):
-        return values
-    return [
-        [name, *value[1:]] if isinstance(value, tuple) else name
-        for name, value in zip(below(firsts), values, strict=True)
-    ]
+def _of_some(found: Any, value_of: Callable[[int], Any]) -> str:
+    """A digest of some values. A path in them counts from the folder common to those in its place."""
+    places = chosen(len(found), _SEEN)
+    values = [value_of(place) for place in places]
+    paths: defaultdict[_Place, list[str]] = defaultdict(list)
+
+    def note(place: _Place, path: str) -> str:
+        paths[place].append(path)
+        return path
+
+    for value in values:
+        _with_paths(value, (), note)
+    short = {place: dict(zip(found, below(found), strict=True)) for place, found in paths.items()}
+    values = [_with_paths(value, (), lambda place, path: short[place][path]) for value in values]
+    return records(len(found), dict(zip(places, values, strict=True)).__getitem__)
+
+
+def _with_paths(value: Any, place: _Place, told: Callable[[_Place, str], str]) -> Any:
+    """The value with what is `told` of each absolute path in it."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        return told(place, value) if os.path.isabs(value) else value
+    if len(place) == _DEEPEST:
+        return value
+    if isinstance(value, Mapping):
+        return {key: _with_paths(item, (*place, key), told) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_paths(item, (*place, number), told) for number, item in enumerate(value)]
+    return value
 
 
 def _row_of(table: Any) -> list[Any]:
@@ -110,12 +152,22 @@ def _has_entries(value: Any, count: int) -> bool:
     return is_one and (not _is_array(value) or bool(value.shape)) and len(value) == count
 
 
-def _is_plain(value: Any) -> bool:
+def _inside(value: Any) -> list[Any]:
+    """The datasets and arrays in a list, as `ConcatDataset` and `TensorDataset` have."""
+    if not isinstance(value, list | tuple):
+        return []
+    return [one for one in value if _is_map_style(one) and not isinstance(one, list | tuple | range)]
+
+
+def _may_hold_records(value: Any, count: int) -> bool:
+    """Whether records may lie in what has not one entry for each: arrays by name, tokens."""
     if isinstance(value, Mapping):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, tuple | list):
-        return len(value) <= _SEEN and all(map(_is_plain, value))
-    return value is None or isinstance(value, _Plain) or _is_array(value) or hasattr(value, "item")
+        return len(value) >= count or any(
+            _is_array(each) or _has_entries(each, count) for each in value.values()
+        )
+    if isinstance(value, list | tuple):
+        return any(isinstance(each, list | tuple | Mapping) for each in value[:_SEEN])
+    return _is_array(value) and bool(value.shape) and max(value.shape) >= count
 
 
 def _are_files(samples: Any, count: int) -> bool:

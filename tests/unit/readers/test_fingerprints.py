@@ -17,6 +17,8 @@ from image_files import write_coco, write_manifest, write_voc
 from recordio_kit import RECORDS
 from recordio_kit import write as write_records
 
+from edl_torch import ElasticDataLoader
+from edl_torch.errors import InvalidArgument
 from edl_torch.fingerprint import describe_change, differ, strength_of
 from edl_torch.readers import ParquetReader, RecordIODataReader
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
@@ -138,6 +140,16 @@ FILES: list[tuple[Make, str, Callable[[Path], Any], str]] = [
     (
         voc,
         "names",
+        lambda at: next(
+            replaced(at, str(file.relative_to(at)), lambda data: data.replace(b"<xmin>1", b"<xmin>2", 1))
+            for file in sorted(at.rglob("*.xml"))
+            if b"<xmin>1" in file.read_bytes()
+        ),
+        "4 then and now: changed '0001'",
+    ),
+    (
+        voc,
+        "names",
         lambda at: replaced(at, "VOCdevkit/VOC2012/Annotations/0001.xml", lambda data: data + b"\n"),
         "changed '0001'",
     ),
@@ -195,6 +207,24 @@ def test_the_whole_fingerprint_sees_every_byte(tmp_path: Path, make: Make) -> No
     assert differ(before, reader_fingerprint(reader, whole=True))
 
 
+@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize("rows", [*((n * 500, n * 500 + 500) for n in (0, 3, 11, 19)), (0, 5000)])
+def test_a_row_group_of_a_parquet_file_in_another_order_is_seen(
+    tmp_path: Path, rows: tuple[int, int], dictionary: bool
+) -> None:
+    values, prints = np.arange(10_000), []
+    for _ in range(2):
+        table = pa.table({name: values * scale for scale, name in enumerate("xyz", 1)})
+        file = tmp_path / f"{len(prints)}" / "a.parquet"
+        file.parent.mkdir()
+        groups = 500 if rows[1] - rows[0] == 500 else 10_000
+        pq.write_table(table, file, row_group_size=groups, use_dictionary=dictionary, compression="none")
+        prints.append(reader_fingerprint(ParquetReader(file)))
+        values[slice(*rows)] = values[slice(*rows)][::-1].copy()
+    assert file.stat().st_size > 1 << 16
+    assert differ(*prints)
+
+
 # Map-style datasets ---------------------------------------------------------------------------------------
 
 
@@ -245,6 +275,13 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
 }
 
 
+for _depth in range(1, 7):
+    _one, _other = Held(data=ARRAY), Held(data=OTHER)
+    for _ in range(_depth):
+        _one, _other = Held(200, base=_one), Held(200, base=_other)
+    DIFFERING[f"a dataset in {_depth} wrappers"] = _one, _other
+
+
 @pytest.mark.parametrize("what", DIFFERING)
 def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
     one, other = (reader_fingerprint(MapDatasetReader(dataset)) for dataset in DIFFERING[what])
@@ -260,6 +297,20 @@ def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
             Held(samples=[(path, 0) for path in PATHS], root="/data"),
             Held(samples=[(f"/mnt{path}", 0) for path in PATHS], root="/mnt/data/"),
         ),
+        *(
+            (Held(rows=[entry("") for entry in row]), Held(rows=[entry("/mnt") for entry in row]))
+            for row in (
+                [lambda root, path=path: {"image": root + path, "label": 1} for path in PATHS],
+                [lambda root, path=path: (root + path, f"{root}/masks{path}") for path in PATHS],
+                [lambda root, path=path: [1, root + path] for path in PATHS],
+                [lambda root, path=path: {"views": [Path(root + path), 3]} for path in PATHS],
+            )
+        ),
+        (Held(paths=np.array(PATHS)), Held(paths=np.array([f"/mnt{path}" for path in PATHS]))),
+        (
+            Held(samples=[(path, f"/masks{path}") for path in PATHS]),
+            Held(samples=[(f"/mnt{path}", f"/mnt/masks{path}") for path in PATHS]),
+        ),
     ],
 )
 def test_a_dataset_of_files_is_the_same_below_another_folder(here: Any, there: Any) -> None:
@@ -272,6 +323,38 @@ def test_a_dataset_of_files_names_those_that_were_added_and_removed() -> None:
     new[7] = ("/data/new.png", 0)
     one, other = (reader_fingerprint(MapDatasetReader(Held(samples=each))) for each in (old, new))
     assert "added 'new.png'; removed '7.png'" in describe_change(one, other)
+
+
+LABELS = [0] * 200
+ROUND = Held(200, data=ARRAY)
+ROUND.again = ROUND  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "strength"),
+    [
+        (Held(200, targets=LABELS, data={"x": ARRAY}), "partly"),
+        (Held(200, targets=LABELS, tokens=np.arange(3000), starts=np.arange(201)), "partly"),
+        (Held(200, targets=LABELS, records=[object()] * 200), "partly"),
+        (Held(200, targets=LABELS, inside=Held(200, name="x")), "partly"),
+        (Held(200, targets=LABELS, classes=["cat", "dog"], cache={}, root="/data"), "sampled"),
+        (ROUND, "sampled"),
+    ],
+    ids=["arrays by name", "tokens", "objects", "a dataset inside", "what holds no records", "a cycle"],
+)
+def test_a_dataset_is_known_as_well_as_its_least_known_part(dataset: Any, strength: str) -> None:
+    assert strength_of(reader_fingerprint(MapDatasetReader(dataset))) == strength
+
+
+def test_a_cache_that_is_filled_makes_no_other_data_and_an_attribute_that_does_is_named() -> None:
+    dataset = Held(data=ARRAY, cache={}, losses=np.zeros(200))
+    before = reader_fingerprint(MapDatasetReader(dataset))
+    dataset.cache.update(enumerate(ARRAY))
+    assert not differ(before, reader_fingerprint(MapDatasetReader(dataset)))
+    dataset.losses += 1
+    now = reader_fingerprint(MapDatasetReader(dataset))
+    assert describe_change(before, now).startswith("2 then and now: changed 'losses'; ")
+    assert 'fingerprint="v1"' in describe_change(before, now)
 
 
 class Closed:
@@ -304,6 +387,21 @@ def test_a_dataset_that_is_made_of_nothing_that_tells_its_records_has_none(datas
 def test_what_the_user_says_of_a_dataset_stands() -> None:
     one, other = (reader_fingerprint(MapDatasetReader(ARRAY, fingerprint=v)) for v in ("v1", "v2"))
     assert describe_change(one, other) == "fingerprint 'v1' then, 'v2' now"
+
+
+@pytest.mark.parametrize("version", [3, b"x", "x" * 257, ["v1"]])
+def test_what_is_no_version_is_refused_where_it_is_given(version: Any) -> None:
+    class Mine(MapDatasetReader):
+        def fingerprint(self) -> Any:  # type: ignore[override]
+            return version
+
+    for make in (
+        lambda: MapDatasetReader(ARRAY, fingerprint=version),
+        lambda: reader_fingerprint(Mine(ARRAY)),
+        lambda: ElasticDataLoader(ARRAY, batch_size=4, fingerprint=version),
+    ):
+        with pytest.raises(InvalidArgument, match="fingerprint must be a text of 256 characters at most"):
+            make()
 
 
 def test_a_reader_of_the_users_may_say_a_version() -> None:
