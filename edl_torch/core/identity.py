@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from os.path import commonprefix
 
 from edl_torch.fingerprint import UNKNOWN, describe_change, differ
 from edl_torch.shard import DatasetSpec
 
 _MISSING = "nothing"
 _ABSENT: dict[str, object] = {"shuffle_window": 1, "fingerprint": UNKNOWN}
-_DATA = ("sources", "names", "num_sources", "size", "fingerprint")
+_DATA = ("sources", "names", "below", "num_sources", "size", "fingerprint")
 _LABELS = {
     "sources": "sources (digest of their ranges in order)",
-    "names": 'names of sources (digest; with fingerprint="v1" for the same data they may differ)',
+    "names": 'names of sources (digest; with fingerprint="v1" the same data may lie in another folder)',
+    "below": "names of sources below their folder, in order (digest)",
 }
 
 
@@ -25,9 +27,15 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
 
     A `shuffle_window` of 1 and an unknown `fingerprint` are left out.
     """
+    names = [source.name for source in spec.sources]
+    folder = "".join(names)
+    if len(names) > 1:
+        folder = commonprefix(names)  # noqa: RUF071  a table's partition is a name, too
+        folder = folder[: folder.rfind("/") + 1]
     fields: dict[str, object] = {
         "sources": _digest("srcs", (f"{source.start}+{source.count}" for source in spec.sources)),
-        "names": _digest("name", (source.name for source in spec.sources)),
+        "names": _digest("name", names),
+        "below": _digest("name", (name.removeprefix(folder) for name in names)),
         "num_sources": len(spec.sources),
         "size": spec.size,
         "records_per_shard": spec.records_per_shard,
@@ -47,18 +55,18 @@ def differences(
 ) -> list[str]:
     """Return a line for each field in which two identities differ, such as `seed: registered 0, asked 7`.
 
-    An unknown fingerprint differs from none; where both are known, sources may have other names, as the same
-    files have elsewhere. `asked_is_older` says which data were there first.
+    An unknown fingerprint differs from none; where both are known, sources may lie in another folder.
+    `asked_is_older` says which data were there first.
     """
     prints = [str(found.get("fingerprint", UNKNOWN)) for found in (registered, asked)]
     then, now = reversed(prints) if asked_is_older else prints
     lines = [f"data: {describe_change(then, now)}"] if differ(then, now) else []
+    passed_over = {"fingerprint", "names" if all(prints) else "below", "below" if lines else ""}
     for field in dict.fromkeys((*registered, *asked)):
         absent = _ABSENT.get(field, _MISSING)
         old, new = registered.get(field, absent), asked.get(field, absent)
-        if old == new or field == "fingerprint" or (field == "names" and all(prints)):
-            continue
-        lines.append(f"{_LABELS.get(field, field)}: registered {old}, asked {new}")
+        if old != new and field not in passed_over:
+            lines.append(f"{_LABELS.get(field, field)}: registered {old}, asked {new}")
     return lines
 
 

@@ -23,6 +23,7 @@ def test_an_identity_never_changes() -> None:
     assert identity(SPEC) == {
         "sources": "8d31903952193a39f4dcd662cbebc776",
         "names": "418f58ef4681182af435695060fa85e1",
+        "below": "418f58ef4681182af435695060fa85e1",  # they have no folder in common
         "num_sources": 2,
         "size": 17,
         "records_per_shard": 4,

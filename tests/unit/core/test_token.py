@@ -25,7 +25,7 @@ SPEC = DatasetSpec(
 )
 
 GOLDEN = (
-    '{"version":1,"identity":{"sources":"RANGES","names":"NAMES","num_sources":2,"size":25,'
+    '{"version":1,"identity":{"sources":"RANGES","names":"NAMES","below":"NAMES","num_sources":2,"size":25,'
     '"records_per_shard":8,"seed":0,"shuffle":false,"shuffle_shards":false,"shuffle_in_shard":false},"cursor":[0,2,0],'
     '"open":[[0,0,3,3],[0,0,7,1],[0,1,4,4]],"crumbs":[[0,1,2,2]],'
     '"quarantine":[[0,0,6,"a.csv",6,"truncated"]],"acknowledged":5,"dropped":0}'
