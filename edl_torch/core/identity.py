@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from os.path import commonprefix
 
 from edl_torch.fingerprint import UNKNOWN, describe_change, differ
 from edl_torch.shard import DatasetSpec
@@ -28,10 +27,7 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
     A `shuffle_window` of 1 and an unknown `fingerprint` are left out.
     """
     names = [source.name for source in spec.sources]
-    folder = "".join(names)
-    if len(names) > 1:
-        folder = commonprefix(names)  # noqa: RUF071  a table's partition is a name, too
-        folder = folder[: folder.rfind("/") + 1]
+    folder = _folder(names) if len(names) > 1 else "".join(names)
     fields: dict[str, object] = {
         "sources": _digest("srcs", (f"{source.start}+{source.count}" for source in spec.sources)),
         "names": _digest("name", names),
@@ -79,6 +75,13 @@ def data_differences(registered: Mapping[str, object], asked: Mapping[str, objec
 def but_data(found: Mapping[str, object]) -> dict[str, object]:
     """Return an identity without what says which data it is of."""
     return {field: value for field, value in found.items() if field not in _DATA}
+
+
+def _folder(names: list[str]) -> str:
+    """The folder that all names begin with, its slash included; '' where there is none."""
+    first, last = min(names), max(names)  # what these two share all share
+    shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[: first.rfind("/", 0, shared) + 1]
 
 
 def _digest(person: str, texts: Iterable[str]) -> str:
