@@ -6,8 +6,8 @@ loader_process.py elastic|plain NUM_WORKERS embedded|remote ENDING
 from __future__ import annotations
 
 import os
-import signal
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -54,8 +54,8 @@ def main() -> None:
             match ending:
                 case "interrupt":
                     print("ready", flush=True)
-                    while True:
-                        signal.pause()
+                    while True:  # pause() would not end for a signal that came just before it
+                        time.sleep(0.05)
                 case "break":
                     break
                 case "exception":
