@@ -19,8 +19,8 @@ from edl_torch.errors import InvalidArgument
 if TYPE_CHECKING:
     from edl_torch.core.calls import Registration
     from edl_torch.core.dispatcher import Dispatcher
+    from edl_torch.elasticdl.adapter import ElasticDLOptions
     from edl_torch.master.durable import DurableState
-    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
     from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
@@ -68,8 +68,8 @@ class _Given:
     def of(cls, options: argparse.Namespace) -> _Given:
         from edl_torch.cli.datasets import described
         from edl_torch.core.registration import new_spec
+        from edl_torch.elasticdl.adapter import ElasticDLOptions
         from edl_torch.master.addresses import check_address
-        from edl_torch.master.elasticdl_adapter import ElasticDLOptions
 
         credentials = _server_credentials(options)
         elasticdl = ElasticDLOptions(

@@ -153,7 +153,7 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
         return _embedded_master()
     timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
     if protocol == "elasticdl":
-        from edl_torch.client.elasticdl.client import ElasticDLMasterClient
+        from edl_torch.elasticdl.client import ElasticDLMasterClient
 
         return ElasticDLMasterClient(address, master_timeout_s=timeout_s)
     from edl_torch.client.grpc.client import MasterClient

@@ -18,17 +18,17 @@ import grpc.aio
 from edl_torch.core.calls import MasterStatus
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES
+from edl_torch.elasticdl import wire as elasticdl_wire
+from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
+from edl_torch.elasticdl.servicer import ElasticDLServicer
 from edl_torch.errors import AccessDenied, EdlError, JournalError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.master.health import SERVICE as HEALTH_SERVICE
 from edl_torch.master.health import Health, HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
 from edl_torch.master.web import web_port
-from edl_torch.rpc import elasticdl as elasticdl_wire
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, ServerCredentials
 from edl_torch.rpc.status import to_status
 from edl_torch.system import descriptors

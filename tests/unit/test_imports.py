@@ -21,19 +21,20 @@ ARROWS: dict[str, set[str]] = {
     "core": {"errors", "shard", "fingerprint"},
     "system": {"errors", "shard"},
     "rpc": {"errors", "shard", "core"},
-    "master": {"errors", "shard", "core", "rpc", "system", "__version__"},
+    "master": {"errors", "shard", "core", "rpc", "system", "elasticdl", "__version__"},
     "readers": {"errors", "shard", "fingerprint"},
     "trainer": {"errors", "shard", "core"},
     "audit": {"errors", "shard", "fingerprint", "core", "trainer"},
     "checking": {"errors", "shard", "fingerprint", "core", "readers"},
     "client": {"errors", "shard", "fingerprint", "core", "trainer", "rpc", "audit", "system", "readers"}
-    | {"master.embedded", "master.web"},
+    | {"master.embedded", "master.web", "elasticdl"},
     "data": {"errors", "shard", "core", "trainer", "client", "readers", "system"},
     "integrations": {"errors", "shard", "core", "trainer", "rpc", "master", "client", "readers", "data"}
     | {"system"},
+    "elasticdl": {"errors", "shard", "core", "rpc", "master", "client"},
     "testing": {"errors", "shard", "core", "trainer", "master", "readers", "client"},
     "cli": {"errors", "shard", "core", "trainer", "rpc", "master", "readers", "client", "audit", "checking"}
-    | {"system", "__version__"},
+    | {"system", "elasticdl", "__version__"},
     "__main__": {"cli"},
     "__init__": set(),  # lazily, all of it
 }
@@ -53,7 +54,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "master.server",
             "master.servicer",
             "master.health",
-            "master.elasticdl",
+            "elasticdl.servicer",
         ),
         *("client.grpc.client", "client.grpc.channel", "client.grpc.heartbeat", "client.grpc.calling"),
         "client.grpc.following",
@@ -62,7 +63,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "aiohttp": ("master.web.app",),
     "prometheus_client": ("master.web.metrics",),
     "rich": ("cli.top",),
-    "google": ("rpc", "master.servicer", "client.grpc.client"),
+    "google": ("rpc", "elasticdl.wire", "elasticdl.elasticdl_pb2", "master.servicer", "client.grpc.client"),
     "cv2": ("readers", "checking.sheet"),
     "pycocotools": ("readers",),
     "PIL": (),

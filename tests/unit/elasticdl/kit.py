@@ -11,8 +11,8 @@ from by_number import WireTask, get_task_request, params_request, result_request
 from loop_thread import LoopThread
 
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.elasticdl.adapter import ElasticDLOptions
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.elasticdl_adapter import ElasticDLOptions
 from edl_torch.master.server import MasterServer
 
 TIMEOUT_S = 20.0  # of a call: a test that hangs says where

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from edl_torch.client.elasticdl.dataset import ForeignDataset
 from edl_torch.client.environment import elasticdl_worker_id
 from edl_torch.client.grpc.calling import Caller
 from edl_torch.client.grpc.channel import MasterChannel, build_channel
@@ -36,9 +35,10 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
-from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult
+from edl_torch.elasticdl import wire
+from edl_torch.elasticdl.calls import ForeignTask, GetTaskCall, TaskResult
+from edl_torch.elasticdl.dataset import ForeignDataset
 from edl_torch.errors import EdlError, TooManyBadRecords, UnknownDataset, Unsupported
-from edl_torch.rpc import elasticdl as wire
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
 

@@ -23,7 +23,12 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.core.dispatcher import Dispatcher, Released
-from edl_torch.core.elasticdl import (
+from edl_torch.core.lease import Lease
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.members import Member
+from edl_torch.core.registration import new_spec
+from edl_torch.core.spec import check_option
+from edl_torch.elasticdl.calls import (
     ForeignTask,
     GetTaskCall,
     TaskNames,
@@ -31,11 +36,6 @@ from edl_torch.core.elasticdl import (
     TrainingParams,
     check_expressible,
 )
-from edl_torch.core.lease import Lease
-from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.members import Member
-from edl_torch.core.registration import new_spec
-from edl_torch.core.spec import check_option
 from edl_torch.errors import DatasetConflict, InvalidArgument, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Shuffle, Source, TaskType
 
