@@ -45,7 +45,6 @@ REASON_CHARACTERS = 500
 _Key = tuple[str, int, int, int, int]
 _Outcomes = dict[str, tuple[object, ...]]  # of a ReportCall, by field
 SESSION = "elasticdl-"  # and the worker's number: never the id of a trainer of ours, which is random
-TASK_TIMEOUT_S = 300.0  # as ElasticDL's own master has it
 
 _NAMES = {TaskType.TRAINING: "training", TaskType.EVALUATION: "evaluation", TaskType.PREDICTION: "prediction"}
 
@@ -101,7 +100,7 @@ def _back(lease: Lease, start: int | None = None) -> GiveBack:
 class ElasticDLOptions:
     """Options for ElasticDL's workers; `max_bad_records` is that of data which they describe."""
 
-    task_timeout_s: float = TASK_TIMEOUT_S
+    task_timeout_s: float = 300.0  # as ElasticDL's own master has it
     max_bad_records: int = 0
 
     def __post_init__(self) -> None:
