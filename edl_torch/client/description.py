@@ -12,8 +12,7 @@ from typing import Literal
 from edl_torch.client.master_api import MasterApi
 from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.identity import identity
-from edl_torch.core.registration import new_spec
-from edl_torch.core.spec import check_option
+from edl_torch.core.registration import check_option, new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.fingerprint import UNKNOWN, Fingerprint
