@@ -52,7 +52,7 @@ def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
     """Yield the seeds of a part, some at a time: at each timed batch the rest of a lease begins anew."""
     for skip in range(part.skip, part.stop, _SEEDS_AT_ONCE):
         some = replace(part, skip=skip, limit=min(_SEEDS_AT_ONCE, part.stop - skip))
-        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some))
+        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some), plan.folder)
 
 
 class ShardedDataset(IterableDataset[Any]):
