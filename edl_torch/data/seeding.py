@@ -150,22 +150,40 @@ _now = _Now()
 
 # torch's functions in a thread ------------------------------------------------------------------------------
 
-_DRAW = frozenset(
-    {
+
+def _rand_like(input: torch.Tensor, *, generator: torch.Generator, **made: Any) -> torch.Tensor:
+    return torch.empty_like(input, **made).uniform_(generator=generator)
+
+
+def _randn_like(input: torch.Tensor, *, generator: torch.Generator, **made: Any) -> torch.Tensor:
+    return torch.empty_like(input, **made).normal_(generator=generator)
+
+
+def _randint_like(
+    input: torch.Tensor,
+    *limits: int,
+    generator: torch.Generator,
+    low: Any = None,
+    high: Any = None,
+    **made: Any,
+) -> torch.Tensor:
+    limits += tuple(limit for limit in (low, high) if limit is not None)
+    return torch.empty_like(input, **made).random_(*limits, generator=generator)
+
+
+# What draws by a `generator=`, and how. Older torch has none for the last three, which are defined so.
+_DRAWS: dict[Any, Callable[..., torch.Tensor]] = {
+    draw: draw
+    for draw in (
         *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli),
         *(torch.multinomial, torch.poisson, torch.binomial),
         *(torch.Tensor.bernoulli, torch.Tensor.bernoulli_, torch.Tensor.multinomial, torch.Tensor.uniform_),
         *(torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.exponential_, torch.Tensor.geometric_),
         *(torch.Tensor.cauchy_, torch.Tensor.log_normal_),
         *(torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.trunc_normal_),
-    }
-)
-# Older torch has no `generator=` for these; they are defined as an empty tensor that is filled so.
-_FILL = {
-    torch.rand_like: torch.Tensor.uniform_,
-    torch.randn_like: torch.Tensor.normal_,
-    torch.randint_like: torch.Tensor.random_,
+    )
 }
+_DRAWS |= {torch.rand_like: _rand_like, torch.randn_like: _randn_like, torch.randint_like: _randint_like}
 
 
 class RecordRandom(TorchFunctionMode):
@@ -194,20 +212,20 @@ class RecordRandom(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call `func` with a generator, where it takes one and has none."""
+        if func not in _DRAWS:
+            return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        draws = func in _DRAW or func in _FILL
-        if not draws or kwargs.get("generator") is not None or not _on_cpu(args, kwargs):
+        if kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         if self._seed is not None:
             self._generator.manual_seed(self._seed)
             self._seed = None
-        if func in _FILL:
-            like, *limits = args or (kwargs["input"],)
-            limits += [kwargs[name] for name in ("low", "high") if name in kwargs]
-            made = {k: v for k, v in kwargs.items() if k not in ("input", "low", "high", "generator")}
-            fill: Any = _FILL[func]
-            return fill(torch.empty_like(like, **made), *limits, generator=self._generator)
-        return func(*args, **{**kwargs, "generator": self._generator})
+        try:
+            return _DRAWS[func](*args, **{**kwargs, "generator": self._generator})
+        except RuntimeError as error:
+            if "device type for generator" not in str(error):
+                raise
+            return func(*args, **kwargs)  # on an accelerator
 
 
 def transform_in_thread(transform: Callable[[Any], Any], record: Any, seed: int | None = None) -> Any:

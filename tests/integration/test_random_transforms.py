@@ -107,6 +107,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "distribution": lambda x: (
         torch.distributions.Beta(2.0, 3.0).sample() + torch.distributions.Normal(0, 1).sample()
     ),
+    "elsewhere": lambda x: torch.rand(2) * torch.rand(3, device="meta").shape[0],
     "own generator": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(7)) + torch.rand(3),
 }
 
