@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from edl_torch import errors as errors
     from edl_torch import readers as readers
     from edl_torch import testing as testing
-    from edl_torch.client.elasticdl.client import ElasticDLMasterClient as ElasticDLMasterClient
     from edl_torch.client.grpc.client import MasterClient as MasterClient
     from edl_torch.client.grpc.client import build_channel as build_channel
     from edl_torch.client.service import DataShardService as DataShardService
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from edl_torch.data.dataset import ImageDataset as ImageDataset
     from edl_torch.data.dataset import ShardedDataset as ShardedDataset
     from edl_torch.data.loader import ElasticDataLoader as ElasticDataLoader
+    from edl_torch.elasticdl.client import ElasticDLMasterClient as ElasticDLMasterClient
     from edl_torch.master.embedded import LocalMaster as LocalMaster
     from edl_torch.readers.base import AbstractDataReader as AbstractDataReader
     from edl_torch.shard import Shard as Shard
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AbstractDataReader": "edl_torch.readers.base",
     "DataShardService": "edl_torch.client.service",
-    "ElasticDLMasterClient": "edl_torch.client.elasticdl.client",
+    "ElasticDLMasterClient": "edl_torch.elasticdl.client",
     "ElasticDataLoader": "edl_torch.data.loader",
     "ImageDataset": "edl_torch.data.dataset",
     "LocalMaster": "edl_torch.master.embedded",

@@ -13,10 +13,10 @@ from pathlib import Path
 
 TOOLS = "1.71.0"  # of grpcio-tools; the floor of protobuf in pyproject.toml follows from it
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "edl_torch" / "rpc"
+PROTOS = (Path("edl_torch/rpc/edl_torch.proto"), Path("edl_torch/elasticdl/elasticdl.proto"))
 # Lines that nobody asks for: of stubs two thirds, of modules where each message stands in the descriptor.
 _UNUSED = re.compile(r"    (__slots__ = |\w+_FIELD_NUMBER: )|  _globals\['\w+'\]\._serialized_(start|end)=")
-GENERATED = ("edl_torch_pb2.py", "edl_torch_pb2.pyi", "elasticdl_pb2.py", "elasticdl_pb2.pyi")
+GENERATED = tuple(proto.with_name(f"{proto.stem}_pb2.{kind}") for proto in PROTOS for kind in ("py", "pyi"))
 
 
 def tools_version() -> str | None:
@@ -28,7 +28,7 @@ def tools_version() -> str | None:
 
 
 def generate(into: Path) -> None:
-    """Write the files GENERATED under `into`, at `edl_torch/rpc/`.
+    """Write the files GENERATED under `into`.
 
     Raises RuntimeError for other tools than TOOLS, and when protoc refuses a proto.
     """
@@ -38,11 +38,11 @@ def generate(into: Path) -> None:
         )
     from grpc_tools import protoc
 
-    for proto in ("edl_torch.proto", "elasticdl.proto"):
+    for proto in PROTOS:
         outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi")]
-        if protoc.main(["protoc", f"--proto_path={ROOT}", *outputs, str(PACKAGE / proto)]):
+        if protoc.main(["protoc", f"--proto_path={ROOT}", *outputs, str(ROOT / proto)]):
             raise RuntimeError(f"protoc refused {proto}; its own message stands above")
-    for file in (into / "edl_torch" / "rpc" / name for name in GENERATED):
+    for file in (into / name for name in GENERATED):
         lines = file.read_text().splitlines(keepends=True)
         file.write_text("".join(line for line in lines if not _UNUSED.match(line)))
 

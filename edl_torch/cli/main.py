@@ -15,6 +15,7 @@ from typing import NoReturn
 from edl_torch import __version__
 from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
+from edl_torch.protocols import DOORS, door
 
 INTERRUPTED = 130
 _JUDGES = ("audit", "check")  # whose 1 is a verdict
@@ -102,8 +103,9 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _duration(parser, "--grace_s", 1.0, "time to come back after a broken connection (default: 1)")
     idle = "a trainer that lives but does not train for so long loses its leases (default: never)"
     _duration(parser, "--progress_timeout_s", 0.0, idle)
-    silent = "a task of an ElasticDL client that is silent for so long is handed out again (default: 300)"
-    _duration(parser, "--elasticdl_task_timeout_s", 300.0, silent)
+    for protocol in DOORS:
+        for name, (default_s, what) in door(protocol).DURATIONS.items():
+            _duration(parser, f"--{name}", default_s, what)
     data = parser.add_argument_group("datasets", "made at start; without them the trainers bring their own")
     for kind in ("training", "validation", "prediction"):
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")

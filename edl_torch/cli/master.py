@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edl_torch.core.calls import Registration
     from edl_torch.core.dispatcher import Dispatcher
     from edl_torch.master.durable import DurableState
-    from edl_torch.master.elasticdl_adapter import ElasticDLOptions
+    from edl_torch.protocols import MakeServicer
     from edl_torch.rpc.credentials import ServerCredentials
 
 log = logging.getLogger("edl_torch.master")
@@ -61,7 +61,7 @@ class _Given:
     """What the options name, looked at: a master can listen where they say, with data that can be read."""
 
     credentials: ServerCredentials
-    elasticdl: ElasticDLOptions
+    foreign: tuple[MakeServicer, ...]
     registrations: tuple[Registration, ...]
 
     @classmethod
@@ -69,12 +69,10 @@ class _Given:
         from edl_torch.cli.datasets import described
         from edl_torch.core.registration import new_spec
         from edl_torch.master.addresses import check_address
-        from edl_torch.master.elasticdl_adapter import ElasticDLOptions
+        from edl_torch.protocols import servicers
 
         credentials = _server_credentials(options)
-        elasticdl = ElasticDLOptions(
-            task_timeout_s=options.elasticdl_task_timeout_s, max_bad_records=options.max_bad_records
-        )
+        foreign = servicers(vars(options))
         state, file, insecure = options.state, options.address_file, options.insecure
         if state is not None and os.path.exists(state) and not os.path.isdir(state):
             raise InvalidArgument(f"--state {state}: it is a file, expected a folder")
@@ -90,7 +88,7 @@ class _Given:
         registrations = tuple(described(options))
         for registration in registrations:
             new_spec(registration, 1)
-        return cls(credentials=credentials, elasticdl=elasticdl, registrations=registrations)
+        return cls(credentials=credentials, foreign=foreign, registrations=registrations)
 
 
 def _serve(
@@ -126,7 +124,7 @@ def _serve(
             http_address=options.http,
             on_page=lambda url: log.info("page on %s", url),
             with_process=options.with_process,
-            elasticdl=given.elasticdl,
+            foreign=given.foreign,
         )
     )
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from edl_torch.client.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, MasterStartError
+from edl_torch.protocols import DOORS, OURS, door
 from edl_torch.system.address import parse_address
 
 MASTER_TIMEOUT_S = 600.0
 TORCHRUN_TIMEOUT_S = 30.0  # a master beside an agent that is gone does not come back: the workers restart
-PROTOCOLS = ("edl_torch", "elasticdl")
 
 
 def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
@@ -45,30 +45,16 @@ def finds_master_through_torchrun(environ: Mapping[str, str] | None = None) -> b
 
 
 def master_protocol_from_env() -> str:
-    """`EDL_MASTER_PROTOCOL`: "edl_torch", or "elasticdl" for that project's master."""
-    protocol = os.environ.get("EDL_MASTER_PROTOCOL", "").strip() or PROTOCOLS[0]
-    if protocol not in PROTOCOLS:
-        raise InvalidArgument(
-            f"EDL_MASTER_PROTOCOL is {protocol!r}: it must be one of {', '.join(PROTOCOLS)}"
-        )
+    """`EDL_MASTER_PROTOCOL`: "edl_torch", or that of another project's master."""
+    protocol, known = os.environ.get("EDL_MASTER_PROTOCOL", "").strip() or OURS, (OURS, *DOORS)
+    if protocol not in known:
+        raise InvalidArgument(f"EDL_MASTER_PROTOCOL is {protocol!r}: it must be one of {', '.join(known)}")
     return protocol
 
 
 def page_address_from_env() -> str | None:
     """`EDL_HTTP`: where a master of this job serves its page; None where it is not set."""
     return os.environ.get("EDL_HTTP", "").strip() or None
-
-
-def elasticdl_worker_id(worker_id: str | int | None) -> int:
-    """The number of a worker for ElasticDL's master: as given, else `WORKER_ID`, else `RANK`, else 0."""
-    env = os.environ
-    text = str(env.get("WORKER_ID") or env.get("RANK") or 0 if worker_id is None else worker_id).strip()
-    if not text.isdecimal() or int(text) > 2**31 - 1:
-        raise InvalidArgument(
-            f"the worker id is {text!r}: ElasticDL's master knows workers by numbers, so set WORKER_ID to a "
-            f"number that no other worker has"
-        )
-    return int(text)
 
 
 def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:
@@ -138,7 +124,7 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
     what cannot be used of the environment.
     """
     protocol = master_protocol_from_env()
-    if protocol == "edl_torch" and finds_master_through_torchrun():
+    if protocol == OURS and finds_master_through_torchrun():
         from edl_torch.client.torchrun.discovery import master_of_job
 
         address: str | None
@@ -146,16 +132,14 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
     else:
         address, credentials = master_address_from_env(), None
     if address is None:
-        if protocol == "elasticdl":
+        if protocol != OURS:
             raise InvalidArgument(
-                "EDL_MASTER_PROTOCOL is 'elasticdl', but no master is named: give EDL_MASTER_ADDR=HOST:PORT"
+                f"EDL_MASTER_PROTOCOL is {protocol!r}, but no master is named: give EDL_MASTER_ADDR=HOST:PORT"
             )
         return _embedded_master()
     timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
-    if protocol == "elasticdl":
-        from edl_torch.client.elasticdl.client import ElasticDLMasterClient
-
-        return ElasticDLMasterClient(address, master_timeout_s=timeout_s)
+    if protocol != OURS:
+        return door(protocol).client(address, timeout_s)
     from edl_torch.client.grpc.client import MasterClient
 
     return MasterClient(address, master_timeout_s=timeout_s, credentials=credentials)

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,12 @@ from edl_torch.core.limits import MESSAGE_BYTES
 from edl_torch.errors import AccessDenied, EdlError, JournalError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.master.health import SERVICE as HEALTH_SERVICE
 from edl_torch.master.health import Health, HealthPort
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import SERVICE, MasterServicer
 from edl_torch.master.web import web_port
-from edl_torch.rpc import elasticdl as elasticdl_wire
+from edl_torch.protocols import MakeServicer, servicers
 from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, ServerCredentials
 from edl_torch.rpc.status import to_status
 from edl_torch.system import descriptors
@@ -77,7 +75,10 @@ async def _refuse(requests: Any, context: Any) -> None:
 
 
 class MasterServer:
-    """Server of a master over one host. `start`, `drain` and `stop` run on one event loop."""
+    """Server of a master over one host. `start`, `drain` and `stop` run on one event loop.
+
+    `foreign` serves clients of other protocols; None: of all that there are, as by default.
+    """
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class MasterServer:
         insecure: bool = False,
         credentials: ServerCredentials | None = None,
         commits: GroupCommit | None = None,
-        elasticdl: ElasticDLOptions | None = None,
+        foreign: Sequence[MakeServicer] | None = None,
     ) -> None:
         keep_children_alive()
         self._credentials = credentials or ServerCredentials()
@@ -99,9 +100,10 @@ class MasterServer:
             options=server_options(dispatcher.members.lease_timeout_s),
         )
         MasterServicer(self._host).add_to(self._server)
-        self._elasticdl = ElasticDLServicer(self._host, ElasticDLAdapter(dispatcher, elasticdl))
-        self._server.add_generic_rpc_handlers((self._elasticdl.handlers(),))
-        self.health = Health(SERVICE, elasticdl_wire.SERVICE)
+        self._foreign = [make(self._host) for make in (servicers({}) if foreign is None else foreign)]
+        for servicer in self._foreign:
+            servicer.add_to(self._server)
+        self.health = Health(SERVICE, *(servicer.service for servicer in self._foreign))
         self.health.add_to(self._server)
         self._watching: list[asyncio.Task[None]] = []
 
@@ -114,7 +116,8 @@ class MasterServer:
             hint = "; do the certificate and its key belong together?" if self._credentials.encrypted else ""
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
         self._host.start()
-        self._elasticdl.start()
+        for servicer in self._foreign:
+            servicer.start()
         await self._host.committed()  # datasets of the command line
         await self._server.start()
         self._watching = [
@@ -152,7 +155,8 @@ class MasterServer:
             task.cancel()
         self._host.drain()
         await self._server.stop(grace_s)
-        await self._elasticdl.close()
+        for servicer in self._foreign:
+            await servicer.close()
         await self._host.close()
 
     async def stop(self) -> None:
@@ -190,7 +194,7 @@ async def serve(
     on_ready: Callable[[HostPort], None],
     make_commits: Callable[[], GroupCommit] | None = None,
     with_process: int | None = None,
-    elasticdl: ElasticDLOptions | None = None,
+    foreign: Sequence[MakeServicer] | None = None,
     health_address: str | None = None,
     http_address: str | None = None,
     on_page: Callable[[str], None] = lambda _: None,
@@ -214,7 +218,7 @@ async def serve(
             insecure=insecure,
             credentials=credentials,
             commits=commits,
-            elasticdl=elasticdl,
+            foreign=foreign,
         )
         probes = None if health_address is None else HealthPort(server.health, health_address)
         page = None

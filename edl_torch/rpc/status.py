@@ -12,6 +12,7 @@ import grpc
 
 from edl_torch import errors
 from edl_torch.errors import EdlError, MasterUnavailable
+from edl_torch.protocols import DOORS
 
 ERROR_KEY = "edl-error"
 MESSAGE_BYTES = 2000  # headers of grpc end at 8 KiB, and percent-encoding triples what is not ASCII
@@ -111,7 +112,7 @@ def from_status(error: grpc.RpcError, address: str) -> EdlError:
         return EdlError(f"the master at {address} failed ({code.name}): {details}")
     return AnotherAnswers(
         f"what answers at {address} is no master that knows this call ({code.name}: {details}); if it is "
-        f"ElasticDL's own master, give EDL_MASTER_PROTOCOL=elasticdl"
+        f"another project's master, give EDL_MASTER_PROTOCOL={' or '.join(DOORS)}"
     )
 
 

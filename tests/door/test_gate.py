@@ -9,12 +9,11 @@ from fences import Onlooker
 from google.protobuf import message_factory
 
 from edl_torch.core.calls import Acknowledgement
-from edl_torch.core.elasticdl import GetTaskCall, TaskResult
+from edl_torch.elasticdl import elasticdl_pb2, wire
+from edl_torch.elasticdl.calls import GetTaskCall, TaskResult
 from edl_torch.errors import AccessDenied
 from edl_torch.master.health import SERVICE as HEALTH
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc import elasticdl as wire
-from edl_torch.rpc import elasticdl_pb2
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
 from edl_torch.testing.fake_master import Listening

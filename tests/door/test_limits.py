@@ -12,13 +12,13 @@ from fences import Onlooker
 
 from edl_torch.core.calls import NEW_PASS, Acknowledgement, ConfirmCall, Failure, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.elasticdl import TaskResult
 from edl_torch.core.limits import MESSAGE_BYTES, Limits
 from edl_torch.core.persistence import dump
 from edl_torch.core.token import Token
+from edl_torch.elasticdl import wire
+from edl_torch.elasticdl.calls import TaskResult
 from edl_torch.errors import InvalidArgument, LimitExceeded, TokenError
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc import elasticdl as wire
 from edl_torch.shard import Source
 
 SMALL = Limits(

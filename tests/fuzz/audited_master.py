@@ -15,9 +15,9 @@ from pathlib import Path
 
 import hostile
 
+from edl_torch.elasticdl.adapter import ElasticDLAdapter
+from edl_torch.elasticdl.servicer import ElasticDLServicer
 from edl_torch.master.durable import DurableState
-from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_adapter import ElasticDLAdapter
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer
 from edl_torch.rpc import edl_torch_pb2 as pb

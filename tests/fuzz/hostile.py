@@ -17,13 +17,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import Limits
-from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_adapter import ElasticDLAdapter
+from edl_torch.elasticdl import elasticdl_pb2, wire
+from edl_torch.elasticdl.adapter import ElasticDLAdapter
+from edl_torch.elasticdl.servicer import ElasticDLServicer
 from edl_torch.master.host import MasterHost
 from edl_torch.master.servicer import MasterServicer, Unreadable, reader
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc import elasticdl as wire
-from edl_torch.rpc import elasticdl_pb2
 
 METHODS = pb.DESCRIPTOR.services_by_name["Master"].methods_by_name
 ELASTICDL = {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 _SLICE_ROWS = 8192  # at least: what a request costs is spread over so many rows
-_ELASTICDL_OPTIONS = {
+_OLD_NAMES = {  # of options: as ElasticDL has them
     "odps.options.tunnel.endpoint": "tunnel_endpoint",
     "odps.options.read_timeout": "timeout_s",
     "odps.options.retry_times": "retries",
@@ -57,7 +57,7 @@ class ODPSReader:
         partition: str | Iterable[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        more = {_ELASTICDL_OPTIONS.get(name, name): value for name, value in (options or {}).items()}
+        more = {_OLD_NAMES.get(name, name): value for name, value in (options or {}).items()}
         more.pop("odps.options.connect_timeout", None)  # one timeout serves for both
         named: dict[str, Any] = {"project": project, "endpoint": endpoint}
         named |= {"access_id": access_id, "access_key": access_key}

@@ -14,11 +14,11 @@ from by_number import get_task_request
 from edl_torch.core.calls import Grant, Registration
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.elasticdl import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
+from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
+from edl_torch.elasticdl.calls import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
+from edl_torch.elasticdl.servicer import ElasticDLServicer
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.elasticdl import ElasticDLServicer
-from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.master.host import MasterHost
 from edl_torch.shard import Source, TaskType
 
@@ -179,7 +179,8 @@ def test_names_of_tasks_are_computed_both_ways_and_differ_from_ledger_to_ledger(
 
 BOTH = """
 from google.protobuf import descriptor_pb2, descriptor_pool
-from edl_torch.rpc import edl_torch_pb2, elasticdl_pb2
+from edl_torch.elasticdl import elasticdl_pb2
+from edl_torch.rpc import edl_torch_pb2
 theirs = descriptor_pb2.FileDescriptorProto()
 elasticdl_pb2.DESCRIPTOR.CopyToProto(theirs)
 theirs.name, theirs.package = "elasticai_api/proto/elasticai_api.proto", "proto"

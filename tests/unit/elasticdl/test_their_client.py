@@ -16,8 +16,8 @@ from edl_torch import DataShardService, ShardedDataset
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import Registration
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.elasticdl import servicer
 from edl_torch.errors import DatasetConflict
-from edl_torch.master import elasticdl
 from edl_torch.master.durable import DurableState
 from edl_torch.readers import MapDatasetReader
 from edl_torch.shard import Source, TaskType
@@ -205,7 +205,7 @@ def test_a_worker_waits_for_the_data_to_be_described(server: Server) -> None:
 def test_a_call_with_a_deadline_is_answered_within_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elasticdl, "MARGIN_S", TIMEOUT_S - 0.1)  # a busy machine is late
+    monkeypatch.setattr(servicer, "MARGIN_S", TIMEOUT_S - 0.1)  # a busy machine is late
     holder, other = server.worker(0), server.worker(1)
     holder.params(batch_size=5, num_epochs=1, dataset_size=5)
     holder.get()

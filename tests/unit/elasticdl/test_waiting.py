@@ -12,8 +12,8 @@ from by_number import TRAINING, WAIT, WireTask, get_task_request, params_request
 from virtual_time import in_virtual_time
 
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.master.elasticdl import MARGIN_S, ElasticDLServicer
-from edl_torch.master.elasticdl_adapter import ElasticDLAdapter, ElasticDLOptions
+from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
+from edl_torch.elasticdl.servicer import MARGIN_S, ElasticDLServicer
 from edl_torch.master.host import MasterHost
 
 TASK_TIMEOUT_S = 300.0

@@ -19,10 +19,10 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
     ReportCall,
 )
-from edl_torch.core.elasticdl import ForeignTask, TaskResult
 from edl_torch.core.lease import Lease
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
+from edl_torch.elasticdl.calls import ForeignTask, TaskResult
 from edl_torch.shard import Slice
 
 

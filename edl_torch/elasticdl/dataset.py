@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from edl_torch.client.elasticdl.tasks import TaskLedger
 from edl_torch.core.calls import RegisterCall
-from edl_torch.core.elasticdl import MAX_INT32, ForeignTask, TrainingParams
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.plan import Plan
+from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, TrainingParams
+from edl_torch.elasticdl.tasks import TaskLedger
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset, Unsupported
 from edl_torch.shard import DatasetSpec, IndexArray, Slice, TaskType
 

@@ -23,7 +23,12 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.core.dispatcher import Dispatcher, Released
-from edl_torch.core.elasticdl import (
+from edl_torch.core.lease import Lease
+from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.members import Member
+from edl_torch.core.registration import new_spec
+from edl_torch.core.spec import check_option
+from edl_torch.elasticdl.calls import (
     ForeignTask,
     GetTaskCall,
     TaskNames,
@@ -31,11 +36,6 @@ from edl_torch.core.elasticdl import (
     TrainingParams,
     check_expressible,
 )
-from edl_torch.core.lease import Lease
-from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.members import Member
-from edl_torch.core.registration import new_spec
-from edl_torch.core.spec import check_option
 from edl_torch.errors import DatasetConflict, InvalidArgument, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Shuffle, Source, TaskType
 
@@ -45,7 +45,6 @@ REASON_CHARACTERS = 500
 _Key = tuple[str, int, int, int, int]
 _Outcomes = dict[str, tuple[object, ...]]  # of a ReportCall, by field
 SESSION = "elasticdl-"  # and the worker's number: never the id of a trainer of ours, which is random
-TASK_TIMEOUT_S = 300.0  # as ElasticDL's own master has it
 
 _NAMES = {TaskType.TRAINING: "training", TaskType.EVALUATION: "evaluation", TaskType.PREDICTION: "prediction"}
 
@@ -101,7 +100,7 @@ def _back(lease: Lease, start: int | None = None) -> GiveBack:
 class ElasticDLOptions:
     """Options for ElasticDL's workers; `max_bad_records` is that of data which they describe."""
 
-    task_timeout_s: float = TASK_TIMEOUT_S
+    task_timeout_s: float = 300.0  # as ElasticDL's own master has it
     max_bad_records: int = 0
 
     def __post_init__(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult, TrainingParams
+from edl_torch.elasticdl import elasticdl_pb2 as pb
+from edl_torch.elasticdl.calls import ForeignTask, GetTaskCall, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument
-from edl_torch.rpc import elasticdl_pb2 as pb
 from edl_torch.rpc.convert import Wire
 from edl_torch.shard import TaskType
 

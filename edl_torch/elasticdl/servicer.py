@@ -17,12 +17,12 @@ import grpc.aio
 
 from edl_torch.core.calls import LeaseAnswer, LeaseCall, PassState
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.elasticdl import ForeignTask, GetTaskCall
 from edl_torch.core.limits import printable
+from edl_torch.elasticdl import wire
+from edl_torch.elasticdl.adapter import ElasticDLAdapter
+from edl_torch.elasticdl.calls import ForeignTask, GetTaskCall
 from edl_torch.errors import EdlError, MasterUnavailable, StaleLease, UnknownDataset
-from edl_torch.master.elasticdl_adapter import ElasticDLAdapter
 from edl_torch.master.host import MasterHost, log_released
-from edl_torch.rpc import elasticdl as wire
 from edl_torch.rpc.status import to_status
 from edl_torch.shard import TaskType
 
@@ -45,23 +45,25 @@ class ElasticDLServicer:
     end. One that holds a task is told WAIT at once: two such could wait for each other.
     """
 
+    service = wire.SERVICE
+
     def __init__(self, host: MasterHost, adapter: ElasticDLAdapter) -> None:
         self._host = host
         self._adapter = adapter
         self._locks: dict[tuple[int, str], asyncio.Lock] = {}
         self._tender: asyncio.Task[None] | None = None
 
-    def handlers(self) -> Any:
-        """Return handlers for `add_generic_rpc_handlers`, whose type differs between grpc's stubs."""
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the calls to this server."""
         methods = {
             wire.GET_TASK: self.get_task,
             wire.REPORT_TASK_RESULT: self.report_task_result,
             wire.REPORT_TRAINING_PARAMS: self.report_training_params,
         }
-        return grpc.method_handlers_generic_handler(
-            wire.SERVICE,
-            {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()},
-        )
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
 
     def start(self) -> None:
         """Begin to watch deadlines; the host must have started."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from edl_torch.client.elasticdl.dataset import ForeignDataset
-from edl_torch.client.environment import elasticdl_worker_id
 from edl_torch.client.grpc.calling import Caller
 from edl_torch.client.grpc.channel import MasterChannel, build_channel
 from edl_torch.client.grpc.heartbeat import backoff
@@ -36,9 +35,10 @@ from edl_torch.core.calls import (
     ReportCall,
     RestoreCall,
 )
-from edl_torch.core.elasticdl import ForeignTask, GetTaskCall, TaskResult
-from edl_torch.errors import EdlError, TooManyBadRecords, UnknownDataset, Unsupported
-from edl_torch.rpc import elasticdl as wire
+from edl_torch.elasticdl import wire
+from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, GetTaskCall, TaskResult
+from edl_torch.elasticdl.dataset import ForeignDataset
+from edl_torch.errors import EdlError, InvalidArgument, TooManyBadRecords, UnknownDataset, Unsupported
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
 
@@ -71,7 +71,7 @@ class ElasticDLMasterClient:
         master_timeout_s: float = 600.0,
         credentials: Credentials | None = None,
     ) -> None:
-        self._worker = elasticdl_worker_id(worker_id)
+        self._worker = _worker_number(worker_id)
         self._channel = build_channel(master, credentials) if isinstance(master, str) else master
         self._caller = Caller(self.address, master_timeout_s, self._channel.explain)
         names = (wire.GET_TASK, wire.REPORT_TASK_RESULT, wire.REPORT_TRAINING_PARAMS)
@@ -274,3 +274,15 @@ class ElasticDLMasterClient:
 
 def _answer(call: LeaseCall, state: PassState) -> LeaseAnswer:
     return LeaseAnswer(request=call.request, epoch=EPOCH, state=state)
+
+
+def _worker_number(worker_id: str | int | None) -> int:
+    """Return the number as given, else `WORKER_ID`, else `RANK`, else 0."""
+    env = os.environ
+    text = str(env.get("WORKER_ID") or env.get("RANK") or 0 if worker_id is None else worker_id).strip()
+    if not text.isdecimal() or int(text) > MAX_INT32:
+        raise InvalidArgument(
+            f"the worker id is {text!r}: ElasticDL's master knows workers by numbers, so set WORKER_ID to a "
+            f"number that no other worker has"
+        )
+    return int(text)

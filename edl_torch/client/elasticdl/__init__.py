@@ -1,1 +1,0 @@
-"""An ElasticDL master as a trainer of ours sees it."""
