@@ -23,6 +23,7 @@ from loader_kit import PickingReader, trainer
 from torchvision_kit import torchvision
 
 from edl_torch import ElasticDataLoader, LocalMaster
+from edl_torch.core.identity import folder_of
 from edl_torch.data.seeding import record_seeds
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
@@ -73,7 +74,7 @@ def expected(transform: Callable[..., Any]) -> dict[int, Any]:
     """The same by torch's global generator, seeded by hand."""
     reader = MapDatasetReader(Numbers())
     (name,) = reader.create_shards()
-    seeds = record_seeds(SEED, 0, Indices((name,), np.arange(COUNT)))
+    seeds = record_seeds(SEED, 0, Indices((name,), np.arange(COUNT)), folder_of([name]))
     found = {}
     with torch.random.fork_rng(devices=[]):
         for number, seed in enumerate(seeds):
@@ -242,7 +243,7 @@ def test_a_transform_that_asks_for_a_generator_gets_one_of_the_records_own(trans
 def test_a_generator_is_what_numpy_and_torch_make_of_the_records_seed() -> None:
     reader = MapDatasetReader(Numbers())
     (name,) = reader.create_shards()
-    seeds = record_seeds(SEED, 0, Indices((name,), np.arange(COUNT)))
+    seeds = record_seeds(SEED, 0, Indices((name,), np.arange(COUNT)), folder_of([name]))
     by_rng, by_torch = samples(Tagging(with_rng)), samples(Tagging2(with_generator))
     for number, seed in enumerate(seeds):
         rng = np.random.Generator(np.random.PCG64(seed))
