@@ -42,8 +42,8 @@ class Fingerprint:
         run: Entries that stand for one of `parts`; 1 where all are listed.
         parts: The name and the evidence of each entry; or of each run its first name, a digest of its names,
             and one of what was looked at in some of them.
-        attributes: What was looked at in an object besides, in the same form. One that another fingerprint
-            lacks says nothing: an attribute may be filled as the object is used.
+        attributes: What was looked at in an object besides, in the same form. Those that one of
+            two fingerprints has beside all of the other's say nothing: one may be filled as it is used.
         digest: Of all of it, 32 hex digits.
     """
 
@@ -134,13 +134,10 @@ def differ(one: str, other: str) -> bool:
     then, now = Fingerprint.decode(one), Fingerprint.decode(other)
     if "given" in (then.strength, now.strength):  # what a user says of an object stands, of a file its bytes
         return then.strength == now.strength or bool(then.parts and now.parts)
-    if not (then.attributes and now.attributes and _comparable(then, now)):
+    if (then.run, then.parts) != (now.run, now.parts) or not _comparable(then, now):
         return True
-    if (then.run, then.parts) != (now.run, now.parts):
-        return True
-    known, found = dict(then.attributes), dict(now.attributes)
-    both = known.keys() & found.keys()
-    return any(known[name] != found[name] for name in both) or not (both or then.parts)
+    fewer, more = sorted((dict(then.attributes), dict(now.attributes)), key=len)
+    return not (then.parts or fewer) or any(more.get(name) != look for name, look in fewer.items())
 
 
 def describe_change(before: str, now: str) -> str:
