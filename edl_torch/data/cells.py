@@ -91,7 +91,8 @@ class OpenLease:
         """What random numbers of the transform of the record at a position are seeded by."""
         part = self.grant.slice
         if self._seeds is None:
-            self._seeds = record_seeds(self._plan.spec.seed, part.epoch, self._plan.indices(part))
+            plan = self._plan
+            self._seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part), plan.folder)
         return self._seeds[position - part.skip]
 
 

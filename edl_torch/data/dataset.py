@@ -27,7 +27,6 @@ from edl_torch.core.plan import Plan
 from edl_torch.data.collate import Collated
 from edl_torch.data.columns import read_columns
 from edl_torch.data.feed import Feed
-from edl_torch.data.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
 from edl_torch.data.seeding import Generators, record_seeds
@@ -36,6 +35,7 @@ from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.data.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
+from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Slice
@@ -53,7 +53,7 @@ def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
     """Yield the seeds of a part, some at a time: at each timed batch the rest of a lease begins anew."""
     for skip in range(part.skip, part.stop, _SEEDS_AT_ONCE):
         some = replace(part, skip=skip, limit=min(_SEEDS_AT_ONCE, part.stop - skip))
-        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some))
+        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some), plan.folder)
 
 
 class ShardedDataset(IterableDataset[Any]):

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from edl_torch.data.frameworks import check_module
+from edl_torch.integrations.frameworks import check_module
 from edl_torch.trainer.deliveries import DeliveredBatches, Deliveries
 
 _OF_TORCH = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)

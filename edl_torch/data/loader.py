@@ -21,7 +21,6 @@ from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset
-from edl_torch.data.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loader_pass import LoaderPass
@@ -37,6 +36,7 @@ from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.stepping_pass import PaddedPass
 from edl_torch.data.weights import Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
+from edl_torch.integrations.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
 from edl_torch.shard import TaskType
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         try:
             check_asked_by(sys._getframe(1), repr(self))
             if not self._keeps_stepping:  # attach_manager() has seen to it
-                check_no_manager()
+                check_no_manager(sys._getframe(1))
         except ForeignLoop as error:
             return raising(error)
         return self._iterate(NEW_PASS)

@@ -101,9 +101,13 @@ def _generators(after_each: bool) -> Generators:
     return Generators(after_each=after_each)
 
 
-def record_seeds(seed: int, epoch: int, records: Indices) -> list[int]:
-    """A seed in [0, 2⁶⁴) for each record: a function of `seed`, the epoch, the source and the number."""
-    names = [zlib.crc32(name.encode("utf-8", "surrogatepass")) << 32 for name in records.names]
+def record_seeds(seed: int, epoch: int, records: Indices, folder: str = "") -> list[int]:
+    """A seed in [0, 2⁶⁴) for each record: a function of `seed`, the epoch, the source and the number.
+
+    Of a source's name that counts which comes after `folder`: the same data may lie elsewhere.
+    """
+    below = (name.removeprefix(folder) for name in records.names)
+    names = [zlib.crc32(name.encode("utf-8", "surrogatepass")) << 32 for name in below]
     sources = np.array(names, np.uint64)[0 if records.sources is None else records.sources]
     base = np.uint64(derive_key(seed, epoch, "augment") & 0xFFFFFFFFFFFFFFFF)
     mixed = base ^ sources ^ (records.numbers.astype(np.uint64) * np.uint64(_WEYL))

@@ -132,7 +132,7 @@ def by_one(
             return records
         if generators is None:
             return map(transform, records)
-        seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part))
+        seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part), plan.folder)
         return map(generators.seeded(transform), records, seeds)
 
     samples = SampleList(size, ReadingTimes())
