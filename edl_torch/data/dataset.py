@@ -243,6 +243,7 @@ class ShardedDataset(IterableDataset[Any]):
             reading.close()
 
     def _batches(self, link: Link, plan: Plan, tally: Tally, times: ReadingTimes) -> Iterator[Any]:
+        transform = with_own_numbers(self.transform)
         for grant in iter(link.next, None):
             on_bad = partial(self._bad, link, grant)
             run = tally.start(grant.task, grant.slice.skip)
@@ -253,8 +254,8 @@ class ShardedDataset(IterableDataset[Any]):
                     if first != run[2]:  # those before it are bad
                         run = tally.start(grant.task, first)
                     run[2] = after
-                if self._makes is not None:
-                    batch = self._makes(batch)
+                if transform is not None:
+                    batch = transform(batch)
                 if times.begin_if_due():
                     times.add(read_at - asked_at, perf_counter() - read_at)
                 yield batch
