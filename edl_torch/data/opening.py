@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from edl_torch.client.master_api import MasterApi
-from edl_torch.client.service import DataShardService
+from edl_torch.client.service import DataShardService, ServiceKeywords
 from edl_torch.data.dataset import ImageDataset, OnBadRecord, ShardedDataset
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, has_random_access
@@ -20,6 +19,12 @@ from edl_torch.shard import TaskType
 
 USUAL_WINDOW = 16  # shards, for readers of whole blocks: docs/shuffling.md has what it mixes
 
+SERVICE_PARAMETERS = {
+    name: parameter
+    for name, parameter in inspect.signature(DataShardService).parameters.items()
+    if name in ServiceKeywords.__optional_keys__
+}
+
 log = logging.getLogger("edl_torch.client")
 
 ShuffleKind = bool | Literal["shards", "in_shard"]
@@ -27,34 +32,22 @@ ShuffleKind = bool | Literal["shards", "in_shard"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOptions:
-    """The arguments of an `ElasticDataLoader` that its service and its dataset take, with their defaults."""
+    """The arguments of an `ElasticDataLoader` that its dataset takes, with their defaults, and those given
+    that its service takes."""
 
-    num_epochs: int | None = 1
     shuffle: ShuffleKind = False
-    shuffle_window: int | None = None
-    seed: int = 0
     transform: Callable[[Any], Any] | None = None
     target_transform: Callable[[Any], Any] | None = None
     on_bad_record: OnBadRecord = "raise"
     seed_transforms: bool | None = None
-    master_client: MasterApi | None = None
-    dataset_name: str = "training"
-    task_type: TaskType = TaskType.TRAINING
-    records_per_shard: int | None = None
-    num_minibatches_per_shard: int | None = None
-    epoch_barrier: bool = True
-    max_bad_records: int = 0
-    fingerprint: str | None = None
-    data_changed: Literal["new_epoch"] | None = None
-    lookahead: int | Literal["told"] = 0
-    master_timeout_s: float | None = None
-    audit_dir: str | Path | None = None
+    service: ServiceKeywords = field(default_factory=ServiceKeywords)
 
     @property
     def given(self) -> list[str]:
         """Names of those that differ from their defaults."""
-        fields = type(self).__dataclass_fields__
-        return [name for name, field in fields.items() if getattr(self, name) != field.default]
+        given = [n for n, value in self.service.items() if value != SERVICE_PARAMETERS[n].default]
+        own = (f for f in fields(self) if f.name != "service")
+        return given + [f.name for f in own if getattr(self, f.name) != f.default]
 
 
 def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> ShardedDataset:
@@ -62,28 +55,11 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
 
     Raises InvalidArgument for anything else, and what the reader and the service raise.
     """
-    reader = reader_of(data, options.task_type)
+    reader = reader_of(data, options.service.get("task_type", TaskType.TRAINING))
     order = _order_of(reader, options)
+    keywords: ServiceKeywords = {**options.service, "shuffle_window": order.window}
     service = DataShardService(
-        batch_size,
-        options.master_client,
-        reader,
-        dataset_name=options.dataset_name,
-        task_type=options.task_type,
-        num_epochs=options.num_epochs,
-        records_per_shard=options.records_per_shard,
-        num_minibatches_per_shard=options.num_minibatches_per_shard,
-        shuffle=order.all_records,
-        shuffle_shards=order.shards,
-        shuffle_window=order.window,
-        seed=options.seed,
-        epoch_barrier=options.epoch_barrier,
-        max_bad_records=options.max_bad_records,
-        fingerprint=options.fingerprint,
-        data_changed=options.data_changed,
-        lookahead=options.lookahead,
-        master_timeout_s=options.master_timeout_s,
-        audit_dir=options.audit_dir,
+        batch_size, reader=reader, shuffle=order.all_records, shuffle_shards=order.shards, **keywords
     )
     try:
         if order.usual_window is not None:
@@ -156,7 +132,7 @@ class _Order:
 
 
 def _order_of(reader: AbstractDataReader, options: ReadingOptions) -> _Order:
-    window = options.shuffle_window
+    window = options.service.get("shuffle_window")
     if window is not None and options.shuffle not in (True, "in_shard"):
         raise InvalidArgument(
             f"shuffle_window={window} mixes records, and shuffle={options.shuffle!r} does not: give "
