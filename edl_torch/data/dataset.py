@@ -66,7 +66,7 @@ class ShardedDataset(IterableDataset[Any]):
         shuffle: another order of the records inside each shard in each epoch.
         transform: applied to each record, where it is read.
         on_bad_record: "raise" ends the loop with a `BadRecord` that names the record; "quarantine" reports
-            it to the master and goes on, up to the service's `max_bad_records`, or the master's where the
+            it to the master and goes on, up to as many as the service allows, or the master where the
             service gives neither reader nor size. An error that is not the record's, as of a network that
             is down, ends the loop with `SourceUnavailable` either way.
         seed_transforms: seed Python's, numpy's and torch's random numbers by (seed, epoch, record) around

@@ -27,12 +27,17 @@ from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.notice import Notice
-from edl_torch.data.opening import SERVICE_PARAMETERS, ReadingOptions, ShuffleKind, open_dataset
+from edl_torch.data.opening import (
+    SERVICE_PARAMETERS,
+    ReadingOptions,
+    ShuffleKind,
+    open_dataset,
+    warn_of_sorted_labels,
+)
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.parts_pass import PartsPass
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.data.reader_threads import NumThreads, thread_count
-from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.stepping_pass import PaddedPass
 from edl_torch.data.weights import Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed

@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from edl_torch.client.service import DataShardService, ServiceKeywords
+from edl_torch.core.plan import Plan
 from edl_torch.data.dataset import ImageDataset, OnBadRecord, ShardedDataset
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.registry import open_reader
 from edl_torch.shard import TaskType
+from edl_torch.system.user_warnings import warn_user
 
 USUAL_WINDOW = 16  # shards, for readers of whole blocks: docs/shuffling.md has what it mixes
 
@@ -24,6 +28,8 @@ SERVICE_PARAMETERS = {
     for name, parameter in inspect.signature(DataShardService).parameters.items()
     if name in ServiceKeywords.__optional_keys__
 }
+
+_FEW = 0.5  # of all classes: what a shard that mixes has more of
 
 log = logging.getLogger("edl_torch.client")
 
@@ -159,3 +165,51 @@ def _order_of(reader: AbstractDataReader, options: ReadingOptions) -> _Order:
 def reads_records_alone(reader: AbstractDataReader) -> bool:
     """Return whether a record costs no more than itself, wherever it is."""
     return has_random_access(reader) and not getattr(reader, "reads_blocks", False)
+
+
+def warn_of_sorted_labels(reader: AbstractDataReader, plan: Plan) -> None:
+    """Warn where the records of a window, which alone are mixed, have few of the dataset's classes.
+
+    Known of readers that have `targets`, the class of each record, as torchvision's datasets have.
+    """
+    spec = plan.spec
+    targets = getattr(reader, "targets", None)
+    if targets is None or spec.shuffle or not spec.shuffle_in_shard or len(spec.sources) != 1:
+        return
+    labels = _one_dimensional(targets)
+    if labels is None or len(labels) != plan.size or np.any(labels[1:] < labels[:-1]):
+        return
+    changes = np.flatnonzero(labels[1:] != labels[:-1]) + 1
+    classes = len(changes) + 1
+    mixed = _classes_mixed(changes, classes, plan)
+    if mixed <= _FEW * classes:
+        per = spec.records_per_shard
+        where = "shards" if plan.window == 1 else f"windows of {plan.window} shards"
+        warn_user(
+            f"the records of {spec.name!r} are sorted by label and mixed only inside {where} of "
+            f"{per} records: a batch has some {mixed:.1f} of the {classes} classes, "
+            f"and models learn badly from that. Give ElasticDataLoader(reader, shuffle=True), or "
+            f"DataShardService(shuffle=True), which mix all records; where records are read in blocks, "
+            f"shuffle_window={16 * plan.window}, which mixes those of so many shards; or shuffle the data "
+            f"where they lie"
+        )
+
+
+def _classes_mixed(changes: Any, classes: int, plan: Plan) -> float:
+    """Return how many classes are in a window, on average; `changes` are the first records of classes."""
+    per = plan.spec.records_per_shard
+    if not plan.spec.shuffle_shards:
+        return float(1 + np.count_nonzero(changes % (per * plan.window)) / plan.num_windows)
+    in_a_shard = 1 + np.count_nonzero(changes % per) / plan.num_shards
+    return float(
+        in_a_shard if plan.window == 1 else classes * (1 - (1 - in_a_shard / classes) ** plan.window)
+    )
+
+
+def _one_dimensional(targets: Any) -> Any:
+    """Return the labels as an array of numbers, None where they are something else."""
+    try:
+        labels = np.asarray(targets)
+    except ValueError:  # lists of unequal length, as of boxes
+        return None
+    return labels if labels.ndim == 1 and labels.dtype.kind in "iub" else None
