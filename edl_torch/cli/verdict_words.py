@@ -43,7 +43,7 @@ def worst(verdicts: Sequence[Verdict]) -> Outcome:
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in a word; what was delivered to whom, and what is in quarantine, where that matters."""
+    """The verdict in a word; to whom what was delivered, what is in quarantine, and what nothing tells."""
     said = verdict.outcome.label
     if verdict.outcome is Outcome.DELIVERED:
         said += f": {delivered(verdict)}"
@@ -51,6 +51,9 @@ def headline(verdict: Verdict) -> str:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
+    compared = verdict.known_by != "none" or verdict.trainers < 2
+    if not compared and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
+        said += ", data not known to be the same"
     return said
 
 

@@ -6,7 +6,7 @@ It is plain JSON-able values, for journals, tokens and calls.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from edl_torch.fingerprint import UNKNOWN, describe_change, differ
 from edl_torch.shard import DatasetSpec
@@ -27,7 +27,7 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
     A `shuffle_window` of 1 and an unknown `fingerprint` are left out.
     """
     names = [source.name for source in spec.sources]
-    folder = _folder(names) if len(names) > 1 else "".join(names)
+    folder = folder_of(names)
     fields: dict[str, object] = {
         "sources": _digest("srcs", (f"{source.start}+{source.count}" for source in spec.sources)),
         "names": _digest("name", names),
@@ -77,8 +77,10 @@ def but_data(found: Mapping[str, object]) -> dict[str, object]:
     return {field: value for field, value in found.items() if field not in _DATA}
 
 
-def _folder(names: list[str]) -> str:
-    """The folder that all names begin with, its slash included; '' where there is none."""
+def folder_of(names: Sequence[str]) -> str:
+    """Return what names begin with that says where the data lie: their folder with its slash; of one all."""
+    if len(names) < 2:
+        return "".join(names)
     first, last = min(names), max(names)  # what these two share all share
     shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[: first.rfind("/", 0, shared) + 1]

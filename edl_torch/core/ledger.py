@@ -408,12 +408,17 @@ class ShardLedger:
         self.leases.clear()
         self.participants.nobody_waits()
         self._todo.restore(token)
-        self.quarantine.replace(token.quarantine)
+        self.quarantine.replace(map(self._named_here, token.quarantine))
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += step
         self.opened_by = opened_by
         self._version.grow()
         self._close_epochs()
+
+    def _named_here(self, bad: QuarantinedRecord) -> QuarantinedRecord:
+        """Return a bad record of a token by its name here: the same data may have lain elsewhere."""
+        name, index = self.plan.locate(bad.epoch, bad.shard, bad.position)
+        return replace(bad, name=name, index=index)
 
     @property
     def shown_epoch(self) -> int:

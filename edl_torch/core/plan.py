@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from edl_torch.core.identity import folder_of
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.spec import validate_spec
 from edl_torch.errors import InvalidArgument
@@ -38,7 +39,7 @@ class Plan:
 
     __slots__ = (
         *("num_shards", "num_windows", "order", "size", "spec", "window"),
-        *("_ends", "_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short", "_storage"),
+        *("_ends", "_folder", "_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short", "_storage"),
     )
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -60,6 +61,14 @@ class Plan:
         self._pi = _EpochPermutation(self.num_shards, spec.seed, _SHARDS)
         self._rho = _EpochPermutation(self.size, spec.seed, _GLOBAL)
         self._ends: tuple[int, _ShardEnds] | None = None
+        self._folder: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """What the names of the sources begin with on this machine, and nothing of it may count."""
+        if self._folder is None:
+            self._folder = folder_of([source.name for source in self.spec.sources])
+        return self._folder
 
     # Shards -----------------------------------------------------------------------------------------------
 

@@ -37,13 +37,13 @@ class Opened:
     remote: bool
     path: str = ""  # on this machine
 
-    def stamp(self) -> tuple[int, int] | None:
-        """Size and time of what has its name now; None where that is gone or remote."""
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Size and times of what has its name now; None where that is gone or remote."""
         try:
             found = os.stat(self.path) if self.path else None
         except OSError:
             found = None
-        return None if found is None else (found.st_size, found.st_mtime_ns)
+        return None if found is None else (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def close(self) -> None:
         """Let go of it."""

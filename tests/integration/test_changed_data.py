@@ -319,6 +319,33 @@ def test_a_checkpoint_goes_on_with_the_same_data_elsewhere_and_the_audit_sees_on
     assert (verdict.delivered, verdict.first_epoch, verdict.abandoned) == (True, 0, 0)
 
 
+def test_a_bad_record_that_is_met_at_two_places_is_one(folder: Path, tmp_path: Path) -> None:
+    """And a record's random numbers are the same wherever its file lies."""
+    broken = sorted(folder.rglob("*.*"))[3]
+    broken.write_bytes(b"x")
+    there, drawn, token = moved(folder, tmp_path), [], None
+    for place in (str(folder), there):
+        with loader(
+            place,
+            on_bad_record="quarantine",
+            max_bad_records=1,
+            transform=lambda image: torch.rand(1),
+            seed_transforms=True,
+        ) as some:
+            some.load_state_dict(token)
+            drawn.append([batch[0].sum().item() for batch in some])
+            assert {bad.name for bad in some.quarantined()} == {place}
+            token = some.state_dict()
+    with loader(
+        there,
+        transform=lambda image: torch.rand(1),
+        seed_transforms=True,
+        on_bad_record="quarantine",
+        max_bad_records=1,
+    ) as some:
+        assert [batch[0].sum().item() for batch in some] == drawn[0]
+
+
 @ELSEWHERE
 def test_a_trainer_that_has_the_same_data_elsewhere_takes_part(
     folder: Path, tmp_path: Path, elsewhere: Callable[[Path, Path], str]

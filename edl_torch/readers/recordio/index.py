@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.recordio.format import (
     DIALECTS,
     HEADER_BYTES,
@@ -27,8 +27,8 @@ from edl_torch.readers.recordio.format import (
     Header,
     dialect_named,
 )
-from edl_torch.readers.shared.files import read_range
-from edl_torch.readers.shared.index_cache import FileStamp, cached_index
+from edl_torch.readers.shared.files import FileStamp, OpenFile, Read
+from edl_torch.readers.shared.index_cache import cached_index
 from edl_torch.readers.shared.mapped import Array, shared
 
 _KIND = "recordio2"
@@ -52,7 +52,7 @@ def build_index(
     """Index all files, in parallel: reading headers waits for disks.
 
     Returns the arrays `rows`, where in the two next the part of each file begins; `offsets` and `firsts` of
-    `Chain`, file after file; and `dialects`, `sizes`, `times` and `headers` of each file. Raises
+    `Chain`, file after file; and `dialects`, `sizes`, `mtimes`, `ctimes` and `headers` of each file. Raises
     DataFormatError for the first file, in order, that is not as it should be.
     """
     parts = _index_all(files, dialect, index_dir)
@@ -62,7 +62,8 @@ def build_index(
         "firsts": np.concatenate([part["firsts"] for _, part in parts]),
         "dialects": np.array([part["dialect"] for _, part in parts], dtype=np.uint8),
         "sizes": np.array([stamp.size for stamp, _ in parts], dtype=np.int64),
-        "times": np.array([stamp.mtime_ns for stamp, _ in parts], dtype=np.int64),
+        "mtimes": np.array([stamp.mtime_ns for stamp, _ in parts], dtype=np.int64),
+        "ctimes": np.array([stamp.ctime_ns for stamp, _ in parts], dtype=np.int64),
         "headers": np.array([part["headers"] for _, part in parts], dtype=np.uint64),
     }
     return shared(arrays, "recordio", above=_INLINE)
@@ -88,10 +89,9 @@ def _index_one(
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise DataFormatError(f"'{path}' is no regular file")
         stamp = FileStamp.of(path)
-        file = DataFile(path)
     except OSError as exc:
         raise DataFormatError(f"'{path}' cannot be opened: {exc.strerror}; check the path") from exc
-    build = partial(_arrays_of, file, stamp.size, dialect)
+    build = partial(_arrays_of, path, OpenFile(stamp, lambda _: False).read, stamp.size, dialect)
     if stamp.size < _WORTH_KEEPING:
         arrays = build()
         stamp.check()
@@ -99,8 +99,8 @@ def _index_one(
     return stamp, cached_index(stamp, _KIND, build, options=dialect or "", index_dir=index_dir)
 
 
-def _arrays_of(file: DataFile, size: int, dialect: str | None) -> Arrays:
-    chain = scan(file, size, dialect)
+def _arrays_of(path: str, read: Read, size: int, dialect: str | None) -> Arrays:
+    chain = scan(path, read, size, dialect)
     return {
         "offsets": np.array(chain.offsets, dtype=np.int64),
         "firsts": np.array(chain.firsts, dtype=np.int64),
@@ -130,33 +130,12 @@ class Chain:
         return len(self.offsets) - 1
 
 
-class DataFile:
-    """One file, open for reading at any position; closed with the object, so that no reader loses it."""
-
-    def __init__(self, path: str) -> None:
-        """Raises OSError."""
-        self.path = path
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self, size: int, offset: int) -> bytes:
-        """The bytes from `offset`: fewer than `size` only at the end of the file. Raises ReaderError."""
-        try:
-            return read_range(self._number, offset, offset + size)  # one call reads less than 2 GiB
-        except OSError as exc:
-            raise ReaderError(f"'{self.path}' cannot be read at offset {offset:,}: {exc.strerror}") from exc
-
-    def __del__(self) -> None:
-        number = getattr(self, "_number", None)
-        if number is not None:
-            os.close(number)
-
-
 def place(path: str, chunk: int, offset: int) -> str:
     """How every error names a chunk."""
     return f"'{path}' chunk {chunk:,} at offset {offset:,}"
 
 
-def scan(file: DataFile, size: int, dialect: str | None = None) -> Chain:
+def scan(path: str, read: Read, size: int, dialect: str | None = None) -> Chain:
     """The chain of a file of `size` bytes, in the given dialect or in the one that the file proves to have.
 
     A dialect is proven by a checksum that fits the data of one of the first chunks. Where none of them fits
@@ -166,24 +145,24 @@ def scan(file: DataFile, size: int, dialect: str | None = None) -> Chain:
     file of no bytes is a file of no records.
     """
     if dialect is not None or size == 0:
-        return _whole(file, follow(file, size, dialect_named(dialect or DIALECTS[0].name)))
-    chains = [follow(file, size, candidate) for candidate in DIALECTS]
-    proven = [chain for chain in chains if _is_proven(file, chain)]
+        return _whole(path, follow(read, size, dialect_named(dialect or DIALECTS[0].name)))
+    chains = [follow(read, size, candidate) for candidate in DIALECTS]
+    proven = [chain for chain in chains if _is_proven(read, chain)]
     if len(proven) == 1:
-        return _whole(file, proven[0])
+        return _whole(path, proven[0])
     whole = [chain for chain in chains if chain.broken is None]
     if not proven and not whole:
-        return _whole(file, max(chains, key=lambda chain: chain.chunks))
+        return _whole(path, max(chains, key=lambda chain: chain.chunks))
     if proven or len(whole) > 1:
-        raise DataFormatError(f"'{file.path}' could be RecordIO of both dialects: say which with dialect=")
+        raise DataFormatError(f"'{path}' could be RecordIO of both dialects: say which with dialect=")
     log.warning(
         "path=%s dialect=%s its first %d chunk(s) are damaged: their checksums fit in no dialect",
-        *(file.path, whole[0].dialect.name, min(_WITNESSES, whole[0].chunks)),
+        *(path, whole[0].dialect.name, min(_WITNESSES, whole[0].chunks)),
     )
     return whole[0]
 
 
-def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
+def follow(read: Read, size: int, dialect: Dialect) -> Chain:
     """Read all headers, as this dialect, until the end of the file or the first that cannot be one."""
     offsets, firsts, broken = array("q", [0]), array("q", [0]), None
     block, start, at, total = b"", 0, 0, 0
@@ -192,7 +171,7 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
         position = at - start
         if not 0 <= position <= len(block) - HEADER_BYTES:
             far = len(offsets) > 1 and at - offsets[-2] > _FAR
-            block, start, position = file.read(HEADER_BYTES if far else _BLOCK, at), at, 0
+            block, start, position = read(at, at + (HEADER_BYTES if far else _BLOCK)), at, 0
         if block[position : position + 4] not in (MAGIC_BYTES, MAGIC_BYTES[: size - at]):
             broken = f"it starts with {block[position : position + 4]!r}, and a chunk with {MAGIC_BYTES!r}"
         elif len(block) - position < HEADER_BYTES:
@@ -201,7 +180,7 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
             header = Header(*dialect.words(block, position))
             broken = dialect.problem(header, size - at - HEADER_BYTES)
             if broken is None and header.records == 0 and header.size:
-                broken = _hidden_records(file, dialect, header, at)
+                broken = _hidden_records(read, dialect, header, at)
         if broken is not None:
             break
         headers += block[position : position + HEADER_BYTES]
@@ -213,10 +192,10 @@ def follow(file: DataFile, size: int, dialect: Dialect) -> Chain:
     return Chain(dialect=dialect, headers=digest, offsets=offsets, firsts=firsts, broken=broken)
 
 
-def _hidden_records(file: DataFile, dialect: Dialect, header: Header, at: int) -> str | None:
+def _hidden_records(read: Read, dialect: Dialect, header: Header, at: int) -> str | None:
     """Whether data hides behind a count of 0, which no checksum covers: nobody would read, or miss, it."""
     if header.size <= _NOTHING:
-        data = file.read(header.size, at + HEADER_BYTES)
+        data = read(at + HEADER_BYTES, at + HEADER_BYTES + header.size)
         try:
             if not len(dialect.payload(data, 0, header.size, header.checksum, header.compressor)):
                 return None
@@ -225,21 +204,21 @@ def _hidden_records(file: DataFile, dialect: Dialect, header: Header, at: int) -
     return f"its header promises no record, and it has {header.size:,} bytes of data"
 
 
-def _is_proven(file: DataFile, chain: Chain) -> bool:
+def _is_proven(read: Read, chain: Chain) -> bool:
     for number in range(min(_WITNESSES, chain.chunks)):
         start, end = chain.offsets[number : number + 2]
-        data = file.read(end - start, start)
+        data = read(start, end)
         header = Header(*chain.dialect.words(data))
         if chain.dialect.checksum(data[HEADER_BYTES:]) == header.checksum:
             return True
     return False
 
 
-def _whole(file: DataFile, chain: Chain) -> Chain:
+def _whole(path: str, chain: Chain) -> Chain:
     if chain.broken is None:
         return chain
     raise DataFormatError(
-        f"{place(file.path, chain.chunks, chain.offsets[-1])}: {chain.broken}; the file is damaged, cut "
+        f"{place(path, chain.chunks, chain.offsets[-1])}: {chain.broken}; the file is damaged, cut "
         "short or no RecordIO (name only such files, for example with a glob)"
     )
 

@@ -20,9 +20,10 @@ from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.recordio.chunk import Chunk
 from edl_torch.readers.recordio.format import MAGIC_BYTES
-from edl_torch.readers.recordio.index import Arrays, DataFile, build_index, check_dialect
+from edl_torch.readers.recordio.index import Arrays, build_index, check_dialect
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
-from edl_torch.readers.recordio.source import ChunkCache, OpenFiles, RecordIOSource, sources_of_index
+from edl_torch.readers.recordio.source import ChunkCache, RecordIOSource, sources_of_index
+from edl_torch.readers.shared.files import OpenFile, OpenFiles, Read
 from edl_torch.readers.shared.looks import below, listing
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType
@@ -85,7 +86,9 @@ class RecordIODataReader(AbstractDataReader):
         """Import codecs now, by the first file: loader workers that are forked then have them."""
         first = next(iter(self._by_name().values()))
         with suppress(OSError, ReaderError):  # of a file that is gone already; who reads it is told
-            first.prepare(DataFile(first.name))  # not kept open: it may be another file when it is read
+            first.prepare(
+                OpenFile(first.stamp, first.is_same).read
+            )  # not kept open: it may be another file when it is read
 
     def _setup(self) -> None:
         """What each process has of its own."""
@@ -181,8 +184,8 @@ class RecordIODataReader(AbstractDataReader):
     def _read(self, source: RecordIOSource, row: int) -> Chunk:
         return self._cache.put(source.row + row, lambda: source.read_chunk(self._file(source), row))
 
-    def _file(self, source: RecordIOSource) -> DataFile:
-        return self._files.get(source.name, source.size, source.mtime_ns)
+    def _file(self, source: RecordIOSource) -> Read:
+        return self._files.get(source.stamp, source.is_same).read
 
     def _source(self, name: str) -> RecordIOSource:
         try:

@@ -6,24 +6,22 @@ It must not know who asks.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edl_torch.errors import DataFormatError
+from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers.recordio.chunk import Chunk, Records, in_pieces, split
 from edl_torch.readers.recordio.format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect, Header
-from edl_torch.readers.recordio.index import Arrays, DataFile, place
-from edl_torch.readers.shared.index_cache import FileStamp
+from edl_torch.readers.recordio.index import Arrays, follow, place
+from edl_torch.readers.shared.files import FileStamp, Read
 
 _RUN_BYTES = 1 << 16  # chunks in sequence are read so many bytes at once
 _PAYLOAD_BYTES = 1 << 17  # and split when so much is decompressed: what stays in a processor's cache
 
 _DIALECTS: dict[int, Dialect] = {dialect.number: dialect for dialect in DIALECTS}
-_MOST_FILES = 64  # open: a process may have some 1,000 descriptors, and several readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +34,16 @@ class RecordIOSource:
     offsets: memoryview
     firsts: memoryview
     dialect: Dialect
-    size: int
-    mtime_ns: int
+    stamp: FileStamp
+    headers: int
 
-    def prepare(self, file: DataFile) -> None:
+    def is_same(self, read: Read) -> bool:
+        """Whether what is read has the headers that were indexed, with the checksums of all data."""
+        return follow(read, self.stamp.size, self.dialect).headers == self.headers
+
+    def prepare(self, read: Read) -> None:
         """Import what its first chunk needs."""
-        head = file.read(HEADER_BYTES, 0)
+        head = read(0, HEADER_BYTES)
         if len(head) == HEADER_BYTES:
             self.dialect.prepare(Header(*self.dialect.words(head)).compressor)
 
@@ -55,24 +57,24 @@ class RecordIOSource:
         near = bisect_right(self.offsets, self.offsets[row] + _RUN_BYTES) - 1
         return min(before, max(near, row + 1))
 
-    def read_chunk(self, file: DataFile, row: int) -> Chunk:
+    def read_chunk(self, read: Read, row: int) -> Chunk:
         """Chunk `row`. Raises DataFormatError, with file, chunk and offset."""
         start, end = self.offsets[row], self.offsets[row + 1]
         records = self.firsts[row + 1] - self.firsts[row]
-        data = file.read(end - start, start)
+        data = read(start, end)
         try:
             return Chunk(self._payload(data, 0, end - start, records), records)
         except DataFormatError as exc:
             raise DataFormatError(f"{place(self.name, row, start)}: {exc}") from exc
 
-    def read_run(self, file: DataFile, row: int, end: int) -> Iterator[tuple[int, Records]]:
+    def read_run(self, read: Read, row: int, end: int) -> Iterator[tuple[int, Records]]:
         """Yield the records of the chunks `row … end - 1`, some at a time, and the chunk that follows them.
 
         Raises DataFormatError, that does not say which chunk, when all records of those before are given.
         """
         offsets, firsts = self.offsets[row : end + 1].tolist(), self.firsts[row : end + 1].tolist()
         start, first = offsets[0], firsts[0]
-        data = file.read(offsets[-1] - start, start)
+        data = read(start, offsets[-1])
         payloads: list[Buffer] = []
         ends: list[tuple[int, int]] = []
         position = 0
@@ -90,12 +92,11 @@ class RecordIOSource:
 
     def _payload(self, data: bytes, position: int, end: int, records: int) -> Buffer:
         if len(data) < end:
-            missing = end - len(data)
-            raise DataFormatError(f"the file ends {missing:,} bytes early: it was cut since it was indexed")
+            raise SourceChanged(f"'{self.name}' was cut since it was indexed: start the job again")
         magic, said, checksum, compressor, body = self.dialect.words(data, position)
         position += HEADER_BYTES
         if magic != MAGIC or said != records or body != end - position:
-            raise DataFormatError("its header has changed since the file was indexed")
+            raise SourceChanged(f"'{self.name}' has changed since it was indexed: start the job again")
         return self.dialect.payload(data, position, end, checksum, compressor)
 
 
@@ -103,8 +104,9 @@ def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOS
     """The files, in order."""
     rows = arrays["rows"].tolist()
     offsets, firsts = arrays["offsets"].data, arrays["firsts"].data
-    each = zip(arrays["dialects"].tolist(), arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
-    for number, (name, (dialect, size, mtime_ns)) in enumerate(zip(names, each, strict=True)):
+    columns = (arrays[name].tolist() for name in ("dialects", "sizes", "mtimes", "ctimes", "headers"))
+    for number, (name, *found) in enumerate(zip(names, *columns, strict=True)):
+        dialect, size, mtime_ns, ctime_ns, headers = found
         start, end = rows[number : number + 2]
         yield RecordIOSource(
             name=name,
@@ -113,8 +115,8 @@ def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOS
             offsets=offsets[start:end],
             firsts=firsts[start:end],
             dialect=_DIALECTS[dialect],
-            size=size,
-            mtime_ns=mtime_ns,
+            stamp=FileStamp(path=name, size=size, mtime_ns=mtime_ns, ctime_ns=ctime_ns),
+            headers=headers,
         )
 
 
@@ -180,25 +182,3 @@ class ChunkCache:
 
     def __len__(self) -> int:
         return len(self._kept)
-
-
-class OpenFiles:
-    """Opens files on first use. One that is closed here stays open for whoever still reads from it."""
-
-    def __init__(self, limit: int = _MOST_FILES) -> None:
-        self._limit = limit
-        self._open: OrderedDict[str, DataFile] = OrderedDict()
-
-    def get(self, path: str, size: int, mtime_ns: int) -> DataFile:
-        """The file, which must be as large and as old as when it was indexed. Raises SourceChanged."""
-        file = self._open.get(path)
-        if file is None:
-            FileStamp(path=os.path.realpath(path), size=size, mtime_ns=mtime_ns).check()
-            try:
-                file = DataFile(path)
-            except OSError as exc:
-                raise DataFormatError(f"'{path}' cannot be opened: {exc.strerror}; check the path") from exc
-            self._open[path] = file
-            if len(self._open) > self._limit:
-                self._open.popitem(last=False)
-        return file

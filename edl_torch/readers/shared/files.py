@@ -1,6 +1,9 @@
-"""Files that a machine's processes share: whole or not at all, and made by one process while the others wait.
+"""Files: read as they were when they were looked at, and made whole or not at all, by one process for all.
 
-It must not know what is in them.
+A file that is written to while a job reads it is another file, whatever its times say: size and time of
+modification are compared after each read, and where only the time of the inode's last change differs (rights
+and links change that too, and a writer may put the other time back), what is in the file decides. It must not
+know what that is.
 """
 
 from __future__ import annotations
@@ -10,15 +13,128 @@ import logging
 import os
 import time
 import uuid
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
+
+from edl_torch.errors import SourceChanged, SourceUnavailable
 
 log = logging.getLogger("edl_torch.readers")
 
 _PATIENCE_S = 3600.0  # a file of some terabytes
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
+# What the kernel writes down as times of files; it goes on every 1 to 10 ms.
+_FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
+_PART_OF_A_TICK_S, _MOST_PARTS = 0.0005, 100  # a file may be written to all the time
+_MOST_FILES = 64  # open: a process may have some 1,000 descriptors, and several readers
+
+Read = Callable[[int, int], bytes]  # the bytes from … to before …
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStamp:
+    """A file as it was when it was looked at."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int = field(compare=False)  # of the inode's last change: no program can put it back
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> FileStamp:
+        """Look at a file now, or as soon as a write that comes later has a later time. Raises OSError."""
+        for _ in range(_MOST_PARTS):
+            found = os.stat(path)
+            if found.st_ctime_ns != time.clock_gettime_ns(_FILE_CLOCK):
+                break
+            time.sleep(_PART_OF_A_TICK_S)
+        return cls._of(os.path.realpath(path), found)
+
+    @classmethod
+    def _of(cls, path: str, found: os.stat_result) -> FileStamp:
+        return cls(path=path, size=found.st_size, mtime_ns=found.st_mtime_ns, ctime_ns=found.st_ctime_ns)
+
+    def check(self) -> None:
+        """Raise SourceChanged if the file is another one now, or may be."""
+        try:
+            now = self._of(self.path, os.stat(self.path))
+        except OSError as exc:
+            raise SourceChanged(f"'{self.path}' was there and is gone: {exc.strerror}") from exc
+        if now != self or now.ctime_ns != self.ctime_ns:
+            raise self.changed(now)
+
+    def changed(self, now: FileStamp) -> SourceChanged:
+        """Return the error for a file that is as `now`."""
+        sizes = f"{self.size:,} bytes then, {now.size:,} now"
+        return SourceChanged(
+            f"'{self.path}' has changed since its index was made ({sizes}): data must stay as it is while a "
+            "job uses it; start the job again"
+        )
+
+
+class OpenFile:
+    """A file as it was when it was indexed, for reading at any place; closed when nobody has it any more.
+
+    Args:
+        stamp: How it was.
+        is_same: Whether what can be read is what was indexed; asked where the inode was changed, and neither
+            size nor time of modification differ.
+
+    Raises SourceChanged where there is no file any more.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor", "_is_same", "_known_ns", "stamp")
+
+    def __init__(self, stamp: FileStamp, is_same: Callable[[Read], bool]) -> None:
+        try:
+            self._descriptor = os.open(stamp.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as exc:
+            raise SourceChanged(f"'{stamp.path}' was there and is gone: {exc.strerror}") from exc
+        except OSError as exc:
+            raise SourceUnavailable(f"'{stamp.path}' cannot be opened: {exc.strerror}") from exc
+        weakref.finalize(self, os.close, self._descriptor)
+        self.stamp, self._is_same, self._known_ns = stamp, is_same, stamp.ctime_ns
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes `start … end - 1`. Raises SourceChanged for another file, and SourceUnavailable."""
+        try:
+            data = read_range(self._descriptor, start, end)
+            found = os.fstat(self._descriptor)
+        except OSError as exc:
+            raise SourceUnavailable(
+                f"'{self.stamp.path}' cannot be read at byte {start:,}: {exc.strerror}"
+            ) from exc
+        same = found.st_size == self.stamp.size and found.st_mtime_ns == self.stamp.mtime_ns
+        if not same or found.st_ctime_ns != self._known_ns:
+            self._look_again(FileStamp._of(self.stamp.path, found))
+        return data
+
+    def _look_again(self, now: FileStamp) -> None:
+        descriptor = self._descriptor
+        if now != self.stamp or not self._is_same(lambda start, end: read_range(descriptor, start, end)):
+            raise self.stamp.changed(now)
+        self._known_ns = now.ctime_ns
+
+
+class OpenFiles:
+    """Files by name, opened when they are first read. One put away stays open for whoever reads from it."""
+
+    def __init__(self, limit: int = _MOST_FILES) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, OpenFile] = OrderedDict()
+
+    def get(self, stamp: FileStamp, is_same: Callable[[Read], bool]) -> OpenFile:
+        """Return the open file. Raises what opening it raises."""
+        file = self._open.get(stamp.path)
+        if file is None:
+            file = self._open[stamp.path] = OpenFile(stamp, is_same)
+            if len(self._open) > self._limit:
+                self._open.popitem(last=False)
+        return file
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Indexes of data files, built once and kept: beside the data, in a folder, or in the user's cache.
 
-An index is good for a file of one size and modification time. It must not know what is indexed, or how.
+An index is good for a file of one size that was not written to, nor changed in any other way, since it was
+made. It must not know what is indexed, or how.
 """
 
 from __future__ import annotations
@@ -15,44 +16,16 @@ import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.shared.files import file_lock
+from edl_torch.errors import DataFormatError
+from edl_torch.readers.shared.files import FileStamp, file_lock
 from edl_torch.readers.shared.mapped import Array, MappedArrays, write_arrays
 
 log = logging.getLogger("edl_torch.readers")
 
 BESIDE = "beside"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileStamp:
-    """A file as it was when it was looked at."""
-
-    path: str
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> FileStamp:
-        """Look at a file now. Raises OSError."""
-        found = os.stat(path)
-        return cls(path=os.path.realpath(path), size=found.st_size, mtime_ns=found.st_mtime_ns)
-
-    def check(self) -> None:
-        """Raise SourceChanged if the file is another one now."""
-        try:
-            now = FileStamp.of(self.path)
-        except OSError as exc:
-            raise SourceChanged(f"'{self.path}' was there and is gone: {exc.strerror}") from exc
-        if now != self:
-            raise SourceChanged(
-                f"'{self.path}' has changed since its index was made ({self.size:,} bytes then, "
-                f"{now.size:,} now): data must stay as it is while a job uses it; start the job again"
-            )
 
 
 def cached_index(
@@ -84,6 +57,7 @@ def cached_index(
         "path": stamp.path,
         "size": stamp.size,
         "mtime_ns": stamp.mtime_ns,
+        "ctime_ns": stamp.ctime_ns,
         "kind": kind,
         "options": options,
     }

@@ -74,7 +74,7 @@ class CsvReader(AbstractDataReader):
 
     Raises DataFormatError, naming the file, for data that cannot be used; InvalidArgument for options; in
     reading, BadRecord with file, line and reason for a record of another width, with a value of another
-    type, or that is not text, DataFormatError when a file changes, and from `read_batch` ReaderUnavailable
+    type, or that is not text, SourceChanged when a file changes, and from `read_batch` ReaderUnavailable
     without pyarrow.
     """
 

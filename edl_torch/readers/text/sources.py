@@ -10,19 +10,19 @@ import gzip
 import logging
 import os
 import shutil
-import weakref
 import zlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, SourceChanged
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.shared.files import file_lock, read_range, whole_file
-from edl_torch.readers.shared.index_cache import FileStamp, cached_index, index_place
+from edl_torch.readers.shared.files import FileStamp, OpenFiles, Read, file_lock, read_range, whole_file
+from edl_torch.readers.shared.index_cache import cached_index, index_place
 from edl_torch.readers.shared.looks import below, blocks, listing
 from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
 from edl_torch.readers.text.row_index import (
@@ -36,7 +36,6 @@ from edl_torch.readers.text.row_index import (
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _KIND = "rows1"
-_OPEN_AT_ONCE = 64
 _GAP_BYTES = 16 << 10  # what lies between two wanted records is read too if it is less
 _BLOCK_ROWS, _BLOCK_BYTES = 4096, 1 << 20  # what a run of records is read in
 _FOREIGN = {
@@ -118,11 +117,19 @@ def _counts(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSource:
-    """One file: the name it was given, its records, and the file that is read (of a packed one, its copy)."""
+    """One file: the name it was given, its records, and the file that is read (of a packed one, its copy).
+
+    `looks` is a digest of its size, some blocks, and where its records begin.
+    """
 
     name: str
     index: RowIndex
     stamp: FileStamp
+    looks: str
+
+    def is_same(self, read: Read) -> bool:
+        """Whether what is read is what was indexed, as far as `looks` tell."""
+        return blocks(self.stamp.size, read, self.index.layout) == self.looks
 
 
 def open_source(
@@ -153,9 +160,16 @@ def open_source(
             options=f"{rules.quote} {rules.delimiter} {rules.cr_ends_line} {rules.keeps_empty}",
             index_dir=index_dir,
         )
+        index = RowIndex(arrays)
+        looks = _look(stamp, index)
     except OSError as exc:
         raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc
-    return TextSource(name=name, index=RowIndex(arrays), stamp=stamp)
+    return TextSource(name=name, index=index, stamp=stamp, looks=looks)
+
+
+def _look(stamp: FileStamp, index: RowIndex, *, whole: bool = False) -> str:
+    with open(stamp.path, "rb", buffering=0) as file:
+        return blocks(stamp.size, partial(read_range, file.fileno()), index.layout, whole=whole)
 
 
 def _refuse_foreign(name: str, path: str) -> None:
@@ -198,7 +212,7 @@ class SourceFiles:
 
     def __init__(self, sources: Iterable[TextSource]) -> None:
         self.sources = {source.name: source for source in sources}
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._open = OpenFiles()
 
     def named(self, name: str, reader: str) -> TextSource:
         """Raises ReaderError for a source that the reader does not have."""
@@ -213,13 +227,10 @@ class SourceFiles:
 
     def fingerprint(self, *, whole: bool) -> Fingerprint:
         """Of each file its size, some blocks, and where its records begin."""
-        looks = {}
-        for place, source in enumerate(self.sources.values()):
-
-            def read(start: int, end: int, source: TextSource = source) -> bytes:
-                return self.read(source, start, end)
-
-            looks[place] = blocks(source.stamp.size, read, source.index.layout, whole=whole)
+        each = enumerate(self.sources.values())
+        looks = {
+            n: _look(source.stamp, source.index, whole=True) if whole else source.looks for n, source in each
+        }
         return listing("whole" if whole else "sampled", below(list(self.sources)), looks)
 
     def names(self) -> str:
@@ -228,12 +239,7 @@ class SourceFiles:
 
     def read(self, source: TextSource, start: int, end: int) -> bytes:
         """Bytes `start … end - 1`. Raises SourceChanged if the file is not the one that was indexed."""
-        file = self._open.get(source.name)
-        if file is None:
-            file = self._open[source.name] = _OpenFile(source.stamp)
-            if len(self._open) > _OPEN_AT_ONCE:
-                self._open.popitem(last=False)
-        return file.read(start, end)
+        return self._open.get(source.stamp, source.is_same).read(start, end)
 
     def line(self, source: TextSource, number: int) -> str:
         """Where a record is, for messages: file and line."""
@@ -271,28 +277,6 @@ class SourceFiles:
         return type(self), (list(self.sources.values()),)
 
 
-class _OpenFile:
-    """A file as it was indexed; closed when nobody has it any more."""
-
-    __slots__ = ("__weakref__", "_descriptor", "_stamp")
-
-    def __init__(self, stamp: FileStamp) -> None:
-        stamp.check()
-        try:
-            self._descriptor = os.open(stamp.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as exc:
-            raise DataFormatError(f"'{stamp.path}' cannot be read: {exc.strerror}") from exc
-        self._stamp = stamp
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def read(self, start: int, end: int) -> bytes:
-        now = os.fstat(self._descriptor)
-        if (now.st_size, now.st_mtime_ns) != (self._stamp.size, self._stamp.mtime_ns):
-            self._stamp.check()
-            raise SourceChanged(f"'{self._stamp.path}' was replaced while it was read: start the job again")
-        return read_range(self._descriptor, start, end)
-
-
 def is_packed(path: str) -> bool:
     """Whether a file begins as gzip does, whatever its name. Raises OSError."""
     with open(path, "rb") as file:
@@ -309,7 +293,7 @@ def unpacked_copy(packed: FileStamp, index_dir: str | os.PathLike[str] | None = 
     """
     place = index_place(packed, _UNPACKED, "", index_dir).with_suffix(".data")
     note = place.with_suffix(".note")
-    header = {"size": packed.size, "mtime_ns": packed.mtime_ns, "path": packed.path}
+    header = asdict(packed)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(place):

@@ -47,7 +47,7 @@ class TextReader(AbstractDataReader):
         chunk_bytes: The piece of a file that one thread indexes at a time.
 
     Raises DataFormatError, naming the file, for data that cannot be used; in reading, BadRecord with file
-    and line for a line that is not of the encoding, and DataFormatError when a file changes.
+    and line for a line that is not of the encoding, and SourceChanged when a file changes.
     """
 
     def __init__(

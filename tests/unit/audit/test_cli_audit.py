@@ -30,7 +30,7 @@ def test_a_proof_ends_with_0(job, capsys):
     job.finish()
     assert audit(job) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "dataset 'training': PROVEN",
+        "dataset 'training': PROVEN, data not known to be the same",
         "  25 records, 1 epoch(s); 25 must have exactly one outcome",
         "  lineage 2 of ledger ledger1, the last of 2 in the logs; 2 trainer session(s)",
         "  acknowledged 25  quarantined 0  dropped 0  lost 0  doubled 0  forgotten 0",

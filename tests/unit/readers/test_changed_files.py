@@ -1,0 +1,123 @@
+"""A file that is written to while a job reads it has changed, whatever its times say; nothing else has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from recordio_kit import write as write_records
+
+from edl_torch.errors import SourceChanged
+from edl_torch.readers import ParquetReader, RecordIODataReader
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.shared.files import FileStamp
+from edl_torch.readers.text.csv_reader import CsvReader
+from edl_torch.readers.text.text_reader import TextReader
+from edl_torch.shard import Shard, Task
+
+COUNT = 200
+Make = Callable[[Path, range], AbstractDataReader]
+
+
+def lines(file: Path, numbers: range) -> AbstractDataReader:
+    file.write_text("".join(f"line {n:03}\n" for n in numbers))
+    return TextReader(file, index_dir=file.parent / "index")
+
+
+def rows(file: Path, numbers: range) -> AbstractDataReader:
+    file.write_text("x,y\n" + "".join(f"{n:03},{-n:04}\n" for n in numbers))
+    return CsvReader(file, index_dir=file.parent / "index")
+
+
+def chunks(file: Path, numbers: range) -> AbstractDataReader:
+    write_records(file, [b"%03d" % n for n in numbers], form=("python", "none"), chunk=30)
+    return RecordIODataReader(file, cache_bytes=0)
+
+
+def groups(file: Path, numbers: range) -> AbstractDataReader:
+    table = pa.table({"x": np.array(numbers), "y": np.array(numbers) % 7})
+    pq.write_table(table, file, row_group_size=20, use_dictionary=False, compression="none")
+    return ParquetReader(file, cache_bytes=1)
+
+
+def another(make: Make, file: Path) -> bytes:
+    """The bytes of a file of as many records, in another order, and as large."""
+    other = file.with_name("other")
+    make(other, range(COUNT)[::-1])
+    return other.read_bytes()
+
+
+def read(reader: AbstractDataReader, file: Path, start: int, end: int) -> list[Any]:
+    return list(reader.read_records(Task(shard=Shard(name=str(file), start=start, end=end))))
+
+
+@pytest.mark.parametrize("put_back", [False, True], ids=["with its time", "with the old time"])
+@pytest.mark.parametrize("replaces", [False, True], ids=["in place", "by another file"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open"])
+@pytest.mark.parametrize("make", [lines, rows, chunks, groups])
+def test_a_file_that_is_written_over_by_as_many_records_has_changed(
+    tmp_path: Path, make: Make, is_open: bool, replaces: bool, put_back: bool
+) -> None:
+    file = tmp_path / "data"
+    reader, content, times = make(file, range(COUNT)), another(make, file), os.stat(file)
+    before = read(reader, file, 0, 5) if is_open else []
+    if replaces:
+        (tmp_path / "new").write_bytes(content)
+        os.replace(tmp_path / "new", file)
+    else:
+        file.write_bytes(content)
+    assert file.stat().st_size == times.st_size
+    if put_back:
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    try:
+        before += read(reader, file, len(before), COUNT)
+    except SourceChanged:
+        with pytest.raises(SourceChanged, match="has changed since"):  # it stays so
+            read(reader, file, 100, COUNT)
+        return
+    assert replaces, "what is open is no more the file that was indexed"
+    indexed = make(tmp_path / "again", range(COUNT))
+    assert before == read(indexed, tmp_path / "again", 0, COUNT)
+
+
+@pytest.mark.parametrize("make", [lines, rows, chunks, groups])
+def test_a_file_whose_rights_or_links_are_changed_has_not(tmp_path: Path, make: Make) -> None:
+    file = tmp_path / "data"
+    reader = make(file, range(COUNT))
+    seen = read(reader, file, 0, 50)
+    file.chmod(0o600)
+    seen += read(reader, file, 50, 100)
+    os.link(file, tmp_path / "backup")
+    seen += read(reader, file, 100, 150)
+    os.rename(file, tmp_path / "moved")
+    os.rename(tmp_path / "moved", file)
+    assert seen + read(reader, file, 150, COUNT) == read(make(file, range(COUNT)), file, 0, COUNT)
+
+
+def test_an_index_is_not_taken_for_a_file_that_was_rewritten_with_the_old_time(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    words = ["a", "bb", "ccc", "dddd"] * 50
+    file.write_text("\n".join(words) + "\n")
+    times = os.stat(file)
+    reader = TextReader(file, index_dir=tmp_path / "index")
+    assert read(reader, file, 0, COUNT) == words
+    file.write_text("\n".join(words[::-1]) + "\n")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert read(TextReader(file, index_dir=tmp_path / "index"), file, 0, COUNT) == words[::-1]
+
+
+def test_a_file_that_was_written_just_now_is_looked_at_when_the_clock_has_gone_on(tmp_path: Path) -> None:
+    """Else a write that comes at once would leave it with the same times."""
+    file = tmp_path / "data"
+    for number in range(20):
+        file.write_text(f"one {number:02}")
+        stamp = FileStamp.of(file)
+        file.write_text(f"two {number:02}")
+        with pytest.raises(SourceChanged):
+            stamp.check()
