@@ -14,6 +14,7 @@ from typing import Any
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import AccountingError, CheckpointError, InvalidArgument
 from edl_torch.integrations.adapter import check_synchronous, write_whole
+from edl_torch.integrations.engines import check_steps
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -34,6 +35,7 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
     Raises InvalidArgument for a pipeline engine, for a loader that is not synchronous where the engine trains
     on several ranks, and for one of several engines of which one accumulates gradients.
     """
+    check_steps(engine)
     ranks: int = engine.dp_world_size
     check_synchronous(loader, ranks, f"DeepSpeed trains one model on {ranks} ranks")
     loader.attach(engine, one_model=_ONE_MODEL if engine.zero_optimization_stage() == 3 else "")

@@ -38,6 +38,16 @@ def check_not_hidden(*optimizers: Any) -> None:
         )
 
 
+def check_steps(engine: Any) -> None:
+    """Raise InvalidArgument for an engine whose steps nobody sees."""
+    if hasattr(engine, "train_batch"):
+        raise InvalidArgument(
+            f"attach() takes no {type(engine).__name__}: a pipeline engine of DeepSpeed's reads and steps "
+            f"inside of train_batch(), and says nothing of its steps. Use an engine without pipeline "
+            f"parallelism"
+        )
+
+
 class EngineSteps:
     """Steps of an engine, with the hooks that a torch optimizer has.
 
@@ -46,12 +56,7 @@ class EngineSteps:
     """
 
     def __init__(self, engine: Any) -> None:
-        if hasattr(engine, "train_batch"):
-            raise InvalidArgument(
-                f"attach() takes no {type(engine).__name__}: a pipeline engine of DeepSpeed's reads and "
-                f"steps inside of train_batch(), and says nothing of its steps. Use an engine without "
-                f"pipeline parallelism"
-            )
+        check_steps(engine)
         self._engine = weakref.ref(engine)
         self._before: Hook = _nothing
         self._after: Hook = _nothing
