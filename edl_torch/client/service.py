@@ -17,12 +17,13 @@ from typing import Any, Literal, Protocol, Self, Unpack
 from edl_torch.client.description import Description, check_count, option_parameters, order_of, shows
 from edl_torch.client.environment import default_master
 from edl_torch.client.master_api import MasterApi
-from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler, is_deepspeeds
+from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
+from edl_torch.integrations.engines import check_not_hidden
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetOptions, Shard, TaskType
 from edl_torch.system.user_warnings import warn_user
@@ -314,14 +315,7 @@ class DataShardService:
         ]
 
     def _check_no_engine(self, *optimizers: Any) -> None:
-        """Raise InvalidArgument where gradients are DeepSpeed's, which may keep them in parts."""
-        for optimizer in (*optimizers, *self._session.optimizers.alive()):
-            if is_deepspeeds(optimizer):
-                raise InvalidArgument(
-                    "scale_gradients() does not reach the gradients of a DeepSpeed engine: train on "
-                    "prepare(engine, loader) of edl_torch.integrations.deepspeed, and leave weigh() and "
-                    "scale_gradients() out"
-                )
+        check_not_hidden(*optimizers, *self._session.optimizers.alive())
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
