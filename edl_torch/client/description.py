@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Literal
 
-from edl_torch.client.master_api import MasterApi
 from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
 from edl_torch.core.identity import identity
+from edl_torch.core.master_api import MasterApi
 from edl_torch.core.registration import new_spec
 from edl_torch.core.spec import check_option
 from edl_torch.core.token import Token
@@ -143,7 +143,7 @@ class Description:
         return self._looked or None
 
     def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:
-        return master.register(
+        return master.call(
             RegisterCall(
                 session=session,
                 worker_id=master.worker_id,

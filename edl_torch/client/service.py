@@ -16,12 +16,12 @@ from typing import Any, Literal, Protocol, Self
 
 from edl_torch.client.description import Description, check_count, check_is_reader, order_of
 from edl_torch.client.environment import default_master
-from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler, is_deepspeeds
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
+from edl_torch.core.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Shard, TaskType
@@ -451,7 +451,7 @@ def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, a
     """The master that the service was given, or the environment's. Raises InvalidArgument."""
     if given is not None and master_timeout_s is not None:
         raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
-    if given is not None and not callable(getattr(given, "register", None)):
+    if given is not None and not isinstance(given, MasterApi):
         raise InvalidArgument(
             f"master_client must be a MasterClient or a LocalMaster, not {given!r}: "
             "MasterClient('host:port') makes one of an address"

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from torch.utils.data import DataLoader
 
-from edl_torch.client.master_api import MasterApi
 from edl_torch.client.peers import Peers
 from edl_torch.core.calls import NEW_PASS
+from edl_torch.core.master_api import MasterApi
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset
 from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.loader_gradients import GradientMethods
