@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from edl_torch.core.events import Departed, Event
 from edl_torch.core.measures import Measures
 from edl_torch.core.picture import Picture
-from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.shard import DatasetSpec, Slice, TaskType
+from edl_torch.shard import Registration as Registration  # a call's part, declared with the options
 
 A = TypeVar("A")
 
@@ -31,25 +32,6 @@ class Request(Generic[A]):
     def name(cls) -> str:
         """Return the name of such calls: `lease` of a `LeaseCall`."""
         return cls.__name__.removesuffix("Call").lower()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """Description of a dataset by a trainer; None takes what is registered, or the default."""
-
-    name: str
-    sources: tuple[Source, ...] | None = None
-    records_per_shard: int | None = None
-    seed: int | None = None
-    shuffle: bool | None = None
-    shuffle_shards: bool | None = None
-    shuffle_in_shard: bool | None = None
-    task_type: TaskType | None = None
-    num_epochs: int | None = None
-    epoch_barrier: bool | None = None
-    max_bad_records: int | None = None
-    shuffle_window: int | None = None
-    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
