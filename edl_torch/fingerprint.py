@@ -27,6 +27,7 @@ MOST_CHARS = 1 << 17
 _LONGEST = 256  # characters of a version
 _MOST_BYTES = 1 << 20
 _DIGEST_CHARS = 32
+Part = tuple[str, str]  # name and evidence
 STRENGTHS = ("none", "partly", "names", "given", "sampled", "whole")
 
 
@@ -39,26 +40,44 @@ class Fingerprint:
             "names": names and some sizes. "given": what the user says, which is all that is compared.
         entries: How many there are.
         run: Entries that stand for one of `parts`; 1 where all are listed.
-        parts: The name and the evidence of each entry, or of each run its first name and its digest.
+        parts: The name and the evidence of each entry; or of each run its first name, a digest of its names,
+            and one of what was looked at in some of them.
+        attributes: What was looked at in an object besides, in the same form. Those that one of
+            two fingerprints has beside all of the other's say nothing: one may be filled as it is used.
         digest: Of all of it, 32 hex digits.
     """
 
     strength: str
     entries: int
     run: int
-    parts: tuple[tuple[str, str], ...]
+    parts: tuple[Part, ...]
+    attributes: tuple[Part, ...]
     digest: str
 
     @classmethod
     def of(
-        cls, strength: str, entries: int, parts: Sequence[tuple[str, str]], *, run: int = 1
+        cls,
+        strength: str,
+        parts: Sequence[Part],
+        *,
+        run: int = 1,
+        entries: int | None = None,
+        attributes: Sequence[Part] = (),
     ) -> Fingerprint:
-        """Return the fingerprint of these parts."""
+        """Return the fingerprint of these parts; of as many entries, unless said otherwise."""
         # What is looked at does not depend on what else there may be, such as a cache that is filled later.
         looked = "sampled" if strength == "partly" else strength
-        rows = json.dumps([looked, entries, run, *parts]).encode()
+        count = len(parts) + len(attributes) if entries is None else entries
+        rows = json.dumps([looked, count, run, list(parts), list(attributes)]).encode()
         digest = hashlib.blake2b(rows, digest_size=_DIGEST_CHARS // 2, person=b"edl_torch data 1")
-        return cls(strength=strength, entries=entries, run=run, parts=tuple(parts), digest=digest.hexdigest())
+        return cls(
+            strength=strength,
+            entries=count,
+            run=run,
+            parts=tuple(parts),
+            attributes=tuple(attributes),
+            digest=digest.hexdigest(),
+        )
 
     @classmethod
     def given(cls, version: str) -> Fingerprint:
@@ -68,11 +87,11 @@ class Fingerprint:
             raise InvalidArgument(
                 f"fingerprint must be a text of {_LONGEST} characters at most, such as a version, not {said}"
             )
-        return cls.of("given", 1, [(version, "")])
+        return cls.of("given", [(version, "")])
 
     def encode(self) -> str:
         """Return it as text: strength, digest, and the rest packed."""
-        rest = zlib.compress(json.dumps([self.entries, self.run, self.parts]).encode(), 1)
+        rest = zlib.compress(json.dumps([self.entries, self.run, self.parts, self.attributes]).encode(), 1)
         return f"{self.strength}:{self.digest}:{base64.b64encode(rest).decode()}"
 
     @classmethod
@@ -82,8 +101,9 @@ class Fingerprint:
             strength, digest, packed = text.split(":", 2)
             unpacker = zlib.decompressobj()
             rest = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
-            entries, run, parts = json.loads(rest)
-            found = cls.of(strength, int(entries), [(str(n), str(e)) for n, e in parts], run=int(run))
+            entries, run, *both = json.loads(rest)
+            parts, attributes = ([(str(name), str(look)) for name, look in each] for each in both)
+            found = cls.of(strength, parts, run=int(run), entries=int(entries), attributes=attributes)
         except (ValueError, TypeError, zlib.error, RecursionError) as exc:
             raise InvalidArgument(f"no fingerprint of data: {text[:40]!r}: {exc}") from exc
         if found.digest != digest or strength not in STRENGTHS[1:] or not unpacker.eof:
@@ -109,13 +129,21 @@ def strength_of(text: str) -> str:
 
 def differ(one: str, other: str) -> bool:
     """Return whether two fingerprints are known to be of different data."""
-    return UNKNOWN not in (one, other) and one.split(":")[1] != other.split(":")[1]
+    if UNKNOWN in (one, other) or one.split(":")[1] == other.split(":")[1]:
+        return False
+    then, now = Fingerprint.decode(one), Fingerprint.decode(other)
+    if "given" in (then.strength, now.strength):  # what a user says of an object stands, of a file its bytes
+        return then.strength == now.strength or bool(then.parts and now.parts)
+    if (then.run, then.parts) != (now.run, now.parts) or not _comparable(then, now):
+        return True
+    fewer, more = sorted((dict(then.attributes), dict(now.attributes)), key=len)
+    return not (then.parts or fewer) or any(more.get(name) != look for name, look in fewer.items())
 
 
 def describe_change(before: str, now: str) -> str:
     """Say what was added, removed or changed between two fingerprints that differ; the first few by name."""
     old, new = Fingerprint.decode(before), Fingerprint.decode(now)
-    if old.strength != new.strength and "partly" not in (old.strength, new.strength):
+    if not _comparable(old, new):
         return f"{_looked_at(old)} then, and {_looked_at(new)} now: they cannot be compared"
     if old.strength == "given":
         return f"fingerprint {old.parts[0][0]!r} then, {new.parts[0][0]!r} now"
@@ -123,9 +151,13 @@ def describe_change(before: str, now: str) -> str:
     if old.entries != new.entries:
         counts = f"{old.entries:,} then, {new.entries:,} now"
     said = f"{counts}: {_listed(old, new) if old.run == new.run == 1 else _first_run(old, new)}"
-    if {old.strength, new.strength} <= {"sampled", "partly"}:
-        said += '; where that is none of the data, give fingerprint="v1" from the beginning of a job'
+    if old.attributes and new.attributes:
+        said += '; where that is none of the data, give fingerprint="v1"'
     return said
+
+
+def _comparable(one: Fingerprint, other: Fingerprint) -> bool:
+    return one.strength == other.strength or "partly" in (one.strength, other.strength)
 
 
 def _looked_at(found: Fingerprint) -> str:
@@ -133,7 +165,7 @@ def _looked_at(found: Fingerprint) -> str:
 
 
 def _listed(old: Fingerprint, new: Fingerprint) -> str:
-    then, now = dict(old.parts), dict(new.parts)
+    then, now = dict((*old.parts, *old.attributes)), dict((*new.parts, *new.attributes))
     kinds = {
         "added": [name for name in now if name not in then],
         "removed": [name for name in then if name not in now],
@@ -152,7 +184,13 @@ def _names(names: list[str]) -> str:
 def _first_run(old: Fingerprint, new: Fingerprint) -> str:
     """Where two lists part, of which at least one is too long to travel."""
     pairs = list(zip_longest(old.parts, new.parts, fillvalue=("the end", "")))
-    at = next((at for at, (then, now) in enumerate(pairs) if then != now), len(pairs) - 1)
+    # Of lists of unlike lengths other entries were looked at: their names alone tell where they part.
+    looks = 2 if old.entries == new.entries else 1
+    known, found = (
+        [(name, each.split()[:looks]) for name, each in pair] for pair in zip(*pairs, strict=True)
+    )
+    differing = (at for at, (then, now) in enumerate(zip(known, found, strict=True)) if then != now)
+    at = next(differing, len(pairs) - 1)
     then, now = pairs[at]
     if old.run != new.run:
         return f"too many to be listed; they begin with {then[0]!r} then, {now[0]!r} now"

@@ -196,10 +196,16 @@ def _history(
         taken=taken,
         trainers=trainers,
         sessions=sessions,
-        known_by=min((strength_of(c.dataset.fingerprint) for _, _, c in same), key=STRENGTHS.index),
+        known_by=_known_by({strength_of(chapter.dataset.fingerprint) for _, _, chapter in same}),
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
         chapters=chapters,
     )
+
+
+def _known_by(strengths: set[str]) -> str:
+    if "given" in strengths and len(strengths) > 1:  # a word and a look were not compared
+        return "none"
+    return min(strengths, key=STRENGTHS.index)
 
 
 def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
 from edl_torch.client.elastic import ElasticSession
 from edl_torch.errors import InvalidArgument
+from edl_torch.integrations.engines import EngineSteps, hides_gradients, is_engine
 
 WATCHED = 8  # parameters of an optimizer whose gradients are looked at
 _CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 
 
 class SteppingOptimizer(Protocol):
-    """What `attach` needs: torch.optim.Optimizer has it. (An engine of DeepSpeed's has steps to watch.)"""
+    """What `attach` needs: torch.optim.Optimizer has it, and adapters give it to what has not."""
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """Call `hook(optimizer, args, kwargs)` after each step."""
@@ -110,7 +110,7 @@ class Optimizers:
         """Return all parameters; none where the gradients of some cannot be seen."""
         optimizers = self.alive()
         hidden = any(hasattr(p, "full_tensor") for o in optimizers for p in _parameters(o)) or any(
-            is_deepspeeds(optimizer) for optimizer in optimizers
+            hides_gradients(optimizer) for optimizer in optimizers
         )
         return [] if hidden else [p for optimizer in optimizers for p in _trained(optimizer)]
 
@@ -132,15 +132,8 @@ class Optimizers:
             self._watch(number, scaler)
 
     def _attach(self, optimizer: Any) -> int:
-        register: Any = getattr(optimizer, "register_step_post_hook", None)
-        if _is_engine(optimizer):
-            if hasattr(optimizer, "train_batch"):
-                raise InvalidArgument(
-                    f"attach() takes no {type(optimizer).__name__}: a pipeline engine of DeepSpeed's reads "
-                    f"and steps inside of train_batch(), and says nothing of its steps. Use an engine "
-                    f"without pipeline parallelism"
-                )
-            register = partial(_EngineSteps, optimizer, self._passes.about_to_step)
+        steps: Any = EngineSteps(optimizer) if is_engine(optimizer) else optimizer
+        register: Any = getattr(steps, "register_step_post_hook", None)
         if register is None:
             raise InvalidArgument(
                 f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
@@ -171,7 +164,7 @@ class Optimizers:
                 self._passes.stepped(number)
 
         attached.hook = register(stepped)
-        before: Any = getattr(optimizer, "register_step_pre_hook", None)
+        before: Any = getattr(steps, "register_step_pre_hook", None)
         if before is not None and self._passes.is_audited:
             attached.before = before(about_to_step)
         self._attached[number] = attached
@@ -251,63 +244,12 @@ def _some(parameters: list[Any]) -> list[Any]:
     return [parameters[number * last // max(1, count - 1)] for number in range(count)]
 
 
-def _is_engine(optimizer: Any) -> bool:
-    return all(hasattr(optimizer, name) for name in ("step", "global_steps", "gradient_accumulation_steps"))
-
-
-def is_deepspeeds(optimizer: Any) -> bool:
-    """Return whether it is an engine of DeepSpeed's, or one of its optimizers, in whatever wrappers."""
-    while optimizer is not None:
-        if _is_engine(optimizer) or type(optimizer).__module__.startswith("deepspeed."):
-            return True
-        optimizer = getattr(optimizer, "optimizer", None)
-    return False
-
-
-class _EngineSteps:
-    """Calls a hook when a DeepSpeed engine is done with its micro-batches.
-
-    The engine counts that in `global_steps`: at the end of each accumulation, also where it skips the
-    optimizer's step for an overflow.
-    """
-
-    def __init__(
-        self,
-        engine: Any,
-        about_to_step: Callable[[], None],
-        hook: Callable[[Any, Any, Mapping[str, Any]], None],
-    ) -> None:
-        self._engine = weakref.ref(engine)
-        self._is_watching = True
-        self._is_first = "step" not in vars(engine)
-        step = engine.step
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._is_watching:
-                about_to_step()
-            before = engine.global_steps
-            result = step(*args, **kwargs)
-            if self._is_watching and engine.global_steps != before:
-                hook(engine, args, {})
-            return result
-
-        self._watched = weakref.ref(watched)
-        engine.step = watched
-
-    def remove(self) -> None:
-        """Let the engine step unwatched, but for others that watch it."""
-        self._is_watching = False
-        engine = self._engine()
-        if engine is not None and self._is_first and vars(engine)["step"] is self._watched():
-            del engine.step
-
-
 def _that_steps(optimizer: Any) -> Any:
     """Return the optimizer inside of wrappers, as Accelerate's and DeepSpeed's, which name it `optimizer`.
 
     A whole engine of DeepSpeed's steps by itself: its optimizer steps once for each group of parameters.
     """
-    while hasattr(optimizer, "zero_grad") and not _is_engine(optimizer):
+    while hasattr(optimizer, "zero_grad") and not is_engine(optimizer):
         inner = getattr(optimizer, "optimizer", None)
         if not hasattr(inner, "zero_grad"):
             break

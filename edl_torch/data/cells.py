@@ -17,7 +17,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading import SampleReader, Source, Transform, announce
 from edl_torch.data.rows import Rows
-from edl_torch.data.seeding import record_seeds
+from edl_torch.data.seeding import record_seeds, transform_in_thread
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.shard import Shard, Shuffle, Slice, Task
 
@@ -99,9 +99,10 @@ class OpenLease:
 class Work:
     """What threads do with each record. The thread that iterates may change it."""
 
-    def __init__(self, transform: Transform | None, collate: Collate | None) -> None:
+    def __init__(self, transform: Transform | None, collate: Collate | None, *, seeds: bool) -> None:
         self.transform = transform
         self.collate = collate
+        self.seeds = seeds  # random numbers of `transform` are the record's
         self.only_read = False  # from the next record that is planned
         self.skip_all = False
 
@@ -142,7 +143,10 @@ class Cell:
         if transform is not None and self.error is None and not work.skip_all:
             begun = perf_counter()
             try:
-                self.value = transform(self.value)
+                if work.seeds:
+                    self.value = transform_in_thread(transform, self.value, self.seed)
+                else:
+                    self.value = transform(self.value)
             except BaseException as exc:  # noqa: BLE001  as above
                 self.error = exc
             self.transform_s = perf_counter() - begun
@@ -157,23 +161,19 @@ class Cell:
                     self.value = block.rows.place(self.value, self.row)
             block.one_done()
 
-    def transform_here(self, transform: Seeded, *, again: bool) -> bool:
-        """Make a sample in this thread, by the record's seed; `again` reads the record anew.
-
-        Returns whether there was a record to transform.
-        """
-        self.is_raw = transforms = False
+    def transform_here(self, transform: Seeded, *, again: bool) -> None:
+        """Make a sample in this thread, by the record's seed; `again` reads the record anew."""
+        self.is_raw = False
         if again:
             self.error = None
         if self.error is None:
             try:
                 record = self.lease.records.again(self.position) if again else self.value
-                transforms, begun = True, perf_counter()
+                begun = perf_counter()
                 self.value = transform(record, self.seed)
                 self.transform_s = perf_counter() - begun
             except Exception as exc:  # noqa: BLE001  as a reader, a transform is the user's code
                 self.error = exc
-        return transforms
 
     @property
     def seed(self) -> int:

@@ -29,11 +29,10 @@ from edl_torch.data.columns import read_columns
 from edl_torch.data.feed import Feed
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
-from edl_torch.data.seeding import Generators, record_seeds
+from edl_torch.data.seeding import Generators, draws_by_itself, name_of, record_seeds, with_own_numbers
 from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
-from edl_torch.data.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
@@ -66,7 +65,7 @@ class ShardedDataset(IterableDataset[Any]):
         shuffle: another order of the records inside each shard in each epoch.
         transform: applied to each record, where it is read.
         on_bad_record: "raise" ends the loop with a `BadRecord` that names the record; "quarantine" reports
-            it to the master and goes on, up to the service's `max_bad_records`, or the master's where the
+            it to the master and goes on, up to as many as the service allows, or the master where the
             service gives neither reader nor size. An error that is not the record's, as of a network that
             is down, ends the loop with `SourceUnavailable` either way.
         seed_transforms: seed Python's, numpy's and torch's random numbers by (seed, epoch, record) around
@@ -154,7 +153,8 @@ class ShardedDataset(IterableDataset[Any]):
     def _begin(self) -> Iterator[Any]:
         feed = self._feed
         link = self._connect()
-        self._generators = self._generators_of(feed) if self._seed_transforms else None
+        seeds = self._seed_transforms or self._draws_by_itself
+        self._generators = self._generators_of(feed) if seeds else None
         self._reads, self._makes = self._steps_of_reading()
         if feed is None:
             drawn = DrawnSamples()
@@ -190,8 +190,6 @@ class ShardedDataset(IterableDataset[Any]):
             if info is not None:
                 end_with_parent()
             self._link = pid, SocketLink(self._handle, stream, run)
-            if info is not None:
-                tell_what_ends_worker(self._link[1])
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
@@ -199,7 +197,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     def _lists(self, link: Link, plan: Plan, feed: Feed) -> Iterator[list[Any] | Collated]:
         """Lists of samples; batches, where these are made of the numbers of rows."""
-        rows = tensor_rows(self.reader) if feed.collates and self._record_transform is None else None
+        rows = tensor_rows(self.reader) if feed.collates and self._makes is None else None
         reader = self._reads if rows is None else rows.numbers
         samples = SampleList(feed.list_size, feed.times)
         read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
@@ -242,6 +240,7 @@ class ShardedDataset(IterableDataset[Any]):
             reading.close()
 
     def _batches(self, link: Link, plan: Plan, tally: Tally, times: ReadingTimes) -> Iterator[Any]:
+        transform = with_own_numbers(self.transform)
         for grant in iter(link.next, None):
             on_bad = partial(self._bad, link, grant)
             run = tally.start(grant.task, grant.slice.skip)
@@ -252,8 +251,8 @@ class ShardedDataset(IterableDataset[Any]):
                     if first != run[2]:  # those before it are bad
                         run = tally.start(grant.task, first)
                     run[2] = after
-                if self.transform is not None:
-                    batch = self.transform(batch)
+                if transform is not None:
+                    batch = transform(batch)
                 if times.begin_if_due():
                     times.add(read_at - asked_at, perf_counter() - read_at)
                 yield batch
@@ -292,6 +291,7 @@ class ShardedDataset(IterableDataset[Any]):
                 record = reader.load(number)
             return record if transform is None else transform(record)
 
+        make.__qualname__ = name_of(self.transform or type(reader.dataset).__getitem__).rstrip("()")
         return numbers, make
 
     def _generators_of(self, feed: Feed | None) -> Generators:
@@ -302,7 +302,11 @@ class ShardedDataset(IterableDataset[Any]):
     @property
     def _record_transform(self) -> Transform | None:
         """What makes a sample of a record; None where the record is the sample."""
-        return self.transform
+        return with_own_numbers(self.transform)
+
+    @property
+    def _draws_by_itself(self) -> bool:
+        return draws_by_itself(self.transform)
 
     @property
     def _makes_batches(self) -> bool:
@@ -363,14 +367,22 @@ class ImageDataset(ShardedDataset):
 
     @property
     def _record_transform(self) -> Transform | None:
-        return None if self.transform is None and self.target_transform is None else self._transformed
+        if self.transform is None and self.target_transform is None:
+            return None
+        image, target = map(with_own_numbers, (self.transform, self.target_transform))
+        return partial(_transformed, image, target)
 
-    def _transformed(self, record: Any) -> Any:
-        if not isinstance(record, tuple):
-            return record if self.transform is None else self.transform(record)
-        image, target = record
-        if self.transform is not None:
-            image = self.transform(image)
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return image, target
+    @property
+    def _draws_by_itself(self) -> bool:
+        return draws_by_itself(self.transform) or draws_by_itself(self.target_transform)
+
+
+def _transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:
+    if not isinstance(record, tuple):
+        return record if transform is None else transform(record)
+    image, target = record
+    if transform is not None:
+        image = transform(image)
+    if target_transform is not None:
+        target = target_transform(target)
+    return image, target

@@ -1,20 +1,35 @@
-"""Random augmentation that depends on the record and the epoch alone, not on workers or their number.
+"""Random augmentation that depends on the record and the epoch alone, not on workers or threads.
 
-Seeds the generators that transforms draw from and puts them back; it does not know what a transform does.
+A transform draws in one of three ways, and each record has a seed for all of them:
+
+* from the global generators of Python, numpy and torch. `Generators` seeds them for a record, and puts them
+  back. They are shared by all threads, so one thread does this.
+* by torch's functions, in a thread that `RecordRandom` serves: they get a generator of the thread's own,
+  which draws the same numbers as the seeded global one. So any number of threads transform at once.
+* from what it is given (`draws_by_itself`): a parameter `rng` or `generator`, or `set_random_seed()`.
+
+This file does not know what a transform does.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 import random
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from edl_torch.core.permutation import derive_key
+from edl_torch.errors import InvalidArgument
 from edl_torch.shard import Indices
+from edl_torch.system.user_warnings import warn_user
 
 _WEYL, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
@@ -40,9 +55,11 @@ class Generators:
             if self.lent is None:
                 self.lent = GeneratorStates()
             _seed(seed)
+            _now.seed = seed
             try:
                 return transform(record)
             finally:
+                _now.seed = None
                 if self._after_each:
                     self.put_back()
 
@@ -54,11 +71,11 @@ class Generators:
         if own is not None:
             own.restore()
 
-    def drew_since(self, seed: int) -> bool:
-        """Whether somebody has drawn since the generators were seeded by `seed`; they are so again."""
+    def drawn_since(self, seed: int) -> list[str]:
+        """Return the generators drawn from since they were seeded by `seed`; they are so again."""
         now = GeneratorStates()
         _seed(seed)
-        return now != GeneratorStates()
+        return now.unlike(GeneratorStates())
 
 
 class GeneratorStates:
@@ -74,15 +91,20 @@ class GeneratorStates:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GeneratorStates):
             return NotImplemented
-        (kind, key, *more), (others_kind, others_key, *others_more) = self._numpy, other._numpy
-        return (
-            torch.equal(self._torch, other._torch)
-            and self._python == other._python
-            and (kind, more) == (others_kind, others_more)
-            and np.array_equal(key, others_key)
-        )
+        return not self.unlike(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def unlike(self, other: GeneratorStates) -> list[str]:
+        """Return the names of the generators whose states differ."""
+        same = {
+            "random": self._python == other._python,
+            "numpy.random": self._numpy[0] == other._numpy[0]
+            and self._numpy[2:] == other._numpy[2:]
+            and np.array_equal(self._numpy[1], other._numpy[1]),
+            "torch": torch.equal(self._torch, other._torch),
+        }
+        return [name for name, is_same in same.items() if not is_same]
 
     def restore(self) -> None:
         """Let the generators go on from here."""
@@ -115,3 +137,225 @@ def record_seeds(seed: int, epoch: int, records: Indices, folder: str = "") -> l
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_2)
     seeds: list[int] = (mixed ^ (mixed >> np.uint64(31))).tolist()
     return seeds
+
+
+class _Now(threading.local):
+    """The record that this thread transforms."""
+
+    seed: int | None = None
+
+    @functools.cached_property
+    def random(self) -> RecordRandom:
+        return RecordRandom()
+
+
+_now = _Now()
+
+
+# torch's functions in a thread ------------------------------------------------------------------------------
+
+
+def _rand_like(input: torch.Tensor, *, generator: torch.Generator, **made: Any) -> torch.Tensor:
+    return torch.empty_like(input, **made).uniform_(generator=generator)
+
+
+def _randn_like(input: torch.Tensor, *, generator: torch.Generator, **made: Any) -> torch.Tensor:
+    return torch.empty_like(input, **made).normal_(generator=generator)
+
+
+def _randint_like(
+    input: torch.Tensor,
+    *limits: int,
+    generator: torch.Generator,
+    low: Any = None,
+    high: Any = None,
+    **made: Any,
+) -> torch.Tensor:
+    limits += tuple(limit for limit in (low, high) if limit is not None)
+    return torch.empty_like(input, **made).random_(*limits, generator=generator)
+
+
+# What draws by a `generator=`, and how. Older torch has none for the last three, which are defined so.
+_DRAWS: dict[Any, Callable[..., torch.Tensor]] = {
+    draw: draw
+    for draw in (
+        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli),
+        *(torch.multinomial, torch.poisson, torch.binomial),
+        *(torch.Tensor.bernoulli, torch.Tensor.bernoulli_, torch.Tensor.multinomial, torch.Tensor.uniform_),
+        *(torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.exponential_, torch.Tensor.geometric_),
+        *(torch.Tensor.cauchy_, torch.Tensor.log_normal_),
+        *(torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.trunc_normal_),
+    )
+}
+_DRAWS |= {torch.rand_like: _rand_like, torch.randn_like: _randn_like, torch.randint_like: _randint_like}
+
+
+class RecordRandom(TorchFunctionMode):
+    """Gives torch's random functions a generator of its own, in the thread that has entered it.
+
+    The numbers are those that the seeded global generator would give: both are torch's Mersenne Twister.
+    What has no `generator=` (dropout), draws on an accelerator, or is compiled by TorchScript draws from the
+    global generators as ever, which whoever compares them notices.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator()
+        self._seed: int | None = None  # until the first number of a record is drawn
+
+    def call(self, transform: Callable[[Any], Any], record: Any, seed: int) -> Any:
+        """Return `transform(record)`, its numbers drawn by the record's seed."""
+        self._seed = _now.seed = seed
+        try:
+            with self:
+                return transform(record)
+        finally:
+            _now.seed = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func` with a generator, where it takes one and has none."""
+        if func not in _DRAWS:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        if self._seed is not None:
+            self._generator.manual_seed(self._seed)
+            self._seed = None
+        try:
+            return _DRAWS[func](*args, **{**kwargs, "generator": self._generator})
+        except RuntimeError as error:
+            if "device type for generator" not in str(error):
+                raise
+            return func(*args, **kwargs)  # on an accelerator
+
+
+def transform_in_thread(transform: Callable[[Any], Any], record: Any, seed: int | None = None) -> Any:
+    """Return `transform(record)`; torch's functions draw from a generator of the thread's, by the seed.
+
+    Without `seed` it is that which the thread's record has already.
+    """
+    return _now.random.call(transform, record, _seed_now() if seed is None else seed)
+
+
+def _on_cpu(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"]).type == "cpu"
+    if tensors:
+        return tensors[0].device.type == "cpu"
+    return torch.get_default_device().type == "cpu"
+
+
+# What draws from a generator that it is given ---------------------------------------------------------------
+
+
+def draws_by_itself(transform: Callable[..., Any] | None) -> bool:
+    """Whether a transform takes `rng` or `generator`, or has `set_random_seed()`."""
+    return transform is not None and bool(_seeded_methods(transform) or _asks_for(transform))
+
+
+def with_own_numbers(transform: Callable[..., Any] | None) -> Callable[[Any], Any] | None:
+    """Return `transform` as a function of the record alone; its numbers are those of the record's seed.
+
+    * A parameter `rng` gets a `numpy.random.Generator` (PCG64), `generator` a `torch.Generator` (CPU).
+    * One with `set_random_seed(seed)`, as Albumentations' since 1.4.19, is copied for each thread. What says
+      its `available_keys`, as Albumentations' do, is called with `image=`, or with the items of a dict.
+
+    A function that only holds such an object is called as it is, with a warning: what it holds cannot be
+    copied for each thread.
+    """
+    if transform is None:
+        return None
+    if _seeded_methods(transform):
+        return _Copied(transform)
+    asked = _asks_for(transform)
+    if asked is not None:
+        return _Given(transform, asked)
+    held = _held(transform)
+    if held is not None:
+        kind = type(held).__name__
+        warn_user(
+            f"{name_of(transform)} calls a {kind}, which has random numbers of its own: they depend on the "
+            f"order in which records come, not on the record. Give the {kind} itself as transform, or an "
+            f"object with set_random_seed(seed)"
+        )
+    return transform
+
+
+def name_of(transform: Any) -> str:
+    """Return a transform's name, for messages."""
+    while isinstance(transform, functools.partial):
+        transform = transform.func
+    name = getattr(transform, "__qualname__", None)
+    return f"{name}()" if name else f"transform {type(transform).__name__}"
+
+
+class _Given:
+    """A transform that takes a generator as a second argument."""
+
+    def __init__(self, transform: Callable[..., Any], name: str) -> None:
+        self._transform = transform
+        self._name = name
+
+    def __call__(self, record: Any) -> Any:
+        seed = _seed_now()
+        if self._name == "rng":
+            return self._transform(record, rng=np.random.Generator(np.random.PCG64(seed)))
+        return self._transform(record, generator=torch.Generator().manual_seed(seed))
+
+
+class _Copied:
+    """A transform with generators of its own; each thread has a copy, seeded for each record."""
+
+    def __init__(self, transform: Any) -> None:
+        self._transform = transform
+        self._by_key = hasattr(transform, "available_keys")
+        self._copies = threading.local()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Copied, (self._transform,)
+
+    def __call__(self, record: Any) -> Any:
+        mine = getattr(self._copies, "transform", None)
+        if mine is None:
+            mine = self._copies.transform = copy.deepcopy(self._transform)
+        mine.set_random_seed(_seed_now() & 0xFFFFFFFF)
+        if not self._by_key:
+            return mine(record)
+        return mine(**record) if isinstance(record, dict) else mine(image=record)["image"]
+
+
+def _seed_now() -> int:
+    if _now.seed is None:
+        raise InvalidArgument(
+            "transform draws by the record's seed, and is called for no record of a pass: random numbers of "
+            "batches of columns (batch_size=None) are the transform's own"
+        )
+    return _now.seed
+
+
+def _seeded_methods(transform: object) -> bool:
+    return callable(getattr(transform, "set_random_seed", None)) and not isinstance(transform, type)
+
+
+def _asks_for(transform: Callable[..., Any]) -> str | None:
+    try:
+        parameters = list(inspect.signature(transform).parameters.values())[1:]
+    except (TypeError, ValueError):  # built-in, or no signature
+        return None
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return next((name for name in ("rng", "generator") if name in named), None)
+
+
+def _held(transform: Any) -> object | None:
+    """Return an object with `set_random_seed()` that a function holds, or None."""
+    while isinstance(transform, functools.partial):
+        transform = transform.func
+    if not inspect.isfunction(transform):
+        return None
+    variables = inspect.getclosurevars(transform)
+    values = (*variables.nonlocals.values(), *variables.globals.values())
+    return next((value for value in values if _seeded_methods(value)), None)

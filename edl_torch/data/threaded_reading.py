@@ -29,7 +29,7 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, Transform, too_few
 from edl_torch.data.rows import Rows
-from edl_torch.data.seeding import Generators, GeneratorStates
+from edl_torch.data.seeding import Generators, GeneratorStates, name_of, transform_in_thread
 from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -57,7 +57,7 @@ class ThreadedReading(Iterator[Any]):
     """The batches of a pass, each with its positions in the tally: `Collated`, or a list of samples.
 
     They are those that one thread makes. With `generators` random numbers of `transform` are seeded for each
-    record: then threads transform as long as nobody draws from the global generators.
+    record: threads then transform as long as nobody draws from the global generators (`data.seeding`).
     """
 
     _closed = True
@@ -84,8 +84,11 @@ class ThreadedReading(Iterator[Any]):
         self._on_bad = on_bad
         self._threading = threading
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
-        self._work = Work(transform, threading.collate)
-        self._seeding = None if transform is None or generators is None else _Seeding(transform, generators)
+        seeds = transform is not None and generators is not None
+        self._work = Work(transform, threading.collate, seeds=seeds)
+        self._generators = generators
+        self._seeded = generators.seeded(transform) if generators and transform else None
+        self._quiet: GeneratorStates | None = None  # while threads transform: the global generators
         self._memory = BatchMemory()
         picks = can_pick(reader, plan)
         self._ahead = cells_of(reader, plan, grants, self._work, picks=picks)
@@ -222,8 +225,8 @@ class ThreadedReading(Iterator[Any]):
 
     def _is_sample(self, cell: Cell) -> bool:
         """Whether a record has become a sample. Raises, or has it put in quarantine, where it has not."""
-        if cell.is_raw and self._seeding is not None:
-            cell.transform_here(self._seeding.transform, again=False)
+        if cell.is_raw and self._seeded is not None:
+            cell.transform_here(self._seeded, again=False)
         error = cell.error
         if error is None:
             return True
@@ -240,10 +243,10 @@ class ThreadedReading(Iterator[Any]):
     # Random numbers ---------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Where transforms are to be seeded: transform the first record in this thread, and look."""
+        """Where transforms are seeded: transform the first record in this thread, and look whether that draws
+        from a global generator."""
         self._began = True
-        seeding = self._seeding
-        if seeding is None:
+        if not self._work.seeds:
             return
         first: list[Cell] = []
         while len(first) < self._threading.batch_size and (cells := self._plan_cells(1)):
@@ -253,13 +256,11 @@ class ThreadedReading(Iterator[Any]):
                 break
         if not first:
             return
-        drew = seeding.draws(first[-1], again=False)
-        seeding.generators.put_back()
-        done = len(first)
-        if drew:
-            self._only_read("transform draws")
+        done, quiet = len(first), GeneratorStates()
+        if drawn := self._draws(first[-1], again=False):
+            self._only_read(drawn)
         else:
-            seeding.quiet = GeneratorStates()
+            self._quiet = quiet
             if not self._ended:
                 first += self._plan_cells(self._threading.batch_size - done)
         self._add(first, done=done)
@@ -269,46 +270,50 @@ class ThreadedReading(Iterator[Any]):
 
         What has not been handed out is transformed anew: by that one knows whether a transform has drawn.
         """
-        seeding = self._seeding
-        if seeding is None or seeding.quiet is None or seeding.quiet == GeneratorStates():
+        quiet = self._quiet
+        drawn = [] if quiet is None else GeneratorStates().unlike(quiet)
+        if quiet is None or not drawn:
             return
-        self._only_read("the loop, or transform, has drawn")
+        self._quiet = None
+        self._only_read(drawn)
         self._work.skip_all = True
-        drew = False
         self._wait(*self._blocks)
         for block in self._blocks:
             block.unmake()
         self._work.skip_all = False
         self._whole = None
-        for cell in chain(self._cells, *(block.cells for block in self._blocks)):
-            drew |= seeding.draws(cell, again=True)
-        seeding.generators.put_back()
-        if drew:
-            seeding.quiet.restore()  # the loop's numbers go on as if no transform had drawn
-        seeding.quiet = None
+        cells = chain(self._cells, *(block.cells for block in self._blocks))
+        drew = [self._draws(cell, again=True) for cell in cells]  # all of them
+        if any(drew):
+            quiet.restore()  # the loop's numbers go on as if no transform had drawn
 
-    def _only_read(self, reason: str) -> None:
+    def _draws(self, cell: Cell, *, again: bool) -> list[str]:
+        """Transform a record. Returns the names of the global generators that were drawn from."""
+        seeded, generators = self._seeded, self._generators
+        assert seeded is not None
+        assert generators is not None
+        cell.transform_here(generators.seeded(self._in_thread), again=again)
+        drawn = [] if cell.error is not None else generators.drawn_since(cell.seed)
+        if drawn:
+            cell.transform_here(seeded, again=True)
+        generators.put_back()
+        return drawn
+
+    def _in_thread(self, record: Any) -> Any:
+        assert self._work.transform is not None
+        return transform_in_thread(self._work.transform, record)
+
+    def _only_read(self, drawn: list[str]) -> None:
         """Leave transforms, from the next record that is planned, to the thread that iterates."""
         self._work.only_read = True
         log.info(
-            "%s random numbers from the global generators of random, numpy or torch: one thread calls "
-            "transform, seeded for each record, while %d read; several loader workers transform at once",
-            reason,
+            "%s, or the loop, drew from the global generator of %s: one thread calls it, seeded for each "
+            "record, while %d read. All threads call one that draws from a parameter rng (numpy's) or "
+            "generator, or by torch's functions (not dropout, not TorchScript); so do num_workers",
+            name_of(self._work.transform),
+            " and ".join(drawn),
             self._threading.threads,
         )
-
-
-class _Seeding:
-    """Transforms records by their seeds, in the thread that iterates."""
-
-    def __init__(self, transform: Transform, generators: Generators) -> None:
-        self.generators = generators
-        self.transform = generators.seeded(transform)
-        self.quiet: GeneratorStates | None = None  # while threads transform: the global generators
-
-    def draws(self, cell: Cell, *, again: bool) -> bool:
-        """Transform a record. Returns whether that drew random numbers."""
-        return cell.transform_here(self.transform, again=again) and self.generators.drew_since(cell.seed)
 
 
 class _Runs:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edl_torch.client.master_api import MasterApi
+    from edl_torch.core.master_api import MasterApi
     from edl_torch.protocols import MakeServicer
 
 _TIMEOUT = "elasticdl_task_timeout_s"
@@ -19,10 +19,8 @@ def servicer(options: Mapping[str, Any]) -> MakeServicer:
     from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
     from edl_torch.elasticdl.servicer import ElasticDLServicer
 
-    given = ElasticDLOptions(
-        task_timeout_s=options.get(_TIMEOUT, DURATIONS[_TIMEOUT][0]),
-        max_bad_records=options.get("max_bad_records", 0),
-    )
+    timeout_s = options.get(_TIMEOUT, DURATIONS[_TIMEOUT][0])
+    given = ElasticDLOptions.of(options, task_timeout_s=timeout_s)
     return lambda host: ElasticDLServicer(host, ElasticDLAdapter(host.dispatcher, given))
 
 

@@ -10,16 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
-from edl_torch.errors import IntegrationUnavailable, InvalidArgument
+from edl_torch.errors import InvalidArgument
+from edl_torch.integrations.adapter import ModelPosition, check_synchronous, check_told, needed_by
 
-try:
+with needed_by("accelerate"):
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
     from accelerate.utils import broadcast_object_list, send_to_device
-except ModuleNotFoundError as exc:
-    raise IntegrationUnavailable(
-        "edl_torch.integrations.accelerate needs Accelerate: pip install 'edl-torch[accelerate]'"
-    ) from exc
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -36,16 +33,9 @@ def prepare(accelerator: Any, loader: ElasticDataLoader, *optimizers: Any) -> Pr
         InvalidArgument: a loader without `lookahead="told"`, one that is not synchronous where there are
             several processes, or no optimizer.
     """
-    if loader.service.lookahead != "told":
-        raise InvalidArgument(
-            "one batch is read ahead, so that Accelerate knows the last one: make the ElasticDataLoader with "
-            "lookahead='told'"
-        )
-    if accelerator.num_processes > 1 and not loader.synchronous:
-        raise InvalidArgument(
-            f"Accelerate trains one model in {accelerator.num_processes} processes: make the "
-            f"ElasticDataLoader with synchronous=True"
-        )
+    check_told(loader, "one batch is read ahead, so that Accelerate knows the last one")
+    ranks: int = accelerator.num_processes
+    check_synchronous(loader, ranks, f"Accelerate trains one model in {ranks} processes")
     if not optimizers:
         raise InvalidArgument(
             "prepare(accelerator, loader, optimizer) needs the optimizers that train on the loader: a batch "
@@ -69,11 +59,10 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
         self._accelerator = accelerator
         self._loader = loader
         self._optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
-        self._left = False  # whether the last loop ended before its pass
         self.gradient_state = GradientState()
         self._drop_last = True  # no batch is filled up with records of others
-        self._has_position = False  # the model's: a loaded one, or the beginning
-        self._positions = 0
+        self._position = ModelPosition(loader)
+        self._positions = 0  # how often it was moved
 
     def __repr__(self) -> str:
         return f"<PreparedLoader {self._loader!r}>"
@@ -102,17 +91,14 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
             yield found[0]
 
     def _begin(self) -> None:
-        """Go to the model's position: what a loop that was left had no step for comes again."""
-        if not self._has_position:
-            self.load_state_dict(None)
-        elif self._left:
-            self.load_state_dict(self.state_dict())
+        if self._position.begin():
+            self._moved()
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
         self.begin()
         position = self._positions
-        self._left = True
+        self._position.leave()  # until it has ended
         try:
             batches = iter(self._loader)
             waiting = [batch for batch in (next(batches, self),) if batch is not self]
@@ -126,7 +112,7 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
                 if following is not self:
                     waiting.append(following)
             self._loader.passed_on()
-            self._left = False
+            self._position.end()
         finally:
             self.end()
 
@@ -163,9 +149,11 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
 
         A loop that is under way ends with its batch. Gradients are thrown away: what had no step comes again.
         """
-        self._loader.load_state_dict(state)
+        self._position.load(state)
+        self._moved()
+
+    def _moved(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         self._accelerator.step = 0  # Accelerate keeps it by process, and another number of them may go on
-        self._has_position, self._left = True, False
         self._positions += 1

@@ -13,6 +13,8 @@ from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import AccountingError, CheckpointError, InvalidArgument
+from edl_torch.integrations.adapter import check_synchronous, write_whole
+from edl_torch.integrations.engines import check_steps
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -33,11 +35,9 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
     Raises InvalidArgument for a pipeline engine, for a loader that is not synchronous where the engine trains
     on several ranks, and for one of several engines of which one accumulates gradients.
     """
-    if engine.dp_world_size > 1 and not loader.synchronous:
-        raise InvalidArgument(
-            f"DeepSpeed trains one model on {engine.dp_world_size} ranks: make the ElasticDataLoader with "
-            f"synchronous=True"
-        )
+    check_steps(engine)
+    ranks: int = engine.dp_world_size
+    check_synchronous(loader, ranks, f"DeepSpeed trains one model on {ranks} ranks")
     loader.attach(engine, one_model=_ONE_MODEL if engine.zero_optimization_stage() == 3 else "")
     engines = loader.service._live_session.optimizers.alive()
     if len(engines) > 1 and any(each.gradient_accumulation_steps() > 1 for each in engines):
@@ -84,7 +84,7 @@ class PreparedLoader:
             later = engine.checkpoint_engine.is_decoupled()  # then DeepSpeed says when it is whole
             saved = save(save_dir, tag, client_state=state, save_latest=save_latest and later, **kwargs)
             if save_latest and not later and engine.global_rank == 0:
-                _name_latest(Path(save_dir), tag)
+                write_whole(Path(save_dir, "latest"), tag)  # DeepSpeed empties it first, and may die there
             return saved
 
         def load_with_position(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -166,13 +166,6 @@ def _in_the_midst(what: str) -> AccountingError:
         f"already. Do so after a step, where engine.was_step_applied(); from here a new process can go on "
         f"from the checkpoint"
     )
-
-
-def _name_latest(folder: Path, tag: str) -> None:
-    """Name the checkpoint that is to be loaded. DeepSpeed empties the file first, and may die there."""
-    partial = folder / "latest.partial"
-    partial.write_text(tag)
-    partial.replace(folder / "latest")
 
 
 def _position(path: str | None, state: Mapping[str, Any] | None, *, module_only: bool) -> Any:

@@ -13,16 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
-from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument
+from edl_torch.errors import CheckpointError, InvalidArgument
+from edl_torch.integrations.adapter import ModelPosition, check_synchronous, check_told, needed_by
 from edl_torch.system.user_warnings import warn_user
 
-try:
+with needed_by("lightning"):
     from lightning.pytorch import callbacks
     from lightning.pytorch.utilities.exceptions import SIGTERMException
-except ModuleNotFoundError as exc:
-    raise IntegrationUnavailable(
-        "edl_torch.integrations.lightning needs Lightning: pip install 'edl-torch[lightning]'"
-    ) from exc
 
 __all__ = ["ElasticCallback"]
 
@@ -51,15 +48,10 @@ class ElasticCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, loader: ElasticDataLoader) -> None:
-        if loader.service.lookahead != "told":
-            raise InvalidArgument(
-                "Lightning reads one batch ahead of its training step: make the ElasticDataLoader of "
-                "ElasticCallback(loader) with lookahead='told'"
-            )
+        check_told(loader, "Lightning reads one batch ahead of its training step")
         self._loader = loader
         self._fitting = False
-        self._has_position = False  # the model's: from a checkpoint, or the beginning
-        self._at_position = False  # no batch waits for a step whose gradient Lightning has thrown away
+        self._position = ModelPosition(loader)
         self._is_in_use = False  # by this fit
         self._has_read = False
         self._optimizers: list[Any] = []
@@ -78,12 +70,10 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         if not self._fitting:
             return
         _check_takes_batches(pl_module)
-        if trainer.world_size > 1 and not self._loader.synchronous:
-            raise InvalidArgument(
-                f"Lightning trains one model on {trainer.world_size} ranks: make the ElasticDataLoader with "
-                f"synchronous=True"
-            )
-        self._is_in_use = self._has_read = self._at_position = False
+        ranks: int = trainer.world_size
+        check_synchronous(self._loader, ranks, f"Lightning trains one model on {ranks} ranks")
+        self._is_in_use = self._has_read = False
+        self._position.leave()  # what had no step in an earlier fit comes again
         process = trainer.strategy.process_dataloader
 
         def processed(dataloader: Any) -> Any:
@@ -98,8 +88,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
 
     def begin_epoch(self) -> Any:
         """Return an iterator over the epoch that runs, and over nothing after the last one."""
-        if not self._at_position:  # what had no step comes again
-            self.take_position(self._loader.state_dict() if self._has_position else None)
+        self._position.begin()
         self._has_read, self._is_read = True, False
         self._pass = iter(()) if self._loader.service.finished else iter(self._loader)
         return self._pass
@@ -138,7 +127,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         waiting = trainer.strategy.reduce_boolean_decision(waiting, all=False)
         if waiting and pl_module.automatic_optimization:  # as Lightning does with the next batch
             pl_module.zero_grad()
-            self._at_position = False
+            self._position.leave()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Warn of an end that is not that of the data."""
@@ -234,12 +223,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
                 "late (FSDP, DeepSpeed): compute the number of steps from len(loader). A Tuner does so too: "
                 "let it search with a plain DataLoader, and a Trainer without ElasticCallback"
             )
-        self.take_position(state_dict)
-
-    def take_position(self, state: Mapping[str, Any] | None) -> None:
-        """Make the data begin at `state`, or at their beginning."""
-        self._loader.load_state_dict(state)
-        self._has_position = self._at_position = True
+        self._position.load(state_dict)
 
 
 class _Notices(Callback):  # type: ignore[misc]

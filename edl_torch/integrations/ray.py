@@ -20,11 +20,11 @@ from edl_torch.client.grpc.client import MasterClient
 from edl_torch.client.grpc.following import FollowingChannel
 from edl_torch.errors import (
     EdlError,
-    IntegrationUnavailable,
     InvalidArgument,
     MasterStartError,
     MasterUnavailable,
 )
+from edl_torch.integrations.adapter import needed_by
 from edl_torch.rpc.credentials import Credentials
 
 NAME = "edl-master"
@@ -222,12 +222,8 @@ def stop_master(name: str = NAME, *, namespace: str | None = None) -> None:
 
 
 def _ray() -> Any:
-    try:
+    with needed_by("ray"):
         import ray
-    except ImportError as error:
-        raise IntegrationUnavailable(
-            "a master in a Ray cluster needs ray: pip install 'edl-torch[ray]'"
-        ) from error
     if not ray.is_initialized():
         raise EdlError("Ray is not initialised here: call ray.init() first")
     return ray

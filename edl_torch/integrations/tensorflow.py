@@ -11,17 +11,14 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from edl_torch.client.service import DataShardService
-from edl_torch.errors import AccountingError, IntegrationUnavailable, InvalidArgument
+from edl_torch.errors import AccountingError, InvalidArgument
+from edl_torch.integrations.adapter import needed_by
 from edl_torch.integrations.records import ShardedRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
 
-try:
+with needed_by("tensorflow"):
     import tensorflow as tf
-except ModuleNotFoundError as exc:
-    raise IntegrationUnavailable(
-        "edl_torch.integrations.tensorflow needs TensorFlow: pip install 'edl-torch[tensorflow]'"
-    ) from exc
 
 __all__ = ["DynamicShardingCallback", "DynamicShardingHook", "sharded_dataset"]
 
@@ -53,7 +50,7 @@ def sharded_dataset(
         shuffle: another order of the records inside each shard in each epoch.
         transform: makes a sample of a record, in Python.
         padded: samples differ in shape: the batch is padded with zeros to its largest.
-        on_bad_record: "raise", or "quarantine" up to the service's `max_bad_records`.
+        on_bad_record: "raise", or "quarantine" up to as many as the service allows.
     """
     records = ShardedRecords(
         service, reader, shuffle=shuffle, transform=transform, on_bad_record=on_bad_record

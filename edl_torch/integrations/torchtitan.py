@@ -17,18 +17,14 @@ import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.process_group import ProcessGroupPeers
-from edl_torch.errors import IntegrationUnavailable, InvalidArgument
+from edl_torch.errors import InvalidArgument
+from edl_torch.integrations.adapter import ModelPosition, needed_by
 
-try:
+with needed_by("torchtitan"):
     import tyro
     from torchtitan.components.dataloader import BaseDataLoader, DataloaderExhaustedError
     from torchtitan.components.loss import IGNORE_INDEX
     from torchtitan.trainer import Trainer
-except ModuleNotFoundError as exc:
-    raise IntegrationUnavailable(
-        f"edl_torch.integrations.torchtitan needs torchtitan and what it imports ({exc.name} is missing): "
-        f"pip install 'edl-torch[torchtitan]'"
-    ) from exc
 
 __all__ = ["ElasticLoader", "ElasticTrainer", "next_tokens"]
 
@@ -154,7 +150,7 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
             prefetch_factor=config.prefetch_factor if workers else None,
         )
         self._attached = False
-        self._placed = False
+        self._position = ModelPosition(self._loader)
         self._unstepped = 0  # batches of the step that is being gathered; the same on every rank
 
     def __repr__(self) -> str:
@@ -184,8 +180,7 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
                 "ElasticLoader does not know the optimizers: make the trainer with ElasticTrainer.Config(…), "
                 "or call trainer.dataloader.attach(trainer.optimizers) before trainer.train()"
             )
-        if not self._placed:  # torchtitan loads before it iterates: there was no checkpoint
-            self.load_state_dict({"token": None})
+        self._position.begin()  # torchtitan loads before it iterates: else there was no checkpoint
         for _ in self._loader.epochs():
             yield from self._epoch()
 
@@ -216,8 +211,7 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back to a position, that of a job of another size too; a token of None is the beginning."""
-        self._loader.load_state_dict(state_dict)
-        self._placed = True
+        self._position.load(state_dict)
 
 
 def _peers(dp_world_size: int, dp_rank: int, *, pin_memory: bool) -> ProcessGroupPeers:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import signal
 import sys
@@ -31,6 +30,7 @@ import torch.distributed as dist
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.padding import Statistics
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
+from edl_torch.integrations.adapter import check_synchronous, write_whole
 from edl_torch.system.user_warnings import warn_user
 
 log = logging.getLogger("edl_torch.client")
@@ -116,11 +116,7 @@ class ElasticTrainer:
                 f"the process group has {ranks} ranks, and the Trainer would train a model on each: without "
                 f"accelerators, TrainingArguments need use_cpu=True and ddp_backend='gloo'"
             )
-        if args.world_size > 1 and not loader.synchronous:
-            raise InvalidArgument(
-                f"{args.world_size} ranks average their gradients: make the ElasticDataLoader with "
-                f"synchronous=True"
-            )
+        check_synchronous(loader, args.world_size, f"{args.world_size} ranks average their gradients")
         if loader.synchronous and not args.average_tokens_across_devices:
             raise InvalidArgument(
                 "ranks with unequal batches need one mean over all of them: leave out "
@@ -335,7 +331,7 @@ class ElasticTrainer:
         run = self._get_output_dir(trial=trial)
         folder = Path(run, f"checkpoint-{self.state.global_step}")
         if args.should_save:
-            _write_position(folder, {})
+            write_whole(folder / POSITION, "{}")
         self.accelerator.wait_for_everyone()
         limit = args.save_total_limit
         args.save_total_limit = None  # the one before goes when this one is whole
@@ -345,7 +341,7 @@ class ElasticTrainer:
             args.save_total_limit = limit
         position = self.elastic_loader.state_dict()
         if args.should_save:
-            _write_position(folder, position)
+            write_whole(folder / POSITION, json.dumps(position))
             rotate_checkpoints(
                 output_dir=run,
                 save_total_limit=limit,
@@ -468,10 +464,3 @@ def _position(folder: Path | str) -> dict[str, str]:
     except (OSError, json.JSONDecodeError) as exc:
         raise CheckpointError(f"the data position '{path}' cannot be read: {exc}") from exc
     return found
-
-
-def _write_position(folder: Path, position: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{POSITION}.partial"
-    partial.write_text(json.dumps(position), encoding="utf-8")
-    os.replace(partial, folder / POSITION)

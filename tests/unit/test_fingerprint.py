@@ -71,6 +71,14 @@ def test_of_a_list_too_long_to_travel_it_is_said_where_it_parts() -> None:
     assert first <= 50_000 < first + 2048
 
 
+def test_where_long_lists_part_does_not_depend_on_which_sizes_were_looked_at() -> None:
+    names = [f"{n:06}.jpg" for n in range(100_000)]
+    sizes = [dict.fromkeys(range(start, 100000, 97), "17") for start in (3, 5)]
+    said = describe_change(text(names, sizes[0]), text([n for n in names if n != "050000.jpg"], sizes[1]))
+    first = int(said.split("from '")[1][:6])
+    assert first <= 50_000 < first + 2048
+
+
 def test_a_list_of_a_million_names_is_a_short_text() -> None:
     assert len(text([f"images/{n:07}.jpg" for n in range(200_000)])) < 4000
     assert len(text([f"images/{n:07}.jpg" for n in range(LISTED)])) < 16_000

@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "audit": {"errors", "shard", "fingerprint", "core", "trainer"},
     "checking": {"errors", "shard", "fingerprint", "core", "readers"},
     "client": {"errors", "shard", "fingerprint", "core", "trainer", "rpc", "audit", "system", "readers"}
-    | {"master.embedded", "master.web", "protocols"},
+    | {"master.embedded", "master.web", "protocols", "integrations.engines"},
     "data": {"errors", "shard", "core", "trainer", "client", "readers", "system", "integrations.frameworks"},
     "integrations": {"errors", "shard", "core", "trainer", "rpc", "master", "client", "readers", "data"}
     | {"system"},

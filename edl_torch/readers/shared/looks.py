@@ -17,21 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from edl_torch.fingerprint import LISTED, RUNS, Fingerprint
+from edl_torch.fingerprint import LISTED, RUNS, Fingerprint, Part
 from edl_torch.readers.shared.mapped import StringTable
 
-_LISTED_BYTES = 1 << 15
+LISTED_BYTES = 1 << 15
 _FEWEST_SIZES, _MOST_SIZES, _ONE_IN = 64, 1024, 512
 _BLOCKS, _BLOCK_BYTES = 64, 4096
 _PIECE_BYTES = 1 << 20
 _RECORDS = 64
 _DEEPEST = 8
 
-Part = tuple[str, str]  # name and evidence
-
 
 def listing(
-    strength: str, names: Iterable[str], evidence: Mapping[int, str], also: Sequence[Part] = ()
+    strength: str,
+    names: Iterable[str],
+    evidence: Mapping[int, str],
+    also: Sequence[Part] = (),
+    attributes: Sequence[Part] = (),
 ) -> Fingerprint:
     """Return the fingerprint of entries in order, with what was looked at in some, by their place.
 
@@ -39,20 +41,21 @@ def listing(
     """
     table = names if isinstance(names, StringTable) else StringTable(names)
     count = len(table)
-    if count <= LISTED and table.nbytes <= _LISTED_BYTES:
+    if count <= LISTED and table.nbytes <= LISTED_BYTES:
         parts = [(name, evidence.get(place, "")) for place, name in enumerate(table)]
-        return Fingerprint.of(strength, len(also) + count, [*also, *parts])
+        return Fingerprint.of(strength, [*also, *parts], attributes=attributes)
     run = 1 << max(0, (count - 1) // RUNS).bit_length()
     looked_at = sorted(evidence.items())
     parts = []
     for first in range(0, count, run):
-        digest = hashlib.blake2b(digest_size=8)
+        digest, looks = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
         for piece in table.raw(first, min(first + run, count)):
             digest.update(piece)
         while looked_at and looked_at[0][0] < first + run:
-            digest.update(repr(looked_at.pop(0)).encode())
-        parts.append((table[first], digest.hexdigest()))
-    return Fingerprint.of(strength, len(also) + count, [*also, *parts], run=run)
+            looks.update(repr(looked_at.pop(0)).encode())
+        parts.append((table[first], f"{digest.hexdigest()} {looks.hexdigest()}"))
+    entries = len(also) + count
+    return Fingerprint.of(strength, [*also, *parts], run=run, entries=entries, attributes=attributes)
 
 
 @functools.lru_cache(maxsize=64)

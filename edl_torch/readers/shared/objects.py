@@ -2,7 +2,8 @@
 
 A record may be drawn at random, cost much or open a file that a fork must not inherit. So the object's own
 attributes are looked at: tensors, arrays, tables and lists of plain values that have as many entries as the
-dataset has records, and datasets inside it, as `Subset` and `ConcatDataset` have. It must not import torch.
+dataset has records, and datasets inside it, as `Subset` and `ConcatDataset` have. One may be filled as it is
+used: what a dataset lacks at one time, and has at another, tells nothing. It must not import torch.
 """
 
 from __future__ import annotations
@@ -13,8 +14,19 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
-from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.shared.looks import ARRAYS_OWN, Part, Unlike, below, chosen, listing, records
+import numpy as np
+
+from edl_torch.fingerprint import Fingerprint, Part
+from edl_torch.readers.shared.files import FileStamp
+from edl_torch.readers.shared.looks import (
+    ARRAYS_OWN,
+    LISTED_BYTES,
+    Unlike,
+    below,
+    chosen,
+    listing,
+    records,
+)
 
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
 _SEEN = 64
@@ -28,11 +40,23 @@ def fingerprint_of(dataset: Any) -> Fingerprint | None:
     made_of = _MadeOf()
     made_of.look_at(dataset, "")
     parts = made_of.parts
-    samples: Any = getattr(dataset, "samples", None)
-    if _are_files(samples, len(dataset)):
-        return listing("names", _relative([sample[0] for sample in samples], dataset), {}, parts)
     strength = "partly" if made_of.lacks else "sampled"
-    return Fingerprint.of(strength, len(parts), parts) if parts else None
+    if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:  # thousands of arrays
+        return listing(strength, [name for name, _ in parts], dict(enumerate(look for _, look in parts)))
+    samples: Any = getattr(dataset, "__dict__", {}).get("samples")
+    if _are_files(samples, len(dataset)):
+        return listing("names", _relative([sample[0] for sample in samples], dataset), {}, attributes=parts)
+    return Fingerprint.of(strength, (), attributes=parts) if parts else None
+
+
+def mapped_files(dataset: Any) -> list[FileStamp]:
+    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are."""
+    held = [dataset]
+    for value in getattr(dataset, "__dict__", {}).values():
+        is_few = isinstance(value, list | tuple) and len(value) <= _MOST_INSIDE
+        held += value if is_few else [value]
+    mapped = (one for one in held if isinstance(one, np.memmap) and one.mode in ("r", "c"))
+    return [FileStamp.of(one.filename) for one in mapped if one.filename and os.path.isfile(one.filename)]
 
 
 class _MadeOf:
@@ -50,30 +74,34 @@ class _MadeOf:
         with suppress(Unlike, OSError, *ARRAYS_OWN):  # what cannot be looked at tells nothing
             self.parts.append((name or "values", _digest(found)))
             return
-        if _is_container(found):
-            self.lacks = True
-            return
-        self._met.append(found)
-        known = len(self.parts)
-        for attribute, value in sorted(getattr(found, "__dict__", {}).items()):
-            called, inside = f"{name}.{attribute}" if name else attribute, _inside(value)
-            if _has_entries(value, len(found)) or (_is_map_style(value) and not _is_container(value)):
-                self.look_at(value, called)
-            elif inside:
-                for place, one in enumerate(inside[:_MOST_INSIDE]):
-                    self.look_at(one, f"{called}[{place}]")
-                self.lacks |= len(inside) > _MOST_INSIDE
-            else:
-                self.lacks |= _may_hold_records(value, len(found))
+        known, count = len(self.parts), None
+        if not _is_container(found):
+            self._met.append(found)
+            with suppress(OSError, *ARRAYS_OWN):  # as an open stream, which has no length
+                count = len(found)
+        if count is not None:
+            for attribute, value in sorted(getattr(found, "__dict__", {}).items()):
+                self._look_inside(value, f"{name}.{attribute}" if name else attribute, count)
         self.lacks |= known == len(self.parts)
+
+    def _look_inside(self, value: Any, name: str, count: int) -> None:
+        """Look at an attribute of what has so many records."""
+        if _has_entries(value, count) or (_is_map_style(value) and not _is_container(value)):
+            self.look_at(value, name)
+        elif inside := _inside(value):
+            for place in chosen(len(inside), _MOST_INSIDE):
+                self.look_at(inside[place], f"{name}[{place}]")
+            self.lacks |= len(inside) > _MOST_INSIDE
+        else:
+            self.lacks |= _may_hold_records(value, count)
 
 
 def _digest(found: Any) -> str:
     """A digest of some entries of what holds plain values or arrays. Raises `Unlike` for anything else."""
-    if hasattr(found, "column_names") and hasattr(found, "with_format"):  # Hugging Face `datasets`
+    if _has(found, "column_names", "with_format"):  # Hugging Face `datasets`
         rows = found.with_format("arrow")  # as they are kept: nothing is decoded
         return _of_some(found, lambda place: [found.column_names, _row_of(rows[place : place + 1])])
-    if hasattr(found, "iloc"):  # pandas
+    if _has(found, "iloc"):  # pandas
         names = list(getattr(found, "columns", ()))
         return _of_some(found, lambda place: [names, _listed(found.iloc[place])])
     if isinstance(found, list | tuple | range):
@@ -85,6 +113,11 @@ def _digest(found: Any) -> str:
         read = found.__getitem__
         return _of_some(found, read) if is_text else records(len(found), read)
     raise Unlike
+
+
+def _has(value: Any, *names: str) -> bool:
+    """Whether its class has these: a wrapper that passes on what it lacks is not what it wraps."""
+    return all(hasattr(type(value), name) for name in names)
 
 
 def _of_some(found: Any, value_of: Callable[[int], Any]) -> str:
@@ -135,7 +168,7 @@ def _listed(row: Any) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
+    return _has(value, "shape", "dtype", "__array__", "__getitem__")
 
 
 def _is_container(value: Any) -> bool:
@@ -144,11 +177,11 @@ def _is_container(value: Any) -> bool:
 
 def _is_map_style(value: Any) -> bool:
     is_text = isinstance(value, str | bytes | Mapping | type)
-    return not is_text and isinstance(value, Sized) and hasattr(value, "__getitem__")
+    return not is_text and isinstance(value, Sized) and _has(value, "__getitem__")
 
 
 def _has_entries(value: Any, count: int) -> bool:
-    is_one = isinstance(value, list | tuple | range) or hasattr(value, "iloc") or _is_array(value)
+    is_one = isinstance(value, list | tuple | range) or _has(value, "iloc") or _is_array(value)
     return is_one and (not _is_array(value) or bool(value.shape)) and len(value) == count
 
 

@@ -161,11 +161,15 @@ def open_source(
             index_dir=index_dir,
         )
         index = RowIndex(arrays)
-        with open(stamp.path, "rb", buffering=0) as file:
-            looks = blocks(stamp.size, partial(read_range, file.fileno()), index.layout)
+        looks = _look(stamp, index)
     except OSError as exc:
         raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc
     return TextSource(name=name, index=index, stamp=stamp, looks=looks)
+
+
+def _look(stamp: FileStamp, index: RowIndex, *, whole: bool = False) -> str:
+    with open(stamp.path, "rb", buffering=0) as file:
+        return blocks(stamp.size, partial(read_range, file.fileno()), index.layout, whole=whole)
 
 
 def _refuse_foreign(name: str, path: str) -> None:
@@ -224,11 +228,10 @@ class SourceFiles:
     def fingerprint(self, *, whole: bool) -> Fingerprint:
         """Of each file its size, some blocks, and where its records begin."""
         each = enumerate(self.sources.values())
-        looks = {place: self._whole(source) if whole else source.looks for place, source in each}
+        looks = {
+            n: _look(source.stamp, source.index, whole=True) if whole else source.looks for n, source in each
+        }
         return listing("whole" if whole else "sampled", below(list(self.sources)), looks)
-
-    def _whole(self, source: TextSource) -> str:
-        return blocks(source.stamp.size, partial(self.read, source), source.index.layout, whole=True)
 
     def names(self) -> str:
         """The first names, for messages."""

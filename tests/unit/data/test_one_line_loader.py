@@ -136,7 +136,9 @@ def test_an_image_alone_has_no_target_to_transform() -> None:
             dataset = ImageDataset(
                 service, MapDatasetReader([3, 4]), transform=transform, target_transform=lambda target: 1 / 0
             )
-            assert [dataset._transformed(record) for record in (3, 4)] == expected
+            made = dataset._record_transform
+            assert made is not None
+            assert [made(record) for record in (3, 4)] == expected
 
 
 class Blocks(NumberReader):

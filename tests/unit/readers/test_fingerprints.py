@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -10,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from image_files import write_coco, write_manifest, write_voc
 from recordio_kit import RECORDS
 from recordio_kit import write as write_records
 
 from edl_torch import ElasticDataLoader
 from edl_torch.errors import InvalidArgument
-from edl_torch.fingerprint import describe_change, differ, strength_of
+from edl_torch.fingerprint import check, describe_change, differ, strength_of
 from edl_torch.readers import ParquetReader, RecordIODataReader
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
 from edl_torch.readers.images.coco import CocoCaptionsReader
@@ -225,6 +228,25 @@ def test_a_row_group_of_a_parquet_file_in_another_order_is_seen(
     assert differ(*prints)
 
 
+@pytest.mark.parametrize("groups", [1, 20])
+def test_labels_of_a_parquet_file_in_another_order_are_seen(tmp_path: Path, groups: int) -> None:
+    draw, prints, footers = np.random.default_rng(1), [], []
+    images, labels = draw.random(40_000), draw.integers(0, 100, 40_000).astype(np.int8)
+    for number in range(2):
+        file = tmp_path / f"{number}" / "a.parquet"
+        file.parent.mkdir()
+        table = pa.table({"image": images, "label": labels})
+        pq.write_table(
+            table, file, 40_000 // groups, use_dictionary=False, compression="none", write_statistics=False
+        )
+        prints.append(reader_fingerprint(ParquetReader(file)))
+        footers.append(footer_of(file))
+        labels = labels.copy()
+        labels[:20_000] = labels[:20_000][::-1]
+    assert footers[0] == footers[1]
+    assert differ(*prints)
+
+
 # Map-style datasets ---------------------------------------------------------------------------------------
 
 
@@ -410,3 +432,126 @@ def test_a_reader_of_the_users_may_say_a_version() -> None:
             return "2026-11-01"
 
     assert strength_of(reader_fingerprint(Mine(Held(4)))) == "given"
+
+
+# Correct jobs ---------------------------------------------------------------------------------------------
+
+
+class Forwards(Held):
+    """A wrapper that has whatever is asked of it and what it wraps has; its records are its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inside"], name)
+
+
+class Frame(Held):
+    """As Hugging Face's `Dataset`: columns, which are read as they are kept."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return ["x", "path"]
+
+    def with_format(self, kind: str) -> Any:
+        return [
+            pa.table({"x": [x], "path": [{"bytes": b"", "path": f"{x}.jpg"}]}) for x in range(self._count)
+        ]
+
+
+class Sliced(Frame):
+    def with_format(self, kind: str) -> Any:
+        rows = super().with_format(kind)
+
+        class Rows:
+            def __getitem__(self, part: slice) -> Any:
+                return rows[part.start]
+
+        return Rows()
+
+
+def made_of(draw: random.Random, root: str, depth: int = 0) -> Any:
+    """A dataset as a program makes it each time that it starts; `root` is where its files lie."""
+    count = draw.choice([3, 65, 200])
+    kinds: dict[str, Callable[[], Any]] = {
+        "array": lambda: np.arange(count * 3.0).reshape(count, 3) * draw.random(),
+        "tensor": lambda: torch.arange(count) * draw.randrange(9),
+        "labels": lambda: [draw.randrange(5) for _ in range(count)],
+        "paths": lambda: [f"{root}/{draw.random()}.png" for _ in range(count)],
+        "rows": lambda: [{"image": f"{root}/{n}.png", "label": draw.randrange(5)} for n in range(count)],
+        "table": lambda: pandas.DataFrame({"x": [draw.random() for _ in range(count)], "y": range(count)}),
+        "tensors": lambda: (torch.ones(count) * draw.random(), torch.arange(count)),
+        "frame": lambda: Sliced(count),
+        "cache": lambda: [None] * count,
+        "memory": dict,
+        "shape": lambda: (3, 8, 8),
+        "dtype": lambda: "float32",
+        "stream": lambda: iter(()),
+        "many": lambda: [Held(data=np.arange(2) + n) for n in range(draw.choice([2, 300, 3000]))],
+    }
+    chosen = draw.sample(sorted(kinds), draw.randrange(1, 6))
+    held = Held(count, **{name: kinds[name]() for name in chosen})
+    if depth < 3 and draw.random() < 0.4:
+        inside = made_of(draw, root, depth + 1)
+        held = draw.choice([Held, Forwards])(len(inside), inside=inside, indices=list(range(len(inside))))
+    return held
+
+
+def used(dataset: Any, draw: random.Random) -> None:
+    """What reading does to a dataset's own state."""
+    attributes = vars(dataset)
+    if "inside" in attributes:
+        used(dataset.inside, draw)
+    for name, value in attributes.items():
+        if name == "cache":
+            value[:] = [f"record {n}" if draw.random() < 0.9 else None for n in range(len(value))]
+        if name == "memory":
+            value.update({n: torch.ones(2) for n in range(dataset._count)})
+    if draw.random() < 0.3:
+        attributes["read_since"] = list(range(dataset._count))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_a_dataset_is_the_same_when_it_is_made_again_moved_and_used(seed: int) -> None:
+    """Whatever it has: state, tensors, lists, tables, other datasets."""
+    first, again = (made_of(random.Random(seed), root) for root in ("/data", "/mnt/other/data"))
+    before = reader_fingerprint(MapDatasetReader(first))
+    check(before)
+    assert not differ(before, reader_fingerprint(MapDatasetReader(again)))
+    draw = random.Random(seed)
+    for _ in range(3):
+        used(again, draw)
+        now = reader_fingerprint(MapDatasetReader(again))
+        check(now)
+        assert not differ(before, now)
+
+
+@pytest.mark.parametrize("wrap", [Held, Forwards])
+def test_a_wrapper_is_known_by_what_it_wraps_and_by_what_it_has(wrap: type[Held]) -> None:
+    frame = pandas.DataFrame({"x": range(200)})
+    inside = [Held(data=ARRAY), Held(data=OTHER), frame, frame[::-1]]
+    prints = [reader_fingerprint(MapDatasetReader(wrap(3, inside=one, indices=[1, 2, 3]))) for one in inside]
+    prints.append(reader_fingerprint(MapDatasetReader(wrap(3, inside=inside[0], indices=[3, 2, 1]))))
+    assert all(differ(*pair) for pair in itertools.combinations(prints, 2))
+
+
+def test_of_thousands_of_arrays_the_text_stays_short_and_another_one_is_seen() -> None:
+    arrays = [np.arange(3) + n for n in range(4000)]
+    prints = []
+    for _ in range(2):
+        found = Held(9, parts=[Held(each=Held(tensors=[one] * 40)) for one in arrays])
+        prints.append(reader_fingerprint(MapDatasetReader(found)))
+        check(prints[-1])
+        arrays.reverse()
+    assert differ(*prints)
+
+
+def test_what_a_user_says_of_an_object_stands_after_a_look_too() -> None:
+    noise = Held(data=ARRAY, noise=np.random.rand(200))
+    looked = reader_fingerprint(MapDatasetReader(noise))
+    noise.noise = np.random.rand(200)  # type: ignore[attr-defined]
+    again = reader_fingerprint(MapDatasetReader(noise))
+    assert "changed 'noise'; where that is none of the data, give fingerprint=" in describe_change(
+        looked, again
+    )
+    said = reader_fingerprint(MapDatasetReader(noise, fingerprint="v1"))
+    assert differ(looked, again)
+    assert not differ(looked, said)

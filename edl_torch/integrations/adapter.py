@@ -1,0 +1,74 @@
+"""What adapters have in common: a framework that is missing, loaders that do not fit, a model's position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edl_torch.errors import IntegrationUnavailable, InvalidArgument
+
+if TYPE_CHECKING:
+    from edl_torch.data.loader import ElasticDataLoader
+
+
+@contextmanager
+def needed_by(extra: str) -> Iterator[None]:
+    """Raise IntegrationUnavailable where what the body imports is not installed; `extra` brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        raise IntegrationUnavailable(
+            f"edl_torch.integrations.{extra} needs {extra} and what it imports ({exc.name} is missing): "
+            f"pip install 'edl-torch[{extra}]'"
+        ) from exc
+
+
+def check_told(loader: ElasticDataLoader, reads_ahead: str) -> None:
+    """Raise InvalidArgument for a loader that does not wait for the word of who reads ahead of the loop."""
+    if loader.service.lookahead != "told":
+        raise InvalidArgument(f"{reads_ahead}: make the ElasticDataLoader with lookahead='told'")
+
+
+def check_synchronous(loader: ElasticDataLoader, ranks: int, trains: str) -> None:
+    """Raise InvalidArgument for a loader of one rank where one model trains on several."""
+    if ranks > 1 and not loader.synchronous:
+        raise InvalidArgument(f"{trains}: make the ElasticDataLoader with synchronous=True")
+
+
+class ModelPosition:
+    """Where a model is in its data: at a position that was loaded with it, or at the beginning."""
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        self._loader = loader
+        self._is_known = False
+        self._is_left = False  # the loop was left, perhaps with batches that no step has learnt from
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Go to a position, or to the beginning."""
+        self._loader.load_state_dict(state)
+        self._is_known, self._is_left = True, False
+
+    def leave(self) -> None:
+        """Note that what is not in the model is to come again."""
+        self._is_left = True
+
+    def end(self) -> None:
+        """Note that all of it is in the model after all."""
+        self._is_left = False
+
+    def begin(self) -> bool:
+        """Go to the model's position before a pass. Returns whether the data were moved."""
+        if self._is_known and not self._is_left:
+            return False
+        self.load(self._loader.state_dict() if self._is_known else None)
+        return True
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or as it was, whenever this process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
