@@ -196,7 +196,7 @@ class Batches:
         self._forget_nobody()
 
     def clear(self) -> None:
-        """Forget all batches: they are void. A wrapper that tells passes on each that it holds all the same."""
+        """Forget all batches: they are void. A wrapper that tells still passes on what it holds."""
         held = [Batch(batch.number) for batch in self.ahead] if self.is_told else []
         self.take_back([*self.unfinished, *self.ahead])
         self.ahead.extend(held)
