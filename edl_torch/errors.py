@@ -56,7 +56,7 @@ class TokenError(EdlError, ValueError):
 
 
 class TooManyBadRecords(EdlError):
-    """More records are in quarantine than `max_bad_records` allows: the job has failed."""
+    """More records are in quarantine than the dataset may have: the job has failed."""
 
 
 class AccountingError(EdlError):

@@ -1,15 +1,17 @@
-"""Values that every package shares: sources, shards, slices, tasks and the description of a dataset.
+"""Values that every package shares: sources, shards, slices, tasks, and a dataset with its options.
 
-Values only: nothing here knows who leases a shard, how it travels or how its records are read.
+Values only: nothing here knows who leases a shard, how it travels or how its records are read. An option of a
+dataset is declared here, three times over: `DatasetSpec` is what is registered, `Registration` what somebody
+asks for, `DatasetOptions` the keywords of who gives it. All else goes by these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from itertools import repeat
-from typing import overload
+from typing import Any, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +46,7 @@ class Slice:
     """A run of one window's records *in that epoch's order*: positions `skip` to `skip + limit`.
 
     `shard` is the number of the window's first shard in the plan; a window is one shard unless the dataset
-    has another `shuffle_window`. Everything that the master hands out, takes back or saves is a slice.
+    has wider ones. Everything that the master hands out, takes back or saves is a slice.
     """
 
     epoch: int
@@ -169,14 +171,21 @@ class Shuffle(Enum):
     GLOBAL = "global"
 
 
+def _option(
+    *, orders: bool = False, rare: bool = False, least: int | None = None, remedy: str = ""
+) -> dict[str, Any]:
+    """Metadata of an option: whether the place of a record depends on it, and if so whether tokens name it
+    only where it has not its default; its least value, and what to give instead of a smaller one."""
+    return {"orders": orders, "rare": rare, "least": least, "remedy": remedy}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """A registered dataset: its identity, and the options of the job that reads it.
+    """A registered dataset: its sources, and its options with their defaults. `core.spec` checks them.
 
-    The identity is `sources`, `fingerprint`, `records_per_shard`, `seed`, the three shuffles and
-    `shuffle_window`: with `epoch` it fixes the order of every record. `fingerprint` tells which data these
-    are (`edl_torch.fingerprint`; '' where none is known). The rest may be changed by whoever uses the dataset
-    alone.
+    Those that are marked with `orders` are its identity with the sources: with `epoch` they fix the order of
+    every record. `fingerprint` tells which data these are (`edl_torch.fingerprint`; '' where none is known).
+    The rest may be changed by a trainer that uses the dataset alone.
 
     With `shuffle_in_shard` records are mixed inside windows of `shuffle_window` shards, which stand one after
     the other in the epoch's order of shards.
@@ -184,17 +193,32 @@ class DatasetSpec:
 
     name: str
     sources: tuple[Source, ...]
-    records_per_shard: int
-    seed: int = 0
-    shuffle: bool = False
-    shuffle_shards: bool = False
-    shuffle_in_shard: bool | None = False  # None: the first trainer says
-    task_type: TaskType = TaskType.TRAINING
-    num_epochs: int = 1
-    epoch_barrier: bool = True
-    max_bad_records: int = 0
-    shuffle_window: int = 1
-    fingerprint: str = ""
+    records_per_shard: int = field(
+        metadata=_option(orders=True, least=1, remedy="give the number of records in a shard, 1 or more")
+    )
+    seed: int = field(default=0, metadata=_option(orders=True))
+    shuffle: bool = field(default=False, metadata=_option(orders=True))
+    shuffle_shards: bool = field(default=False, metadata=_option(orders=True))
+    # None: the first trainer says
+    shuffle_in_shard: bool | None = field(default=False, metadata=_option(orders=True))
+    task_type: TaskType = field(default=TaskType.TRAINING, metadata=_option())
+    num_epochs: int = field(
+        default=1, metadata=_option(least=0, remedy="give the number of epochs, or 0 for endless")
+    )
+    epoch_barrier: bool = field(default=True, metadata=_option())
+    max_bad_records: int = field(
+        default=0, metadata=_option(least=0, remedy="give the number of records that may be bad, 0 or more")
+    )
+    shuffle_window: int = field(
+        default=1,
+        metadata=_option(
+            orders=True,
+            rare=True,
+            least=1,
+            remedy="give the number of shards whose records are mixed, 1 or more",
+        ),
+    )
+    fingerprint: str = field(default="", metadata=_option(orders=True, rare=True))
 
     @property
     def size(self) -> int:
@@ -209,10 +233,72 @@ class DatasetSpec:
         return Shuffle.SHARD if self.shuffle_in_shard else Shuffle.NONE
 
     @property
+    def window(self) -> int:
+        """Shards whose records are mixed together; 1 where none are."""
+        return self.shuffle_window if self.order is Shuffle.SHARD else 1
+
+    @property
     def largest_lease(self) -> int:
         """The most records that are lent at once, unless a batch is larger.
 
         A window is lent as a whole, so that one process reads its shards, up to a million records.
         """
-        window = self.shuffle_window if self.order is Shuffle.SHARD else 1
-        return max(self.records_per_shard, min(window * self.records_per_shard, LARGEST_LEASE))
+        return max(self.records_per_shard, min(self.window * self.records_per_shard, LARGEST_LEASE))
+
+
+OPTIONS = {option.name: option for option in fields(DatasetSpec) if option.metadata}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """Description of a dataset by a trainer: a `DatasetSpec` in which None takes what is registered, or the
+    default."""
+
+    name: str
+    sources: tuple[Source, ...] | None = None
+    records_per_shard: int | None = None
+    seed: int | None = None
+    shuffle: bool | None = None
+    shuffle_shards: bool | None = None
+    shuffle_in_shard: bool | None = None
+    task_type: TaskType | None = None
+    num_epochs: int | None = None
+    epoch_barrier: bool | None = None
+    max_bad_records: int | None = None
+    shuffle_window: int | None = None
+    fingerprint: str | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is asked for, by name. An unknown fingerprint asks for nothing."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found["fingerprint"] = self.fingerprint or None
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options of a dataset as keywords of `DataShardService` and `ElasticDataLoader`.
+
+    Args:
+        task_type: what the dataset is for; passed to `create_shards()`.
+        num_epochs: passes over the data; 0 is endless; None is 1, or what is registered.
+        records_per_shard: records in a shard; default: 8 batches.
+        seed: with the epoch it fixes every order.
+        shuffle_window: records are mixed inside windows of so many shards, which stand one after the other in
+            the epoch's order; 1 mixes the records of each shard only. For readers that read whole blocks: a
+            loader worker holds so many shards. See docs/shuffling.md.
+        epoch_barrier: False lets a pass run on into the next epoch.
+        max_bad_records: so many records may go to quarantine before the job fails; each counts once, however
+            many epochs meet it.
+        fingerprint: what tells this data from other data, such as a version; it is compared wherever the
+            dataset is registered or restored. Default: the reader's, see docs/readers.md.
+    """
+
+    task_type: TaskType
+    num_epochs: int | None
+    records_per_shard: int | None
+    seed: int
+    shuffle_window: int | None
+    epoch_barrier: bool
+    max_bad_records: int
+    fingerprint: str | None

@@ -23,7 +23,7 @@ from edl_torch.checking.findings import (
     missing,
 )
 from edl_torch.checking.processes import Workers
-from edl_torch.core.spec import validate_spec
+from edl_torch.core.registration import validate_spec
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
 from edl_torch.shard import DatasetSpec, Source, TaskType

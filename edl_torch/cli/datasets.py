@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from edl_torch.core.calls import Registration
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
-from edl_torch.shard import Source, TaskType
+from edl_torch.shard import OPTIONS, Source, TaskType
 
 _KINDS = (
     ("training", "training_data", TaskType.TRAINING),
@@ -32,27 +32,24 @@ def described(options: argparse.Namespace) -> Iterator[Registration]:
         raise InvalidArgument(
             "--custom_data_reader needs --training_data, --validation_data or --prediction_data"
         )
-    if options.shuffle and options.shuffle_window is not None:
-        raise InvalidArgument("give --shuffle or --shuffle_window, not both: --shuffle mixes all records")
     for name, path, kind in given:
         if path is not None:
             yield _registration(options, name, path, kind)
 
 
 def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskType) -> Registration:
-    trains = kind is TaskType.TRAINING
     reader, sources = open_data(options, path, kind)
+    given = {option: value for option, value in vars(options).items() if option in OPTIONS}
+    if kind is not TaskType.TRAINING:
+        given = {option: value for option, value in given.items() if not option.startswith("shuffle")}
+    if kind is TaskType.PREDICTION:
+        given["num_epochs"] = 1
     return Registration(
+        **given,
         name=name,
         sources=sources,
         records_per_shard=options.records_per_task,
-        seed=options.seed,
-        shuffle=trains and options.shuffle,
-        shuffle_shards=trains and options.shuffle_shards,
-        shuffle_window=options.shuffle_window if trains else None,
         task_type=kind,
-        num_epochs=1 if kind is TaskType.PREDICTION else options.num_epochs,
-        max_bad_records=options.max_bad_records,
         fingerprint=reader_fingerprint(reader) or None,
     )
 

@@ -111,10 +111,11 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
         _option(data, f"--{kind}_data", metavar="PATH", help=f"data for {kind}")
     _number(data, "--records_per_task", 256, "records in a shard (default: 256)")
     _number(data, "--num_epochs", 1, "epochs (default: 1), 0 is endless; of prediction 1")
-    _flag(data, "--shuffle", "shuffle all training records")
+    mixed = data.add_mutually_exclusive_group()
+    _flag(mixed, "--shuffle", "shuffle all training records")
     _flag(data, "--shuffle_shards", "shuffle the order of the training shards")
     window = "mix the training records of so many shards, one such window after the other"
-    _option(data, "--shuffle_window", type=int, metavar="SHARDS", help=window)
+    _option(mixed, "--shuffle_window", type=int, metavar="SHARDS", help=window)
     _number(data, "--seed", 0, "of the shuffles")
     _number(data, "--max_bad_records", 0, "may be bad before a job fails")
     _add_reader(data)

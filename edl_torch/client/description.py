@@ -5,70 +5,83 @@ It turns arguments into a `Registration`, and knows what to try when the master 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from inspect import Parameter
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal, TypeVar, Unpack
 
-from edl_torch.client.master_api import MasterApi
-from edl_torch.core.calls import RegisterAnswer, RegisterCall, Registration
+from edl_torch.core.calls import RegisterAnswer, RegisterCall
 from edl_torch.core.identity import identity
-from edl_torch.core.registration import new_spec
-from edl_torch.core.spec import check_option
+from edl_torch.core.master_api import MasterApi
+from edl_torch.core.registration import check_option, new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.fingerprint import UNKNOWN, Fingerprint
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
-from edl_torch.shard import Shuffle, Source, TaskType
+from edl_torch.shard import OPTIONS, DatasetOptions, Registration, Shuffle, Source, TaskType
 
-_OPTIONS = ("seed", "shuffle", "shuffle_shards", "num_epochs", "epoch_barrier", "max_bad_records")
+C = TypeVar("C", bound=type[Any])
+
+_LEFT_OPEN = ("records_per_shard", "num_epochs", "shuffle_window", "fingerprint")  # where they are None
 
 
-@dataclass(slots=True, kw_only=True)
 class Description:
     """The arguments of a `DataShardService` that describe its dataset.
+
+    `options` are those that are said. Where the window is none of them, a token's or the master's is
+    followed, and a dataset that this service makes has windows of `usual_window` shards. Where the
+    fingerprint is none, the reader is asked. With `data_changed` a checkpoint of other data goes on in the
+    epoch after its own.
 
     `reader` is the service's own; `fallback_reader` that of the dataset object around the service, asked
     only where the master does not know the name. `in_shard` is None until a dataset object has said it.
     `told` says that a token was made of it: what it says of the order stands from then on.
-
-    `shuffle_window` is None where the user left it open; a token's or the master's is followed then, and a
-    dataset that this service makes has windows of `usual_window` shards. `fingerprint` is what the user says
-    of the data; where it is None, the reader is asked. With `data_changed` a checkpoint of other data goes on
-    in the epoch after its own.
     """
 
-    name: str
-    batch_size: int
-    reader: AbstractDataReader | None = None
-    dataset_size: int | None = None
-    task_type: TaskType = TaskType.TRAINING
-    num_epochs: int | None = 1
-    records_per_shard: int | None = None
-    shuffle: bool = False
-    shuffle_shards: bool = False
-    seed: int = 0
-    epoch_barrier: bool = True
-    max_bad_records: int = 0
-    fallback_reader: AbstractDataReader | None = None
-    in_shard: bool | None = None
-    told: bool = False
-    shuffle_window: int | None = None
-    usual_window: int | None = None
-    fingerprint: str | None = None
-    data_changed: Literal["new_epoch"] | None = None
-    _tokens_window: int | None = None
-    _looked: str | None = None
+    def __init__(
+        self,
+        *,
+        name: str,
+        batch_size: int,
+        reader: AbstractDataReader | None = None,
+        dataset_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_shards: bool = False,
+        data_changed: Literal["new_epoch"] | None = None,
+        **options: Unpack[DatasetOptions],
+    ) -> None:
+        self.name = name
+        self.batch_size = batch_size
+        self.reader = reader
+        self.dataset_size = dataset_size
+        self.shuffle = shuffle
+        self.shuffle_shards = shuffle_shards
+        self.data_changed = data_changed
+        given: dict[str, Any] = {"shuffle": shuffle, "shuffle_shards": shuffle_shards, **options}
+        given["task_type"] = TaskType(given.get("task_type", TaskType.TRAINING))
+        self.options = {n: v for n, v in given.items() if v is not None or n not in _LEFT_OPEN}
+        self.fallback_reader: AbstractDataReader | None = None
+        self.in_shard: bool | None = None
+        self.told = False
+        self.usual_window: int | None = None
+        self._own_window: int | None = self.options.pop("shuffle_window", None)
+        self._tokens_window: int | None = None
+        self._fingerprint: str | None = None
+        self._check()
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         check_count("batch_size", self.batch_size)
-        for name in ("dataset_size", "records_per_shard", "shuffle_window"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        for name in _OPTIONS:
-            if name == "num_epochs" and self.num_epochs is None:  # as ElasticDL's users leave it open
-                continue
-            check_option(f"dataset {self.name!r}", name, getattr(self, name))
-        if self.shuffle_window is not None:
+        if self.dataset_size is not None:
+            check_count("dataset_size", self.dataset_size)
+        if "fingerprint" in self.options:
+            self._fingerprint = Fingerprint.given(self.options.pop("fingerprint")).encode()
+        for name, value in self.options.items():
+            check_option(f"dataset {self.name!r}", name, value)
+        if self._own_window is not None:
+            check_count("shuffle_window", self._own_window)
             if self.shuffle:
                 raise InvalidArgument(
                     "give shuffle or shuffle_window, not both: shuffle=True mixes all records"
@@ -76,34 +89,50 @@ class Description:
             self.in_shard = True
         if self.data_changed not in (None, "new_epoch"):
             raise InvalidArgument(f"data_changed must be 'new_epoch' or None, not {self.data_changed!r}")
-        if self.fingerprint is not None:
-            self._looked = Fingerprint.given(self.fingerprint).encode()
         if self.reader is not None:
             check_is_reader(self.reader, "create_shards")
         if self.reader is not None and self.dataset_size is not None:
             raise InvalidArgument("give reader or dataset_size, not both: a reader says its size itself")
 
-    def check_on_bad_record(self, on_bad_record: str) -> None:
-        """Raise InvalidArgument unless it is "raise", or "quarantine" where some records may be bad.
+    @property
+    def task_type(self) -> TaskType:
+        """What the dataset is for."""
+        kind: TaskType = self.options["task_type"]
+        return kind
 
-        Where the service gives no plan, the master that knows the dataset by name says how many.
+    def read_by(
+        self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str, is_used: bool
+    ) -> None:
+        """Take in the reader of a dataset object, and whether that shuffles inside shards.
+
+        Raises InvalidArgument where the service `is_used` with another shuffle, and for `on_bad_record` that
+        is not "raise", nor "quarantine" where some records may be bad. Where the service gives no plan, the
+        master that knows the dataset by name says how many.
         """
+        check_is_reader(reader, "read_records")
         if on_bad_record not in ("raise", "quarantine"):
             raise InvalidArgument(f"on_bad_record must be 'raise' or 'quarantine', not {on_bad_record!r}")
         has_plan = self.reader is not None or self.dataset_size is not None
-        if on_bad_record == "quarantine" and has_plan and not self.max_bad_records:
+        if on_bad_record == "quarantine" and has_plan and not self.options.get("max_bad_records"):
             raise InvalidArgument(
                 "on_bad_record='quarantine' with max_bad_records=0 ends the job at its first bad record: "
                 "give max_bad_records=N too, how many records may be bad, or leave on_bad_record out"
             )
+        shuffle = shuffle or self._own_window is not None
+        if (is_used or self.told) and bool(self.in_shard) != shuffle:
+            raise InvalidArgument(
+                f"dataset {self.name!r} is in use with shuffle={bool(self.in_shard)}: make all "
+                f"datasets around one service with the same shuffle, before the first pass"
+            )
+        self.in_shard = shuffle
+        self.fallback_reader = reader
 
     def adopt(self, token: Token) -> None:
         """Take from a checkpoint's token what the user left open."""
-        if self.records_per_shard is None:
-            self.records_per_shard = token.records_per_shard
+        self.options.setdefault("records_per_shard", token.option("records_per_shard"))
         if self.in_shard is None:
-            self.in_shard = token.shuffle_in_shard
-        self._tokens_window = token.shuffle_window
+            self.in_shard = token.option("shuffle_in_shard")
+        self._tokens_window = token.option("shuffle_window")
 
     def beginning(self) -> Token | None:
         """Return the token of the beginning, as of a dataset that this service registers first.
@@ -135,15 +164,8 @@ class Description:
             # Nobody has chosen a window here: that of whoever registered the dataset is as good.
             return self._register(master, session, replace(in_full, shuffle_window=None))
 
-    def _fingerprint(self) -> str | None:
-        """Return the text of what tells the data from other data; None where nothing does."""
-        if self._looked is None:
-            reader = self.reader or self.fallback_reader
-            self._looked = UNKNOWN if reader is None else reader_fingerprint(reader)
-        return self._looked or None
-
     def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:
-        return master.register(
+        return master.call(
             RegisterCall(
                 session=session,
                 worker_id=master.worker_id,
@@ -154,40 +176,37 @@ class Description:
 
     def by_name(self) -> Registration:
         """Return a registration by name: options at their defaults are as the master has them."""
-        defaults = {f.name: f.default for f in fields(self)}
-        chosen = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != defaults[name]}
+        if self._fingerprint is None:
+            reader = self.reader or self.fallback_reader
+            self._fingerprint = UNKNOWN if reader is None else reader_fingerprint(reader)
+        chosen = {name: value for name, value in self.options.items() if value != OPTIONS[name].default}
+        chosen["task_type"] = None
         return Registration(
             name=self.name,
-            records_per_shard=self.records_per_shard,
+            **chosen,
             shuffle_in_shard=self.in_shard,
             shuffle_window=self._window if self.in_shard else None,
-            fingerprint=self._fingerprint(),
-            **chosen,
+            fingerprint=self._fingerprint or None,
         )
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
-        """Return a registration with the sources; options at their defaults are as the master has them."""
+        """Return a registration with the sources, and all that orders the records."""
         named = self.by_name()
-        return Registration(
-            name=self.name,
+        return replace(
+            named,
             sources=sources,
-            records_per_shard=self.records_per_shard,
-            seed=self.seed,
+            seed=named.seed or 0,
             shuffle=self.shuffle,
             shuffle_shards=self.shuffle_shards,
             shuffle_in_shard=bool(self.in_shard),
             task_type=self.task_type,
-            num_epochs=named.num_epochs,
-            epoch_barrier=named.epoch_barrier,
-            max_bad_records=named.max_bad_records,
             shuffle_window=named.shuffle_window or (self.usual_window if self.in_shard else None),
-            fingerprint=named.fingerprint,
         )
 
     @property
     def _window(self) -> int | None:
         """The window that the dataset must have, where the user or a token has said one."""
-        return self.shuffle_window or self._tokens_window
+        return self._own_window or self._tokens_window
 
     @property
     def order(self) -> str:
@@ -207,6 +226,40 @@ class Description:
     def fallback_sources(self) -> tuple[Source, ...] | None:
         """Return the sources of the dataset object's reader; None without one."""
         return None if self.fallback_reader is None else reader_sources(self.fallback_reader, self.task_type)
+
+
+def option_parameters() -> list[Parameter]:
+    """Return the options of a dataset as parameters with their defaults."""
+    # What orders the records is that of who has said it, where it may be left open.
+    return [
+        Parameter(
+            *(name, Parameter.KEYWORD_ONLY),
+            default=None
+            if name in _LEFT_OPEN and OPTIONS[name].metadata["orders"]
+            else OPTIONS[name].default,
+            annotation=hint.__forward_arg__,
+        )
+        for name, hint in DatasetOptions.__annotations__.items()
+    ]
+
+
+def shows(parameters: Iterable[Parameter]) -> Callable[[C], C]:
+    """Return a decorator for a class that takes `**options`: `help()` shows these parameters one by one, and
+    explains those of a dataset in the place of the docstring's "options: …"."""
+
+    def decorate(kind: C) -> C:
+        init = vars(kind)["__init__"]
+        signature = inspect.signature(init)
+        *own, rest = signature.parameters.values()
+        taken = (parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters)
+        shown = [*own, *taken, *([] if rest.name == "options" else [rest])]
+        init.__signature__ = signature.replace(parameters=shown)
+        if kind.__doc__ is not None and DatasetOptions.__doc__ is not None:  # not with python -OO
+            options = DatasetOptions.__doc__.partition("Args:\n")[2].rstrip() + "\n"
+            kind.__doc__ = re.sub(r" *options: .*\n", lambda _: options, kind.__doc__)
+        return kind
+
+    return decorate
 
 
 def order_of(order: Shuffle, window: int, *, shards: bool) -> str:

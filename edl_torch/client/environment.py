@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from edl_torch.client.master_api import MasterApi
+from edl_torch.core.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, MasterStartError
 from edl_torch.protocols import DOORS, OURS, door
 from edl_torch.system.address import parse_address

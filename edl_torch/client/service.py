@@ -12,24 +12,36 @@ import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, Unpack
 
-from edl_torch.client.description import Description, check_count, check_is_reader, order_of
+from edl_torch.client.description import Description, check_count, option_parameters, order_of, shows
 from edl_torch.client.environment import default_master
-from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
+from edl_torch.core.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.integrations.engines import check_not_hidden
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.shard import Shard, TaskType
+from edl_torch.shard import DatasetOptions, Shard, TaskType
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.supply import Mode
 
 log = logging.getLogger("edl_torch.client")
+
+
+class ServiceKeywords(DatasetOptions, total=False):
+    """Keywords of a `DataShardService` that a loader hands on to it."""
+
+    master_client: MasterApi | None
+    dataset_name: str
+    num_minibatches_per_shard: int | None
+    data_changed: Literal["new_epoch"] | None
+    lookahead: int | Literal["told"]
+    master_timeout_s: float | None
+    audit_dir: str | Path | None
 
 
 class KeepsWorkers(Protocol):
@@ -39,6 +51,7 @@ class KeepsWorkers(Protocol):
         """End the processes that read for it."""
 
 
+@shows(option_parameters())
 class DataShardService:
     """Fetches shards from the master and tells it which records were trained on.
 
@@ -53,21 +66,9 @@ class DataShardService:
         reader: gives names and sizes of the sources through `create_shards()`.
         dataset_size: number of records, where there is no reader.
         dataset_name: datasets live side by side in a master under their names.
-        task_type: what the dataset is for; passed to `create_shards()`.
-        num_epochs: passes over the data; 0 is endless; None is 1, or what is registered.
-        records_per_shard: records in a shard; default: 8 batches.
-        num_minibatches_per_shard: the same, in batches.
         shuffle: a global shuffle of records, for readers with random access.
         shuffle_shards: another order of shards in each epoch.
-        shuffle_window: records are mixed inside windows of so many shards, which stand one after the other in
-            the epoch's order; 1 is what `shuffle=True` at the dataset does. For readers that read whole
-            blocks: a loader worker holds so many shards. See docs/shuffling.md.
-        seed: with the epoch it fixes every order.
-        epoch_barrier: False lets a pass run on into the next epoch.
-        max_bad_records: so many records may go to quarantine before the job fails; each counts once, however
-            many epochs meet it.
-        fingerprint: what tells this data from other data, such as a version; it is compared wherever the
-            dataset is registered or restored. Default: the reader's, see docs/readers.md.
+        num_minibatches_per_shard: `records_per_shard`, in batches.
         data_changed: "new_epoch": a checkpoint of other data goes on with these in the epoch after its own;
             records that are left of that have the outcome `abandoned`. Default: `TokenError`.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
@@ -77,6 +78,7 @@ class DataShardService:
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.
+        options: those of `DatasetOptions`.
 
     Raises:
         InvalidArgument: an argument has a value that cannot be used.
@@ -89,41 +91,33 @@ class DataShardService:
         reader: AbstractDataReader | None = None,
         dataset_size: int | None = None,
         dataset_name: str = "training",
-        task_type: TaskType = TaskType.TRAINING,
-        num_epochs: int | None = 1,
-        records_per_shard: int | None = None,
-        num_minibatches_per_shard: int | None = None,
+        *,
         shuffle: bool = False,
         shuffle_shards: bool = False,
-        seed: int = 0,
-        *,
-        shuffle_window: int | None = None,
-        epoch_barrier: bool = True,
-        max_bad_records: int = 0,
-        fingerprint: str | None = None,
+        num_minibatches_per_shard: int | None = None,
         data_changed: Literal["new_epoch"] | None = None,
         lookahead: int | Literal["told"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         if lookahead != "told":
             check_count("lookahead", lookahead, least=0)
+        if num_minibatches_per_shard is not None:
+            check_count("num_minibatches_per_shard", num_minibatches_per_shard)
+            check_count("batch_size", batch_size)
+            if options.get("records_per_shard") is not None:
+                raise InvalidArgument("give records_per_shard or num_minibatches_per_shard, not both")
+            options["records_per_shard"] = num_minibatches_per_shard * batch_size
         self._description = Description(
             name=dataset_name,
             batch_size=batch_size,
             reader=reader,
             dataset_size=dataset_size,
-            task_type=TaskType(task_type),
-            num_epochs=num_epochs,
-            records_per_shard=_shard_size(records_per_shard, num_minibatches_per_shard, batch_size),
             shuffle=shuffle,
             shuffle_shards=shuffle_shards,
-            seed=seed,
-            epoch_barrier=epoch_barrier,
-            max_bad_records=max_bad_records,
-            shuffle_window=shuffle_window,
-            fingerprint=fingerprint,
             data_changed=data_changed,
+            **options,
         )
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
@@ -358,17 +352,9 @@ class DataShardService:
 
     def _describe(self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str = "raise") -> None:
         """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
-        check_is_reader(reader, "read_records")
-        described = self._description
-        described.check_on_bad_record(on_bad_record)
-        shuffle = shuffle or described.shuffle_window is not None
-        if (self._session.joined or described.told) and bool(described.in_shard) != shuffle:
-            raise InvalidArgument(
-                f"dataset {self.dataset_name!r} is in use with shuffle={bool(described.in_shard)}: make all "
-                f"datasets around one service with the same shuffle, before the first pass"
-            )
-        described.in_shard = shuffle
-        described.fallback_reader = reader
+        self._description.read_by(
+            reader, shuffle=shuffle, on_bad_record=on_bad_record, is_used=self._session.joined
+        )
 
     @property
     def order(self) -> str:
@@ -377,7 +363,7 @@ class DataShardService:
         plan = self._session.trainer.state.registered.plan
         if plan is None:
             return self._description.order
-        return order_of(plan.order, plan.spec.shuffle_window, shards=plan.spec.shuffle_shards)
+        return order_of(plan.order, plan.spec.window, shards=plan.spec.shuffle_shards)
 
     def _suggest_window(self, window: int) -> None:
         """Mix windows of so many shards where neither the user nor a token says how many."""
@@ -430,22 +416,11 @@ class DataShardService:
         self.close()
 
 
-def _shard_size(records: int | None, minibatches: int | None, batch_size: int) -> int | None:
-    """Records in a shard, where the user fixed them. Raises InvalidArgument."""
-    if minibatches is None:
-        return records
-    check_count("num_minibatches_per_shard", minibatches)
-    check_count("batch_size", batch_size)
-    if records is not None:
-        raise InvalidArgument("give records_per_shard or num_minibatches_per_shard, not both")
-    return minibatches * batch_size
-
-
 def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, audited: bool) -> MasterApi:
     """The master that the service was given, or the environment's. Raises InvalidArgument."""
     if given is not None and master_timeout_s is not None:
         raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
-    if given is not None and not callable(getattr(given, "register", None)):
+    if given is not None and not isinstance(given, MasterApi):
         raise InvalidArgument(
             f"master_client must be a MasterClient or a LocalMaster, not {given!r}: "
             "MasterClient('host:port') makes one of an address"

@@ -9,10 +9,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from edl_torch.fingerprint import UNKNOWN, describe_change, differ
-from edl_torch.shard import DatasetSpec
+from edl_torch.shard import OPTIONS, DatasetSpec
 
 _MISSING = "nothing"
-_ABSENT: dict[str, object] = {"shuffle_window": 1, "fingerprint": UNKNOWN}
+_ORDER = {name: option for name, option in OPTIONS.items() if option.metadata["orders"]}
 _DATA = ("sources", "names", "below", "num_sources", "size", "fingerprint")
 _LABELS = {
     "sources": "sources (digest of their ranges in order)",
@@ -24,7 +24,7 @@ _LABELS = {
 def identity(spec: DatasetSpec) -> dict[str, object]:
     """Return the identity of a valid `spec`, as strings, integers and booleans by field name.
 
-    A `shuffle_window` of 1 and an unknown `fingerprint` are left out.
+    Options that are rare are left out where they have their defaults.
     """
     names = [source.name for source in spec.sources]
     folder = folder_of(names)
@@ -34,15 +34,10 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
         "below": _digest("name", (name.removeprefix(folder) for name in names)),
         "num_sources": len(spec.sources),
         "size": spec.size,
-        "records_per_shard": spec.records_per_shard,
-        "seed": spec.seed,
-        "shuffle": spec.shuffle,
-        "shuffle_shards": spec.shuffle_shards,
-        "shuffle_in_shard": spec.shuffle_in_shard,
     }
-    for field in _ABSENT:
-        if (value := getattr(spec, field)) != _ABSENT[field]:
-            fields[field] = value
+    for name, option in _ORDER.items():
+        if (value := getattr(spec, name)) != option.default or not option.metadata["rare"]:
+            fields[name] = value
     return fields
 
 
@@ -59,7 +54,8 @@ def differences(
     lines = [f"data: {describe_change(then, now)}"] if differ(then, now) else []
     passed_over = {"fingerprint", "names" if all(prints) else "below", "below" if lines else ""}
     for field in dict.fromkeys((*registered, *asked)):
-        absent = _ABSENT.get(field, _MISSING)
+        option = _ORDER.get(field)
+        absent = option.default if option is not None and option.metadata["rare"] else _MISSING
         old, new = registered.get(field, absent), asked.get(field, absent)
         if old != new and field not in passed_over:
             lines.append(f"{_LABELS.get(field, field)}: registered {old}, asked {new}")

@@ -130,14 +130,7 @@ class ShardLedger:
     @property
     def failure(self) -> str:
         """Reason why the job has failed; '' while it has not."""
-        allowed = self.spec.max_bad_records
-        bad = self.quarantine.bad_records
-        if bad <= allowed:
-            return ""
-        return (
-            f"dataset {self.spec.name!r} has {bad} bad record(s), max_bad_records is {allowed}; "
-            f"the last is {self.quarantine[-1]}. Repair the data, or allow more with max_bad_records"
-        )
+        return self.quarantine.failure(self.spec)
 
     @property
     def todo(self) -> int:

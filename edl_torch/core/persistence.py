@@ -1,7 +1,7 @@
 """The state of a dispatcher as small rows by key, and a dispatcher from such rows.
 
 Rows are JSON-able and say what is, never what was asked for: an upgrade reads them without deciding anything
-again. With a `shuffle_window` a slice's shard is the first of a window.
+again. Where shards are mixed in windows, a slice's shard is the first of one.
 Deadlines are not among them, nor who waits at this moment. Where rows are kept is not known here.
 A page has the leases of one session among `leases.PAGE` tasks: a hundred leases of a call are seven rows.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from edl_torch.core.identity import folder_of
 from edl_torch.core.permutation import Permutation, derive_key
-from edl_torch.core.spec import validate_spec
+from edl_torch.core.registration import validate_spec
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import DatasetSpec, IndexArray, Indices, Shard, Shuffle, Slice, Source
 
@@ -52,7 +52,7 @@ class Plan:
         per = spec.records_per_shard
         self._shard_ends = tuple(accumulate(-(-source.count // per) for source in self._pieces))
         self.num_shards = self._shard_ends[-1]
-        self.window = min(spec.shuffle_window, self.num_shards) if self.order is Shuffle.SHARD else 1
+        self.window = min(spec.window, self.num_shards)
         self.num_windows = -(-self.num_shards // self.window)
         rests = enumerate(piece.count % per for piece in self._pieces)
         self._short = {self._shard_ends[place] - 1: rest for place, rest in rests if rest}

@@ -2,7 +2,7 @@
 
 Each epoch that meets a bad record adds an outcome of its own; how many records are bad is another number.
 
-Knows neither leases nor how many are allowed; it keeps what it is told.
+Knows no leases; it keeps what it is told.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.codec import row_maker
+from edl_torch.shard import DatasetSpec
 
 
 def token_bytes(records: Iterable[QuarantinedRecord]) -> int:
@@ -62,6 +63,16 @@ class Quarantine:
         self.bytes = token_bytes(self._records)
         for number in range(max(before, len(self._records))):
             self._mark("bad", number)
+
+    def failure(self, spec: DatasetSpec, on: str = "") -> str:
+        """Return why a job fails that has these, '' where it does not. `on` says whose they are."""
+        bad, allowed = self.bad_records, spec.max_bad_records
+        if bad <= allowed:
+            return ""
+        return (
+            f"dataset {spec.name!r} has {bad} bad record(s){on}, max_bad_records is {allowed}; the last is "
+            f"{self._records[-1]}. Repair the data, or allow more with max_bad_records"
+        )
 
     def first(self, number: int) -> tuple[QuarantinedRecord, ...]:
         """Return so many of the first records."""

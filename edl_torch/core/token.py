@@ -18,7 +18,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN
 from edl_torch.fingerprint import check as check_fingerprint
-from edl_torch.shard import DatasetSpec, Slice
+from edl_torch.shard import OPTIONS, DatasetSpec, Slice
 
 VERSION = 1
 _ON_OTHER_DATA = (
@@ -54,21 +54,10 @@ class Token:
         """The fingerprint of the data; '' where none is known."""
         return str(self.identity.get("fingerprint", UNKNOWN))
 
-    @property
-    def records_per_shard(self) -> int:
-        """The shard size that a dataset must have to go on from here."""
-        return int(str(self.identity["records_per_shard"]))
-
-    @property
-    def shuffle_window(self) -> int:
-        """The shards that a window of the dataset has."""
-        return int(str(self.identity.get("shuffle_window", 1)))
-
-    @property
-    def shuffle_in_shard(self) -> bool | None:
-        """Whether the dataset shuffled inside shards."""
-        shuffled = self.identity.get("shuffle_in_shard")
-        return None if shuffled is None else bool(shuffled)
+    def option(self, name: str) -> Any:
+        """The option of that name which a dataset must have to go on from here; None where it is open."""
+        option = OPTIONS[name]
+        return self.identity.get(name, option.default if option.metadata["rare"] else None)
 
     @property
     def abandoned(self) -> int:
@@ -191,8 +180,9 @@ class Token:
                 f"token version {value['version']} is not known here (this is {VERSION}): upgrade edl-torch"
             )
         epoch, position, offset = map(_count, value["cursor"])
-        _count(value["identity"]["records_per_shard"])
-        _count(value["identity"].get("shuffle_window", 1))
+        for name, option in OPTIONS.items():
+            if option.metadata["orders"] and option.metadata["least"] is not None:
+                _count(value["identity"].get(name, option.default))
         check_fingerprint(value["identity"].get("fingerprint", UNKNOWN))
         return cls(
             identity=dict(value["identity"]),

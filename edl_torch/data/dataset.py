@@ -33,7 +33,6 @@ from edl_torch.data.seeding import Generators, draws_by_itself, name_of, record_
 from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
-from edl_torch.data.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
@@ -66,7 +65,7 @@ class ShardedDataset(IterableDataset[Any]):
         shuffle: another order of the records inside each shard in each epoch.
         transform: applied to each record, where it is read.
         on_bad_record: "raise" ends the loop with a `BadRecord` that names the record; "quarantine" reports
-            it to the master and goes on, up to the service's `max_bad_records`, or the master's where the
+            it to the master and goes on, up to as many as the service allows, or the master where the
             service gives neither reader nor size. An error that is not the record's, as of a network that
             is down, ends the loop with `SourceUnavailable` either way.
         seed_transforms: seed Python's, numpy's and torch's random numbers by (seed, epoch, record) around
@@ -191,8 +190,6 @@ class ShardedDataset(IterableDataset[Any]):
             if info is not None:
                 end_with_parent()
             self._link = pid, SocketLink(self._handle, stream, run)
-            if info is not None:
-                tell_what_ends_worker(self._link[1])
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:

@@ -12,13 +12,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from torch.utils.data import DataLoader
 
-from edl_torch.client.master_api import MasterApi
+from edl_torch.client.description import shows
 from edl_torch.client.peers import Peers
+from edl_torch.client.service import ServiceKeywords
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset
 from edl_torch.data.inner_loader import InnerLoader
@@ -27,17 +27,21 @@ from edl_torch.data.loader_pass import LoaderPass
 from edl_torch.data.loader_service import ServiceMethods
 from edl_torch.data.lockstep_pass import LockstepPass
 from edl_torch.data.notice import Notice
-from edl_torch.data.opening import ReadingOptions, ShuffleKind, open_dataset
+from edl_torch.data.opening import (
+    SERVICE_PARAMETERS,
+    ReadingOptions,
+    ShuffleKind,
+    open_dataset,
+    warn_of_sorted_labels,
+)
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.parts_pass import PartsPass
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.data.reader_threads import NumThreads, thread_count
-from edl_torch.data.sorted_labels import warn_of_sorted_labels
 from edl_torch.data.stepping_pass import PaddedPass
 from edl_torch.data.weights import Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
-from edl_torch.shard import TaskType
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -47,6 +51,26 @@ if TYPE_CHECKING:
 class _FromService:
     def __repr__(self) -> str:  # as signatures show it
         return "<the service's>"
+
+
+class LoaderKeywords(ServiceKeywords, total=False):
+    """Keywords of an `ElasticDataLoader` that it hands on: to its service, and to torch's `DataLoader`."""
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    # Refused, with what to give instead:
+    sampler: Any
+    batch_sampler: Any
+    generator: Any
 
 
 _FROM_SERVICE: Any = _FromService()
@@ -60,6 +84,7 @@ _IN_PLACE_OF = {
 _TORCHS_ARGUMENTS = inspect.signature(DataLoader.__init__).parameters.keys()
 
 
+@shows(SERVICE_PARAMETERS.values())
 class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     """A `DataLoader` whose consumption tells the master what was trained on, in one line:
 
@@ -87,11 +112,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         shuffle: True is the best that the reader can: records over the whole dataset, where each can be read
             by itself; else another order of shards in each epoch, and of the records inside windows of 16
             shards. "in_shard" mixes the records of each shard only, "shards" shuffles shards only.
-        shuffle_window: the number of shards whose records are mixed, with `shuffle=True`. A loader worker
-            holds so many. See docs/shuffling.md.
         transform, target_transform: applied to each record, as by `ImageDataset` where the reader yields
             images, else by `ShardedDataset`. So are `on_bad_record` and `seed_transforms`.
-        num_epochs, seed: and the arguments after `seed_transforms`, those of `DataShardService`.
         synchronous: step together with the other ranks of the process group (or with these peers); False for
             ranks with models of their own. A process group of several ranks needs the one or the other.
         process_group: the ranks that train one model on different data; default: all.
@@ -102,7 +124,10 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             in each loader worker; "auto" for as many as there are cores, eight at most. They are up to
             `prefetch_factor` (2) batches ahead of the loop. Batches are those of one thread; `transform` is
             called by several at once.
-        kwargs: those of `torch.utils.data.DataLoader`.
+        options: those of `DatasetOptions`.
+        master_client, dataset_name, num_minibatches_per_shard, data_changed, lookahead, master_timeout_s,
+            audit_dir: those of `DataShardService`.
+        keywords: those of `torch.utils.data.DataLoader`.
 
     Raises:
         TypeError: an argument that there is not.
@@ -117,56 +142,29 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         data: Any,
         batch_size: int | None = _FROM_SERVICE,
         *,
-        num_epochs: int | None = 1,
         shuffle: ShuffleKind = False,
-        shuffle_window: int | None = None,
-        seed: int = 0,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         on_bad_record: OnBadRecord = "raise",
         seed_transforms: bool | None = None,
-        master_client: MasterApi | None = None,
-        dataset_name: str = "training",
-        task_type: TaskType = TaskType.TRAINING,
-        records_per_shard: int | None = None,
-        num_minibatches_per_shard: int | None = None,
-        epoch_barrier: bool = True,
-        max_bad_records: int = 0,
-        fingerprint: str | None = None,
-        data_changed: Literal["new_epoch"] | None = None,
-        lookahead: int | Literal["told"] = 0,
-        master_timeout_s: float | None = None,
-        audit_dir: str | Path | None = None,
         synchronous: bool | Peers | None = None,
         process_group: ProcessGroup | None = None,
         mesh: DeviceMesh | None = None,
         dp: str | tuple[str, ...] = "dp",
         num_threads: NumThreads = None,
-        **kwargs: Any,
+        **keywords: Unpack[LoaderKeywords],
     ) -> None:
+        kwargs: dict[str, Any] = {**keywords}
+        given: Any = {name: kwargs.pop(name) for name in SERVICE_PARAMETERS if name in kwargs}
         _check_arguments(kwargs)
         self._num_threads = thread_count(num_threads, kwargs.get("num_workers", 0))
         options = ReadingOptions(
-            num_epochs=num_epochs,
             shuffle=shuffle,
-            shuffle_window=shuffle_window,
-            seed=seed,
             transform=transform,
             target_transform=target_transform,
             on_bad_record=on_bad_record,
             seed_transforms=seed_transforms,
-            master_client=master_client,
-            dataset_name=dataset_name,
-            task_type=task_type,
-            records_per_shard=records_per_shard,
-            num_minibatches_per_shard=num_minibatches_per_shard,
-            epoch_barrier=epoch_barrier,
-            max_bad_records=max_bad_records,
-            fingerprint=fingerprint,
-            data_changed=data_changed,
-            lookahead=lookahead,
-            master_timeout_s=master_timeout_s,
-            audit_dir=audit_dir,
+            service=given,
         )
         self._owns_service = not isinstance(data, ShardedDataset)
         dataset = _dataset_of(data, batch_size, options)
@@ -458,6 +456,6 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
         )
     for name in kwargs.keys() - _TORCHS_ARGUMENTS:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
-        meant = get_close_matches(name, names - {"self", "kwargs"})
+        meant = get_close_matches(name, names - {"self", "keywords"})
         hint = f": did you mean {meant[0]}?" if meant else ""
         raise TypeError(f"ElasticDataLoader has no argument {name!r}{hint}")

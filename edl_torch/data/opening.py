@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from edl_torch.client.master_api import MasterApi
-from edl_torch.client.service import DataShardService
+import numpy as np
+
+from edl_torch.client.service import DataShardService, ServiceKeywords
+from edl_torch.core.plan import Plan
 from edl_torch.data.dataset import ImageDataset, OnBadRecord, ShardedDataset
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.registry import open_reader
 from edl_torch.shard import TaskType
+from edl_torch.system.user_warnings import warn_user
 
 USUAL_WINDOW = 16  # shards, for readers of whole blocks: docs/shuffling.md has what it mixes
+
+SERVICE_PARAMETERS = {
+    name: parameter
+    for name, parameter in inspect.signature(DataShardService).parameters.items()
+    if name in ServiceKeywords.__optional_keys__
+}
+
+_FEW = 0.5  # of all classes: what a shard that mixes has more of
 
 log = logging.getLogger("edl_torch.client")
 
@@ -27,34 +38,22 @@ ShuffleKind = bool | Literal["shards", "in_shard"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOptions:
-    """The arguments of an `ElasticDataLoader` that its service and its dataset take, with their defaults."""
+    """The arguments of an `ElasticDataLoader` that its dataset takes, with their defaults, and those given
+    that its service takes."""
 
-    num_epochs: int | None = 1
     shuffle: ShuffleKind = False
-    shuffle_window: int | None = None
-    seed: int = 0
     transform: Callable[[Any], Any] | None = None
     target_transform: Callable[[Any], Any] | None = None
     on_bad_record: OnBadRecord = "raise"
     seed_transforms: bool | None = None
-    master_client: MasterApi | None = None
-    dataset_name: str = "training"
-    task_type: TaskType = TaskType.TRAINING
-    records_per_shard: int | None = None
-    num_minibatches_per_shard: int | None = None
-    epoch_barrier: bool = True
-    max_bad_records: int = 0
-    fingerprint: str | None = None
-    data_changed: Literal["new_epoch"] | None = None
-    lookahead: int | Literal["told"] = 0
-    master_timeout_s: float | None = None
-    audit_dir: str | Path | None = None
+    service: ServiceKeywords = field(default_factory=ServiceKeywords)
 
     @property
     def given(self) -> list[str]:
         """Names of those that differ from their defaults."""
-        fields = type(self).__dataclass_fields__
-        return [name for name, field in fields.items() if getattr(self, name) != field.default]
+        given = [n for n, value in self.service.items() if value != SERVICE_PARAMETERS[n].default]
+        own = (f for f in fields(self) if f.name != "service")
+        return given + [f.name for f in own if getattr(self, f.name) != f.default]
 
 
 def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> ShardedDataset:
@@ -62,28 +61,11 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
 
     Raises InvalidArgument for anything else, and what the reader and the service raise.
     """
-    reader = reader_of(data, options.task_type)
+    reader = reader_of(data, options.service.get("task_type", TaskType.TRAINING))
     order = _order_of(reader, options)
+    keywords: ServiceKeywords = {**options.service, "shuffle_window": order.window}
     service = DataShardService(
-        batch_size,
-        options.master_client,
-        reader,
-        dataset_name=options.dataset_name,
-        task_type=options.task_type,
-        num_epochs=options.num_epochs,
-        records_per_shard=options.records_per_shard,
-        num_minibatches_per_shard=options.num_minibatches_per_shard,
-        shuffle=order.all_records,
-        shuffle_shards=order.shards,
-        shuffle_window=order.window,
-        seed=options.seed,
-        epoch_barrier=options.epoch_barrier,
-        max_bad_records=options.max_bad_records,
-        fingerprint=options.fingerprint,
-        data_changed=options.data_changed,
-        lookahead=options.lookahead,
-        master_timeout_s=options.master_timeout_s,
-        audit_dir=options.audit_dir,
+        batch_size, reader=reader, shuffle=order.all_records, shuffle_shards=order.shards, **keywords
     )
     try:
         if order.usual_window is not None:
@@ -156,7 +138,7 @@ class _Order:
 
 
 def _order_of(reader: AbstractDataReader, options: ReadingOptions) -> _Order:
-    window = options.shuffle_window
+    window = options.service.get("shuffle_window")
     if window is not None and options.shuffle not in (True, "in_shard"):
         raise InvalidArgument(
             f"shuffle_window={window} mixes records, and shuffle={options.shuffle!r} does not: give "
@@ -183,3 +165,51 @@ def _order_of(reader: AbstractDataReader, options: ReadingOptions) -> _Order:
 def reads_records_alone(reader: AbstractDataReader) -> bool:
     """Return whether a record costs no more than itself, wherever it is."""
     return has_random_access(reader) and not getattr(reader, "reads_blocks", False)
+
+
+def warn_of_sorted_labels(reader: AbstractDataReader, plan: Plan) -> None:
+    """Warn where the records of a window, which alone are mixed, have few of the dataset's classes.
+
+    Known of readers that have `targets`, the class of each record, as torchvision's datasets have.
+    """
+    spec = plan.spec
+    targets = getattr(reader, "targets", None)
+    if targets is None or spec.shuffle or not spec.shuffle_in_shard or len(spec.sources) != 1:
+        return
+    labels = _one_dimensional(targets)
+    if labels is None or len(labels) != plan.size or np.any(labels[1:] < labels[:-1]):
+        return
+    changes = np.flatnonzero(labels[1:] != labels[:-1]) + 1
+    classes = len(changes) + 1
+    mixed = _classes_mixed(changes, classes, plan)
+    if mixed <= _FEW * classes:
+        per = spec.records_per_shard
+        where = "shards" if plan.window == 1 else f"windows of {plan.window} shards"
+        warn_user(
+            f"the records of {spec.name!r} are sorted by label and mixed only inside {where} of "
+            f"{per} records: a batch has some {mixed:.1f} of the {classes} classes, "
+            f"and models learn badly from that. Give ElasticDataLoader(reader, shuffle=True), or "
+            f"DataShardService(shuffle=True), which mix all records; where records are read in blocks, "
+            f"shuffle_window={16 * plan.window}, which mixes those of so many shards; or shuffle the data "
+            f"where they lie"
+        )
+
+
+def _classes_mixed(changes: Any, classes: int, plan: Plan) -> float:
+    """Return how many classes are in a window, on average; `changes` are the first records of classes."""
+    per = plan.spec.records_per_shard
+    if not plan.spec.shuffle_shards:
+        return float(1 + np.count_nonzero(changes % (per * plan.window)) / plan.num_windows)
+    in_a_shard = 1 + np.count_nonzero(changes % per) / plan.num_shards
+    return float(
+        in_a_shard if plan.window == 1 else classes * (1 - (1 - in_a_shard / classes) ** plan.window)
+    )
+
+
+def _one_dimensional(targets: Any) -> Any:
+    """Return the labels as an array of numbers, None where they are something else."""
+    try:
+        labels = np.asarray(targets)
+    except ValueError:  # lists of unequal length, as of boxes
+        return None
+    return labels if labels.ndim == 1 and labels.dtype.kind in "iub" else None

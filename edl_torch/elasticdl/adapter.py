@@ -7,8 +7,9 @@ argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -26,8 +27,7 @@ from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.lease import Lease
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
-from edl_torch.core.registration import new_spec
-from edl_torch.core.spec import check_option
+from edl_torch.core.registration import check_option, new_spec
 from edl_torch.elasticdl.calls import (
     ForeignTask,
     GetTaskCall,
@@ -102,6 +102,11 @@ class ElasticDLOptions:
 
     task_timeout_s: float = 300.0  # as ElasticDL's own master has it
     max_bad_records: int = 0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], *, task_timeout_s: float) -> ElasticDLOptions:
+        """Take those of a command line."""
+        return cls(task_timeout_s=task_timeout_s, max_bad_records=options.get("max_bad_records", 0))
 
     def __post_init__(self) -> None:
         if not self.task_timeout_s > 0:

@@ -109,7 +109,7 @@ def check_expressible(spec: DatasetSpec) -> None:
     if spec.order is Shuffle.NONE:
         return  # a name and two numbers
     used = [source for source in spec.sources if source.count]
-    mixes_storages = spec.order is Shuffle.GLOBAL or spec.shuffle_window > 1
+    mixes_storages = spec.order is Shuffle.GLOBAL or spec.window > 1
     if mixes_storages and len(used) > 1:
         given = "--shuffle" if spec.order is Shuffle.GLOBAL else "--shuffle_window"
         raise InvalidArgument(

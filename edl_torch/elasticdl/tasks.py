@@ -73,14 +73,7 @@ class TaskLedger:
     @property
     def failure(self) -> str:
         """Why the job has failed; '' while it has not."""
-        allowed = self.plan.spec.max_bad_records
-        bad = self.quarantine.bad_records
-        if bad <= allowed:
-            return ""
-        return (
-            f"dataset {self.plan.spec.name!r} has {bad} bad record(s) on this trainer, "
-            f"max_bad_records is {allowed}; the last is {self.quarantine[-1]}"
-        )
+        return self.quarantine.failure(self.plan.spec, on=" on this trainer")
 
     # Lending ----------------------------------------------------------------------------------------------
 

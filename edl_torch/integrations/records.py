@@ -31,7 +31,7 @@ class ShardedRecords:
         reader: what reads them.
         shuffle: another order of the records inside each shard in each epoch.
         transform: makes a sample of a record.
-        on_bad_record: "raise", or "quarantine" up to the service's `max_bad_records`.
+        on_bad_record: "raise", or "quarantine" up to as many as the service allows.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def sharded_dataset(
         shuffle: another order of the records inside each shard in each epoch.
         transform: makes a sample of a record, in Python.
         padded: samples differ in shape: the batch is padded with zeros to its largest.
-        on_bad_record: "raise", or "quarantine" up to the service's `max_bad_records`.
+        on_bad_record: "raise", or "quarantine" up to as many as the service allows.
     """
     records = ShardedRecords(
         service, reader, shuffle=shuffle, transform=transform, on_bad_record=on_bad_record

@@ -20,7 +20,7 @@ from edl_torch.trainer.phases import Membership
 from edl_torch.trainer.supply import Mode, Supply
 from edl_torch.trainer.tickets import runs_of
 
-C = TypeVar("C", bound=FencedCall)
+C = TypeVar("C", bound="FencedCall[Any]")
 
 NAMED = 10  # records in quarantine that the log names; of others it has the count
 REMEMBERED = 1000  # members of before, some of whose calls may still be answered late

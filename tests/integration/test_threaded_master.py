@@ -30,7 +30,7 @@ def register(address: str) -> int:
     )
     call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
     with MasterClient(address, "w", master_timeout_s=5.0) as client:
-        return sum(source.count for source in client.register(call).spec.sources)
+        return sum(source.count for source in client.call(call).spec.sources)
 
 
 def test_it_goes_on_where_its_journal_ends(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sim_hub import PARKED, Hub, Process, Task
-from sim_master import SimMaster
+from sim_master import LeaveCall, SimMaster
 from sim_network import Network, SimPort
 
 from edl_torch.audit.log import AuditLog
@@ -93,7 +93,7 @@ class SimSession:
 
     def _perform(self, task: Task, action: Action) -> Any:
         if isinstance(action, Call):
-            self.port.call(task, action.method, action.request, action.wait_s)
+            self.port.call(task, action.request.name(), action.request, action.wait_s)
             return PARKED
         if isinstance(action, Register):
             self.port.call(task, "register", self._registration(again=action.again))
@@ -156,6 +156,6 @@ class SimSession:
             self._audit.close()
             self._audit = None
         if self._state.registered.plan is not None:
-            yield Call("leave", (self.id, self._state.fence.member))
+            yield Call(LeaveCall(self.id, self._state.fence.member))
         if failed is not None:
             raise failed

@@ -16,7 +16,7 @@ from sim_model_trainer import Fates
 from sim_network import Weather
 from sim_weights import Judge, Weights
 
-from edl_torch.core.calls import FencedCall, RestoreCall
+from edl_torch.core.calls import ProgressCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.rollback import Rollback
 from edl_torch.trainer.state import State
@@ -127,7 +127,7 @@ def broken_restore(patch: pytest.MonkeyPatch) -> None:
 def broken_progress(patch: pytest.MonkeyPatch) -> None:
     """Whoever asks is told whether the job is finished."""
 
-    def progress(self: Dispatcher, call: FencedCall, now: float) -> Any:
+    def progress(self: Dispatcher, call: ProgressCall, now: float) -> Any:
         return self.dataset_status(call.dataset)
 
     patch.setattr(Dispatcher, "progress", progress)

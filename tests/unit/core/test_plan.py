@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_torch.core.plan import Plan
-from edl_torch.core.spec import validate_spec
+from edl_torch.core.registration import validate_spec
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import DatasetSpec, Shuffle, Slice, Source
 

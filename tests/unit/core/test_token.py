@@ -61,8 +61,8 @@ def test_a_token_names_the_window_and_is_of_no_other_dataset() -> None:
     (first,) = ledger.lease("s", epoch=NEW_PASS, count=1)[2]
     ledger.acknowledge("s", first.task, first.attempt, 3)
     token = Token.decode(ledger.snapshot().encode())
-    assert token.shuffle_window == 2
-    assert Token.decode(GOLDEN).shuffle_window == 1
+    assert token.option("shuffle_window") == 2
+    assert Token.decode(GOLDEN).option("shuffle_window") == 1
     again = ShardLedger(windowed(2))
     again.restore(token)
     assert again.snapshot() == token
@@ -200,15 +200,15 @@ def test_names_and_reasons_of_any_kind_come_back() -> None:
 
 
 def test_a_token_tells_the_shard_size() -> None:
-    assert Token.decode(GOLDEN).records_per_shard == 8
+    assert Token.decode(GOLDEN).option("records_per_shard") == 8
 
 
 def test_a_token_tells_how_records_were_shuffled() -> None:
     token = Token.decode(GOLDEN)
-    assert (token.shuffle_in_shard, token.shuffle_window) == (False, 1)
+    assert (token.option("shuffle_in_shard"), token.option("shuffle_window")) == (False, 1)
     windowed = replace(token, identity={**token.identity, "shuffle_in_shard": True, "shuffle_window": 4})
-    assert (windowed.shuffle_in_shard, windowed.shuffle_window) == (True, 4)
-    assert replace(token, identity={"records_per_shard": 8}).shuffle_in_shard is None
+    assert (windowed.option("shuffle_in_shard"), windowed.option("shuffle_window")) == (True, 4)
+    assert replace(token, identity={"records_per_shard": 8}).option("shuffle_in_shard") is None
 
 
 def test_a_token_with_identity_alone_is_the_beginning() -> None:

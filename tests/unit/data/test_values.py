@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edl_torch.client.service import DataShardService
 from edl_torch.data import columns, parts_group
 from edl_torch.data.collate import Collated, Envelope
 from edl_torch.data.dataset import ImageDataset, ShardedDataset
@@ -45,11 +46,18 @@ def test_datasets_keep_the_stored_order_and_images_are_augmented_by_record(kind:
 def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said() -> None:
     options = ReadingOptions()
     of_loader = inspect.signature(ElasticDataLoader).parameters
-    assert {field.name: of_loader[field.name].default for field in fields(options)} == {
-        field.name: getattr(options, field.name) for field in fields(options)
-    }
-    assert (options.num_epochs, options.shuffle, options.seed, options.lookahead) == (1, False, 0, 0)
-    assert (options.epoch_barrier, options.max_bad_records) == (True, 0)
+    own = [field.name for field in fields(options) if field.name != "service"]
+    assert {name: of_loader[name].default for name in own} == {name: getattr(options, name) for name in own}
+    assert (options.service, options.shuffle) == ({}, False)
+    of_service = inspect.signature(DataShardService).parameters
+    for name, parameter in of_loader.items():
+        if name in of_service and name not in ("batch_size", "shuffle"):
+            assert (parameter.default, parameter.annotation) == (
+                of_service[name].default, of_service[name].annotation
+            )  # fmt: skip
+    said = {name: of_loader[name].default for name in of_loader}
+    assert (said["num_epochs"], said["seed"], said["lookahead"]) == (1, 0, 0)
+    assert (said["epoch_barrier"], said["max_bad_records"]) == (True, 0)
     assert _Order() == _Order(all_records=False, shards=False)
 
 

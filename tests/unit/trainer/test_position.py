@@ -51,7 +51,7 @@ def test_a_token_waits_until_all_is_reported(master: Master) -> None:
 
 
 def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Master, shell: Shell) -> None:
-    taking = shell.start(shell.trainer.position.snapshot()).to("dataset_status")
+    taking = shell.start(shell.trainer.position.snapshot()).to("status")
     taking.fail(UnknownDataset("who?"))
     assert isinstance(taking.action, Describe)
     taking.answer("from the beginning")
@@ -61,7 +61,7 @@ def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Mast
 
 
 def test_data_without_a_plan_are_registered_for_their_token(master: Master, shell: Shell) -> None:
-    taking = shell.start(shell.trainer.position.snapshot()).to("dataset_status")
+    taking = shell.start(shell.trainer.position.snapshot()).to("status")
     taking.fail(UnknownDataset("who?"))
     taking.answer("")
     assert Token.decode(taking.finish()).open == ()
@@ -70,7 +70,7 @@ def test_data_without_a_plan_are_registered_for_their_token(master: Master, shel
 
 def test_data_that_a_master_knows_are_registered_for_their_token(master: Master, shell: Shell) -> None:
     assert snapshot(shell) == master.dispatcher.token(DATASET)
-    assert [method for method, _ in master.calls] == ["dataset_status", "register", "snapshot"]
+    assert [method for method, _ in master.calls] == ["status", "register", "snapshot"]
 
 
 def test_a_master_without_a_ledger_is_not_asked_for_a_beginning(master: Master) -> None:
