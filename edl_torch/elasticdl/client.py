@@ -39,7 +39,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.elasticdl import wire
 from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, GetTaskCall, TaskResult
-from edl_torch.elasticdl.dataset import ForeignDataset
+from edl_torch.elasticdl.tasks import ForeignDataset
 from edl_torch.errors import EdlError, InvalidArgument, TooManyBadRecords, UnknownDataset, Unsupported
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType

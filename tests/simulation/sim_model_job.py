@@ -323,8 +323,11 @@ class ModelJob:
         self.hub.after(away_s, self.master.start)
 
 
-def model_options(seed: int, *, shards: int = 4000, faults: int = 240) -> ModelOptions:
-    """What kind of job it is depends on the seed, so that a few seeds go through all kinds."""
+def model_options(seed: int, *, shards: int = 4000, faults: int = 240, simple: bool = False) -> ModelOptions:
+    """What kind of job it is depends on the seed, so that a few seeds go through all kinds.
+
+    A `simple` one mixes no records and has no wrapper that reads ahead, no padding batches, no windows left.
+    """
     kind = random.Random(seed)
     job = Job(
         size=8 * shards - 3,
@@ -344,6 +347,10 @@ def model_options(seed: int, *, shards: int = 4000, faults: int = 240) -> ModelO
         workers=kind.choice((0, 0, 1, 2)),
         accumulates=kind.choice((0, 1, 1, 2, 3)),
     )
-    job = replace(job, shuffle_window=kind.choice((None, 1, 2, 16, 10**6)))
+    if not simple:
+        job = replace(job, shuffle_window=kind.choice((None, 1, 2, 16, 10**6)))
+        pace = replace(pace, tells=kind.choice((0, 1, 3)), pads=kind.choice((0.0, 0.1)))
+        if kind.random() < 0.5:
+            job, pace = replace(job, breaks=0.02), replace(pace, keeps=0.5)
     steps_s = pace.step_s * job.size * job.epochs / job.batch
     return ModelOptions(seed=seed, job=job, pace=pace, faults=faults, fault_every_s=steps_s / faults)

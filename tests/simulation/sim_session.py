@@ -49,6 +49,8 @@ class SimSession:
         network: Network,
         master: SimMaster,
         audit_dir: Path | None = None,
+        *,
+        manual: bool = False,
     ) -> None:
         self.id = name
         self.description = description
@@ -57,6 +59,7 @@ class SimSession:
             session=name,
             dataset=description.name,
             batch_size=description.batch_size,
+            lookahead=None if manual else 0,
             audited=audit_dir is not None,
         )
         self.liveness = Liveness()
