@@ -129,7 +129,7 @@ def test_an_option_out_of_range_is_refused() -> None:
 def test_who_comes_with_other_data_is_told_how_the_job_goes_on_with_them() -> None:
     fewer = replace(SAME, sources=SOURCES[:1])
     with pytest.raises(
-        DatasetConflict, match='another --state.*load the checkpoint with data_changed="new_epoch"'
+        DatasetConflict, match=r'another --state.*load the checkpoint with data_changed="new_epoch"'
     ):
         reconcile(SPEC, fewer, alone=True)
     with pytest.raises(DatasetConflict) as raised:
