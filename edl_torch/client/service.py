@@ -27,7 +27,7 @@ from edl_torch.integrations.engines import check_not_hidden
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetOptions, Shard, TaskType
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.lease_queue import Mode
 
 log = logging.getLogger("edl_torch.client")
 

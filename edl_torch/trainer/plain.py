@@ -13,9 +13,9 @@ from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.counting import StreamCounts
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Way
+from edl_torch.trainer.lease_queue import Mode
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
-from edl_torch.trainer.supply import Mode
 
 OWN_STREAM = "main"  # what is read in the trainer's own process
 NO_PASS = 0  # passes are numbered from 1

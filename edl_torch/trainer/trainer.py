@@ -141,7 +141,7 @@ class Trainer:
 
     def wanted(self) -> Procedure[None]:
         """Give back what is not drawn: another trainer waits. The loop hears what reporting raises."""
-        self.state.yield_to_others()
+        self.state.release_undrawn()
         yield from self.reporter.post()
 
     @property

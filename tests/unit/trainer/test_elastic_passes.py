@@ -9,8 +9,8 @@ from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
 from edl_torch.trainer.actions import Warn
 from edl_torch.trainer.facts import Logged, Reporting, Voided, Way
+from edl_torch.trainer.lease_queue import Mode
 from edl_torch.trainer.phases import Loop
-from edl_torch.trainer.supply import Mode
 
 
 @pytest.fixture
@@ -691,12 +691,13 @@ def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(
 
 
 def test_repr_shows_state(shell: Shell) -> None:
-    assert repr(shell.elastic) == "<ElasticPasses IDLE exhausted=False <Supply pass=0 closed ready=0>>"
+    assert repr(shell.elastic) == "<ElasticPasses IDLE exhausted=False <LeaseQueue pass=0 closed ready=0>>"
     shell.begin_elastic()
     assert (
-        repr(shell.elastic) == "<ElasticPasses ASKING exhausted=False <Supply pass=1 open epoch=0 ready=1>>"
+        repr(shell.elastic)
+        == "<ElasticPasses ASKING exhausted=False <LeaseQueue pass=1 open epoch=0 ready=1>>"
     )
     shell.draw()
-    assert repr(shell.trainer.leasing) == "<Leasing <Supply pass=1 open epoch=0 ready=0>>"
+    assert repr(shell.trainer.leasing) == "<Leasing <LeaseQueue pass=1 open epoch=0 ready=0>>"
     shell.run(shell.elastic.close(1))
-    assert repr(shell.state.supply) == "<Supply pass=1 closed ready=0>"
+    assert repr(shell.state.supply) == "<LeaseQueue pass=1 closed ready=0>"

@@ -410,4 +410,4 @@ def test_reprs_show_state(shell: Shell) -> None:
     assert (
         repr(shell.trainer.plain) == "<PlainPasses streams=1 silent=0 <StreamCounts streams=1 unreported=8>>"
     )
-    assert repr(shell.trainer).startswith("<Trainer s <State MEMBER <Supply pass=1 open epoch=0 ready=0>")
+    assert repr(shell.trainer).startswith("<Trainer s <State MEMBER <LeaseQueue pass=1 open epoch=0 ready=0>")
