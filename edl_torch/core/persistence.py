@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+from edl_torch.core.backlog import Waiting
 from edl_torch.core.calls import LeaseAnswer, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
@@ -39,7 +40,6 @@ from edl_torch.core.lease import Lease, Range
 from edl_torch.core.ledger import Head, ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_batch_size
-from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 5  # of the meaning of rows; older ones were never released
