@@ -34,9 +34,9 @@ from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
+from edl_torch.trainer.foreign_loop import Reading
 from edl_torch.trainer.lease_queue import Mode
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.tickets import ticket_size
 from edl_torch.trainer.trainer import Trainer

@@ -12,11 +12,11 @@ from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.facts import Relearnt, Run, Unlearnt, Way
+from edl_torch.trainer.foreign_loop import PlainPasses
 from edl_torch.trainer.lease_queue import Mode, Pass
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.loop_warnings import LoopWarnings
 from edl_torch.trainer.phases import LOOP, Loop
-from edl_torch.trainer.plain import PlainPasses
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
 from edl_torch.trainer.tickets import Ticket, runs_of

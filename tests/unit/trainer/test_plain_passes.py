@@ -9,7 +9,7 @@ from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.trainer.actions import Register
 from edl_torch.trainer.deliveries import DeliveredBatches, DrawnSamples
 from edl_torch.trainer.facts import Reporting, Uncounted, Voided, Way
-from edl_torch.trainer.plain import NO_PASS, OWN_STREAM, Reading
+from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM, Reading
 
 
 @pytest.fixture
