@@ -24,6 +24,7 @@ from edl_torch.trainer.facts import (
     Answered,
     AuditFact,
     Dropped,
+    Evidence,
     Granted,
     Joined,
     ModelSeen,
@@ -37,7 +38,6 @@ from edl_torch.trainer.facts import (
     Uncounted,
     Unlearnt,
     Voided,
-    Way,
 )
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
@@ -162,13 +162,13 @@ class AuditLog:
         failures: Iterable[Failure] = (),
         acknowledgements: Iterable[Acknowledgement] = (),
         give_backs: Iterable[GiveBack] = (),
-        way: int = Way.STEP,
+        way: int = Evidence.STEP,
         returned: Iterable[Run] = (),
         step: int | None = None,
     ) -> None:
         """This is about to be reported. What was written down before and is reported again adds nothing.
 
-        `way` is the `Way` of the acknowledgements; `returned` are records among those given back that the
+        `way` is the `Evidence` of the acknowledgements; `returned` are records among those given back that the
         loop had, and may have trained on. Raises AuditError where the log is broken, also when there is
         nothing to add: the last line may be one that was not written.
         """
@@ -179,7 +179,7 @@ class AuditLog:
         rows = [line for done in acknowledgements for line in self._acknowledge(done, tail)]
         if rows and way != self._way:
             self._way = way
-            lines.append(self._line("way", way=Way(way).label))
+            lines.append(self._line("way", way=Evidence(way).label))
         lines += rows
         lines += self._repeated_runs("returned", returned)
         lines += [line for back in give_backs for line in self._give_back(back)]

@@ -11,7 +11,7 @@ from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.confirming import Confirmer
-from edl_torch.trainer.facts import Relearnt, Run, Unlearnt, Way
+from edl_torch.trainer.facts import Evidence, Relearnt, Run, Unlearnt
 from edl_torch.trainer.foreign_loop import PlainPasses
 from edl_torch.trainer.lease_queue import Mode, Pass
 from edl_torch.trainer.leasing import Leasing
@@ -178,7 +178,7 @@ class ElasticPasses:
                 f"may skip"
             )
         yield from self._reporter.flush()  # before, what was trained on is told as such
-        self._settle(state.batches.give_up(), Way.UNSTEPPED)
+        self._settle(state.batches.give_up(), Evidence.UNSTEPPED)
         yield from self._reporter.flush()
         yield Warn(
             f"{left}, and the data are at their end: these records count, and the model has not learnt from "
@@ -317,7 +317,7 @@ class ElasticPasses:
         done = state.batches.done()
         if done:
             acknowledgements = state.inflight.acknowledge(done)
-            state.outbox.note(acknowledgements=acknowledgements, way=Way.NEXT)
+            state.outbox.note(acknowledgements=acknowledgements, way=Evidence.NEXT)
         return bool(done) and self._reporter.is_due
 
     def passed_on(self) -> Procedure[Batch | None]:
@@ -331,7 +331,7 @@ class ElasticPasses:
                 "passed_on() is for lookahead='told': with a number the loader counts by itself"
             )
         if not batches.attached:
-            self._settle(batches.done(), Way.NEXT)
+            self._settle(batches.done(), Evidence.NEXT)
         batch = batches.pass_on()
         yield from self._reporter.send()
         return batch
@@ -350,7 +350,7 @@ class ElasticPasses:
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         state.batches.stepped(optimizer, before_hand=before_hand)
-        self._settle(state.batches.done(), Way.STEP)
+        self._settle(state.batches.done(), Evidence.STEP)
         return self._reporter.is_due
 
     def detach(self, optimizer: int) -> Procedure[None]:
@@ -358,31 +358,31 @@ class ElasticPasses:
         batches = self._state.batches
         batches.detach(optimizer)
         if batches.attached:
-            self._settle(batches.done(), Way.STEP)
+            self._settle(batches.done(), Evidence.STEP)
             yield from self._reporter.send()
 
     def settle_in_hand(self) -> Procedure[None]:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
         batches = self._state.batches
-        way = Way.STEP if batches.attached else Way.TOKEN
+        way = Evidence.STEP if batches.attached else Evidence.TOKEN
         self._settle(batches.done(), way)
         yield from self._reporter.send()
 
-    def _settle(self, done: list[Ticket], way: Way) -> list[Acknowledgement]:
+    def _settle(self, done: list[Ticket], way: Evidence) -> list[Acknowledgement]:
         """Acknowledge batches that the loop is done with. Returns what is told of them."""
         if not done:
             return []
         acknowledgements = self._state.inflight.acknowledge(done)
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
         lost = self._state.batches.take_lost()
-        if lost and way is Way.STEP:
+        if lost and way is Evidence.STEP:
             self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
         return acknowledgements
 
     def report(self) -> Procedure[int]:
         """Acknowledge the batch in hand, as the loop says. Returns how many leases that completed."""
         state = self._state
-        acknowledgements = self._settle(state.batches.reported(), Way.REPORT)
+        acknowledgements = self._settle(state.batches.reported(), Evidence.REPORT)
         completed = sum(task not in state.inflight for task in {done.task for done in acknowledgements})
         yield from self._reporter.send()
         return completed

@@ -23,6 +23,7 @@ from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.trainer.facts import (
     Answered,
     Dropped,
+    Evidence,
     Granted,
     Joined,
     Refused,
@@ -32,7 +33,6 @@ from edl_torch.trainer.facts import (
     Unanswered,
     Uncounted,
     Voided,
-    Way,
 )
 
 
@@ -71,9 +71,9 @@ def only(log):
 
 def test_the_form_of_a_log(log, clock):
     clock.now += 1.5
-    log.intent(acknowledgements=ack(5), way=Way.STEP)
+    log.intent(acknowledgements=ack(5), way=Evidence.STEP)
     log.answered()
-    log.intent(acknowledgements=ack(8), way=Way.STEP, step=40)
+    log.intent(acknowledgements=ack(8), way=Evidence.STEP, step=40)
     header, joined, way, first, answered, second = lines(log)
     assert (first, answered, second) == ("0 0 2 5 7 2 1 1500", "=", "0 0 5 8 7 2 40 1500")
     assert json.loads(way) == {"event": "way", "way": "step", "ms": 1500}
@@ -172,11 +172,16 @@ def test_quarantine_remainders_tokens_and_restores_are_read_back(log):
 
 
 def test_only_another_way_of_acknowledging_leaves_a_line(log):
-    for upto, way in ((3, Way.STEP), (4, Way.STEP), (5, Way.COUNT), (6, Way.STEP)):
+    for upto, way in ((3, Evidence.STEP), (4, Evidence.STEP), (5, Evidence.COUNT), (6, Evidence.STEP)):
         log.intent(acknowledgements=ack(upto), way=way)
         log.answered()
     assert sum("way" in line for line in lines(log)) == 3
-    assert only(log).chapters[0].ways.tolist() == [Way.STEP, Way.STEP, Way.COUNT, Way.STEP]
+    assert only(log).chapters[0].ways.tolist() == [
+        Evidence.STEP,
+        Evidence.STEP,
+        Evidence.COUNT,
+        Evidence.STEP,
+    ]
 
 
 def test_what_the_loop_had_is_written_once_before_it_is_given_back(log):
@@ -305,9 +310,9 @@ def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
     by_hand.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH, member=6)
     by_hand.granted(grant_of(1, 0, 0, 4))
     by_hand.granted(grant_of(2, 0, 1, 4))
-    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
+    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Evidence.STEP)
     by_hand.unanswered()
-    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
+    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Evidence.STEP)
     by_hand.answered((1,))
     by_hand.intent(failures=[Failure(task=2, attempt=1, position=0, reason="bad")])
     by_hand.lost()
@@ -320,7 +325,7 @@ def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
         failures=(),
         acknowledgements=tuple(ack(1, task=1, attempt=1)),
         give_backs=(),
-        way=Way.STEP,
+        way=Evidence.STEP,
         returned=(),
     )
     bad = (Failure(task=2, attempt=1, position=0, reason="bad"),)
@@ -332,7 +337,7 @@ def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
         Unanswered(),
         reporting,
         Answered((1,)),
-        replace(reporting, failures=bad, acknowledgements=(), way=Way.STEP),
+        replace(reporting, failures=bad, acknowledgements=(), way=Evidence.STEP),
         Refused(),
         Dropped(acknowledgements=tuple(ack(3, task=2, attempt=1)), returned=((2, 2, 3),), on_its_way=False),
         Voided(((2, 3, 4),)),
@@ -433,7 +438,7 @@ def test_small_blocks_read_the_same(log, monkeypatch):
     assert whole.rows.tolist() == parts.rows.tolist()
     assert whole.lines.tolist() == parts.lines.tolist() == [3, 5, 7, 9, 12]
     assert whole.settled.tolist() == parts.settled.tolist() == [4, 6, 8, 10, 12]
-    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Way.STEP}
+    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Evidence.STEP}
     assert whole.answers.tolist() == parts.answers.tolist() == [1, 1, 1, 1, 0]
 
 
