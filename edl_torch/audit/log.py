@@ -168,8 +168,8 @@ class AuditLog:
     ) -> None:
         """This is about to be reported. What was written down before and is reported again adds nothing.
 
-        `way` is the `Evidence` of the acknowledgements; `returned` are records among those given back that the
-        loop had, and may have trained on. Raises AuditError where the log is broken, also when there is
+        `way` is the `Evidence` of the acknowledgements; `returned` are records among those given back that
+        the loop had, and may have trained on. Raises AuditError where the log is broken, also when there is
         nothing to add: the last line may be one that was not written.
         """
         self._check()

@@ -17,7 +17,7 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | `session`, session | worker id, number of its membership |
 | `next`, `member` | the number of the next member |
 | `next`, `gaps` | the numbers below it that were never given: of each run the first, and the one after it |
-| `departed_members`, member | of one given up that registered before the last start: dataset, lease call, report, … |
+| `departed_members`, member | of one that registered before the last start: dataset, lease call, report, … |
 | `ledger`, `id` | the ledger that this is since it went back in time, in place of the journal's own |
 | `suspended`, dataset | why nothing of it is lent until it is restored |
 | `member`, dataset, session | batch size |

@@ -19,7 +19,7 @@ from edl_torch.trainer.lease_queue import Mode
 from edl_torch.trainer.phases import Asking
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
-from edl_torch.trainer.silence import Silence
+from edl_torch.trainer.silence import WaitLogSchedule
 from edl_torch.trainer.state import State
 
 POLL_S = 1.0  # the longest single wait at the master: so a closed pass or Ctrl-C is noticed soon
@@ -34,7 +34,7 @@ class Leasing:
         self._reporter = reporter
         self._waited_s = 0.0  # in calls that could wait, since records or the end of an epoch came
         self._nothing_yet = False  # what the last call was answered
-        self._silence = Silence()
+        self._silence = WaitLogSchedule()
 
     def __repr__(self) -> str:
         return f"<Leasing {self._state.supply}>"
