@@ -101,9 +101,7 @@ class ElasticDLAdapter:
         self._deadlines: dict[tuple[str, int], float] = {}  # (dataset, task)
         self._heard: dict[str, float] = {}  # session -> its last call
         self._batch_sizes: dict[str, int] = {}  # dataset -> as its parameters said
-        self._failures: dict[
-            _Key, int
-        ] = {}  # attempts at a batch; a restart grants further ones
+        self._failures: dict[_Key, int] = {}  # attempts at a batch; a restart grants further ones
 
     def __repr__(self) -> str:
         return f"<ElasticDLAdapter workers={len(self._heard)} tasks={len(self._deadlines)}>"
