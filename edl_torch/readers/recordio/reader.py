@@ -20,7 +20,8 @@ from edl_torch.readers.recordio.chunk import Chunk
 from edl_torch.readers.recordio.format import MAGIC_BYTES
 from edl_torch.readers.recordio.index import Arrays, build_index, check_dialect
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
-from edl_torch.readers.recordio.source import ChunkCache, RecordIOSource, sources_of_index
+from edl_torch.readers.recordio.source import RecordIOSource, sources_of_index
+from edl_torch.readers.shared.block_cache import BlockCache
 from edl_torch.readers.shared.files import OpenFile, OpenFiles, Read
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import below, listing
@@ -90,7 +91,7 @@ class RecordIODataReader(AbstractDataReader):
     def _setup(self) -> None:
         """What each process has of its own."""
         self._sources: dict[str, RecordIOSource] | None = None
-        self._cache = ChunkCache(self.cache_bytes)
+        self._cache: BlockCache[Chunk] = BlockCache(self.cache_bytes)
         self._files = OpenFiles()
 
     @property

@@ -7,8 +7,7 @@ It must not know who asks.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -118,67 +117,3 @@ def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOS
             stamp=FileStamp(path=name, size=size, mtime_ns=mtime_ns, ctime_ns=ctime_ns),
             headers=headers,
         )
-
-
-class ChunkCache:
-    """Chunks by key, bounded in bytes; the last one and those that are expected are kept whatever their size.
-
-    A damaged chunk is remembered too: when bad records are set aside each of its records is asked for, and it
-    is read once. There is no lock that a forked process could find held: threads that share a cache may at
-    worst read a chunk twice.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._kept: OrderedDict[int, Chunk] = OrderedDict()
-        self._expected: frozenset[int] = frozenset()
-        self._damaged: dict[int, str] = {}
-        self._bytes = 0
-        self._latest = -1
-
-    def get(self, key: int) -> Chunk | None:
-        """The chunk, if it is kept."""
-        chunk = self._kept.get(key)
-        if chunk is not None and key != self._latest:
-            self._latest = key
-            try:
-                self._kept.move_to_end(key)
-            except KeyError:  # another thread has just thrown it out
-                return chunk
-        return chunk
-
-    def put(self, key: int, read: Callable[[], Chunk]) -> Chunk:
-        """`read()`, kept. Raises what it raises; a DataFormatError again, without reading again."""
-        if key in self._damaged:
-            raise DataFormatError(self._damaged[key])
-        try:
-            chunk = read()
-        except DataFormatError as exc:
-            self._damaged[key] = str(exc)
-            raise
-        before = self._kept.pop(key, None)
-        self._bytes += chunk.nbytes - (0 if before is None else before.nbytes)
-        self._kept[key] = chunk
-        self._latest = key
-        if self._bytes > self._limit:
-            self._drop_oldest()
-        return chunk
-
-    def _drop_oldest(self) -> None:
-        for key in [key for key in list(self._kept) if key != self._latest and key not in self._expected]:
-            if self._bytes <= self._limit:
-                break
-            oldest = self._kept.pop(key, None)
-            self._bytes -= 0 if oldest is None else oldest.nbytes
-
-    def expect(self, keys: Iterable[int]) -> None:
-        """Keep these, once they are read, until others are expected."""
-        self._expected = frozenset(keys)
-
-    @property
-    def nbytes(self) -> int:
-        """About what is held."""
-        return self._bytes
-
-    def __len__(self) -> int:
-        return len(self._kept)
