@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Key, Lineage, Reports, Taken
+from edl_torch.audit.lineage import DatasetHistory, Key, Lineage, Reports, Taken
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, Question, Settled, examine, records_of
 from edl_torch.audit.reading import Answer
@@ -36,10 +36,10 @@ class FinalWord:
     lineage: int | None = None
 
 
-class Chain:
+class LineageChain:
     """Lineages that made the final model, the final one first."""
 
-    def __init__(self, history: History, word: FinalWord) -> None:
+    def __init__(self, history: DatasetHistory, word: FinalWord) -> None:
         self._history = history
         self._line = history.coordinates
         self._word = word

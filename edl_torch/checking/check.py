@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edl_torch.checking.findings import (
-    Finding,
-    Findings,
+    Flaw,
+    Flaws,
     Kind,
-    Span,
+    RecordSpan,
     SpanReader,
     Told,
     a_sample,
@@ -30,7 +30,7 @@ from edl_torch.shard import DatasetSpec, Source, TaskType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class CheckReport:
     """What a dataset has, how much of it was read, and what is wrong with it."""
 
     reader: str
@@ -38,7 +38,7 @@ class Report:
     read: int
     seconds: float
     workers: int
-    findings: Findings
+    findings: Flaws
     fingerprint: str
 
     @property
@@ -62,7 +62,7 @@ def check(
     drawn: Collection[tuple[str, int]] = (),
     progress: Callable[[int], object] = lambda records: None,
     whole: bool = False,
-) -> Report:
+) -> CheckReport:
     """Read all records, or a sample of `limit` and those to be `drawn`, in so many processes (0: in here).
 
     `progress` is told the number of records so far. The fingerprint is a job's, or of the `whole` data.
@@ -83,7 +83,7 @@ def check(
     if lists:
         job.findings.add(missing(reader, sources[0].name))
     job.findings.add(duplicates(reader, sources[0].name))
-    return Report(
+    return CheckReport(
         reader=type(reader).__name__,
         sources=tuple(sources),
         read=job.read,
@@ -99,7 +99,7 @@ class _Job:
 
     def __init__(self, progress: Callable[[int], object], *, missing_as: Kind) -> None:
         self.read = 0
-        self.findings = Findings()
+        self.findings = Flaws()
         self._progress = progress
         self._missing_as = missing_as
 
@@ -108,13 +108,16 @@ class _Job:
         self.findings.add(map(self._counted, told.findings))
         self._progress(self.read)
 
-    def _counted(self, finding: Finding) -> Finding:
+    def _counted(self, finding: Flaw) -> Flaw:
         """A missing file that a sample has met is counted in the list, where all of them are."""
         return replace(finding, kind=self._missing_as) if finding.kind == "missing" else finding
 
 
 def _read_here(
-    reader: AbstractDataReader, mode: TaskType, spans: Iterator[Span], tell: Callable[[int, Told], object]
+    reader: AbstractDataReader,
+    mode: TaskType,
+    spans: Iterator[RecordSpan],
+    tell: Callable[[int, Told], object],
 ) -> None:
     for span in spans:
         at = span.start

@@ -13,7 +13,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from edl_torch.checking.findings import Span, SpanReader, Told, found
+from edl_torch.checking.findings import RecordSpan, SpanReader, Told, found
 from edl_torch.errors import EdlError, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
@@ -41,7 +41,7 @@ class Workers:
             worker.close()
         self._workers.clear()
 
-    def read(self, spans: Iterator[Span], tell: Callable[[int, Told], object]) -> None:
+    def read(self, spans: Iterator[RecordSpan], tell: Callable[[int, Told], object]) -> None:
         """Read every span; `tell(records, told)` hears of `records` more that were read, and of findings.
 
         Raises ReaderError for a reader that does not come to life in another process, and what ends a worker
@@ -56,12 +56,14 @@ class Workers:
             for worker in [w for w in self._workers if w.connection in ready]:
                 self._hear(worker, spans, tell)
 
-    def _start(self, span: Span) -> None:
+    def _start(self, span: RecordSpan) -> None:
         worker = _Worker(self._reader, self._mode)
         self._workers.append(worker)
         worker.give(span)
 
-    def _hear(self, worker: _Worker, spans: Iterator[Span], tell: Callable[[int, Told], object]) -> None:
+    def _hear(
+        self, worker: _Worker, spans: Iterator[RecordSpan], tell: Callable[[int, Told], object]
+    ) -> None:
         try:
             message = worker.connection.recv()
         except (EOFError, ConnectionError):
@@ -89,7 +91,7 @@ class Workers:
         worker.close()
         self._workers.remove(worker)
 
-    def _after_death(self, worker: _Worker, tell: Callable[[int, Told], object]) -> Span | None:
+    def _after_death(self, worker: _Worker, tell: Callable[[int, Told], object]) -> RecordSpan | None:
         """What is left of its span, to be read with care if it was not."""
         worker.process.join(_JOIN_S)
         if not worker.alive:
@@ -114,7 +116,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # threads of this process do not survive a fork
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_work, args=(theirs, reader, mode), daemon=True)
-        self.span = Span(name="", start=0, end=0)
+        self.span = RecordSpan(name="", start=0, end=0)
         self.at = 0
         self.alive = False  # it has said something
         # Ctrl-C reaches the whole group; blocked from the first instruction on, it is the parent's alone.
@@ -132,7 +134,7 @@ class _Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
-    def give(self, span: Span) -> None:
+    def give(self, span: RecordSpan) -> None:
         """Let it read a span."""
         self.span, self.at = span, span.start
         try:

@@ -92,8 +92,6 @@ class FollowedMaster(MasterApi):
     """
 
     in_process = True
-    report_delay_s = 0.0
-    keeps_ledger = True
 
     def __init__(self, master: MasterApi) -> None:
         self.spec: DatasetSpec | None = None

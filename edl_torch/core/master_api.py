@@ -69,14 +69,14 @@ class MasterApi(ABC):
         report_delay_s: How long after a report the next acknowledgements may wait for more of them; 0: not at
             all. A master that allows it calls `Listener.tell` before it answers anything that they could
             change.
-        keeps_ledger: Whether the master knows epochs and names each lease for ever: without, no tokens and no
-            audit.
+        keeps_ledger: Whether the master knows epochs and names each lease for ever: without, no tokens,
+            no audit and no synchronous ranks.
     """
 
     worker_id: str
-    in_process: bool
-    report_delay_s: float
-    keeps_ledger: bool
+    in_process: bool = False
+    report_delay_s: float = 0.0
+    keeps_ledger: bool = True
 
     @abstractmethod
     def call(self, request: Request[A], wait_s: float = 0.0) -> A:

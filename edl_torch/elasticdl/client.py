@@ -33,7 +33,6 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     Request,
-    SnapshotCall,
     StatusCall,
 )
 from edl_torch.core.master_api import Listener, MasterApi
@@ -63,8 +62,6 @@ class ElasticDLMasterClient(MasterApi):
     then raised as MasterUnavailable, and only the master's own word ends the data.
     """
 
-    in_process = False
-    report_delay_s = 0.0
     keeps_ledger = False
 
     def __init__(
@@ -109,10 +106,8 @@ class ElasticDLMasterClient(MasterApi):
                 answer = self._progress(request.dataset)  # such a master has one history
             case StatusCall():
                 answer = self._observe(request)
-            case SnapshotCall():
-                self._refuse("state_dict() has no token to save")
             case _:
-                self._refuse("load_state_dict() cannot take the data back, not even to the beginning")
+                self._refuse("state_dict() has no token to save, load_state_dict() no way back")
         return cast("A", answer)
 
     # Taking part ------------------------------------------------------------------------------------------
@@ -230,8 +225,8 @@ class ElasticDLMasterClient(MasterApi):
         )
 
     def _observe(self, call: StatusCall) -> MasterStatus:
-        if call.dataset is None:
-            self._refuse("there is no status to read")
+        if call.dataset not in self._datasets:  # of no dataset, or before there is a position to save or load
+            self._refuse("there is no position to save or to go back to, and no status to read")
         status = self._progress(call.dataset)
         return MasterStatus(ledger=FENCE.ledger, durable=False, datasets=(status,), trainers=())
 

@@ -34,7 +34,6 @@ class LocalMaster(MasterApi):
     """
 
     in_process = True
-    keeps_ledger = True
     report_delay_s = 0.1  # a report costs as much as all else of a batch; nobody sees that it waits
 
     def __init__(

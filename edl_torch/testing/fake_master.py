@@ -137,9 +137,6 @@ class Outcomes:
 class FakeConnection(MasterApi):
     """A `MasterApi` of one trainer to a `FakeMaster`, with a transport that repeats lost calls."""
 
-    keeps_ledger = True
-    report_delay_s = 0.0  # a test sees each report
-
     def __init__(self, fake: FakeMaster, local: LocalMaster, worker_id: str, *, in_process: bool) -> None:
         self.worker_id = worker_id
         self.in_process = in_process

@@ -108,7 +108,7 @@ class Position:
     def beginning(self) -> Procedure[str]:
         """Return the token of data that no master has heard of; '' of others, and without a plan."""
         state = self._state
-        if state.registered.plan is not None or not state.config.keeps_ledger:
+        if state.registered.plan is not None:
             return ""
         try:
             yield Call(StatusCall(dataset=state.config.dataset))
@@ -125,7 +125,7 @@ class Position:
         A restore that finds another one is refused: what was read may be older than what others trained.
         """
         state = self._state
-        if state.registered.plan is not None or not state.config.keeps_ledger:
+        if state.registered.plan is not None:
             return
         try:
             answer: MasterStatus = yield Call(StatusCall(dataset=state.config.dataset))

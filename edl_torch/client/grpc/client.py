@@ -46,10 +46,6 @@ class MasterClient(MasterApi):
     environment. `close()` ends calls that wait; they raise ServiceClosed.
     """
 
-    in_process = False
-    report_delay_s = 0.0
-    keeps_ledger = True
-
     def __init__(
         self,
         master: str | MasterChannel | FollowingChannel,

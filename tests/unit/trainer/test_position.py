@@ -73,13 +73,6 @@ def test_data_that_a_master_knows_are_registered_for_their_token(master: Master,
     assert [method for method, _ in master.calls] == ["status", "register", "snapshot"]
 
 
-def test_a_master_without_a_ledger_is_not_asked_for_a_beginning(master: Master) -> None:
-    shell = Shell(master, keeps_ledger=False, attended=False)
-    assert shell.run(shell.trainer.position.beginning()) == ""
-    shell.run(shell.trainer.position.look())
-    assert master.calls == []
-
-
 def test_a_token_says_what_it_lacks(shell: Shell) -> None:
     for stream in ("worker 0", "worker 1"):
         shell.begin_plain(stream, "7 1")
