@@ -223,13 +223,13 @@ def _doubt(part: Part, taken: Sequence[Taken]) -> None:
     """Note what is inexact in the token that `part`'s lineage began from."""
     counted = [one.snapshot for one in taken if not one.snapshot.exact]
     part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
-    partly = max((one.snapshot.partly for one in taken), default=0)
+    half_stepped = max((one.snapshot.half_stepped for one in taken), default=0)
     if counted:
         part.doubt = "was taken while reports were counted over several loader workers"
-    elif partly:
+    elif half_stepped:
         part.doubt = (
-            f"was taken when one attached optimizer had stepped on {partly} record(s) and another had not: "
-            f"it learns them again. Call loader.state_dict() once all have stepped"
+            f"was taken when one attached optimizer had stepped on {half_stepped} record(s) and another had "
+            f"not: it learns them again. Call loader.state_dict() once all have stepped"
         )
     elif not taken:
         part.doubt = "was taken by nobody whose log is here"

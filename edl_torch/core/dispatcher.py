@@ -35,7 +35,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.events import EventKind
-from edl_torch.core.history import History, Watching
+from edl_torch.core.history import End, History, Watching
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
@@ -585,10 +585,10 @@ class Dispatcher:
         status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
         return self.history.watch(ledger, now).filled(status, now)
 
-    def look(self, now: float) -> bool:
+    def look(self, now: float) -> tuple[End, ...]:
         """Note in the history what has come about; to be called when `version` has changed.
 
-        Returns whether any dataset is new, in another epoch or lineage, or finished.
+        Returns the ends of epochs and datasets.
         """
         return self.history.look(self._ledgers.values(), self.suspended, now)
 

@@ -26,7 +26,6 @@ from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.epoch_log import EpochLog
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -85,7 +84,6 @@ class MasterHost:
         self._commits = commits
         self._clock = clock
         self._version = dispatcher.version
-        self._epochs = EpochLog()
         self._ledger_id = dispatcher.ledger_id
         self._changed = asyncio.Event()
         self._streams: dict[str, SessionStream] = {}
@@ -163,9 +161,17 @@ class MasterHost:
                 log.error("suspended: %s", printable(next(iter(self.dispatcher.suspended.values()), "")))
 
     def _look(self) -> None:
-        now = self._clock()
-        if self.dispatcher.look(now):
-            self._epochs.look(self.dispatcher, now)
+        for ledger, epoch, seconds in self.dispatcher.look(self._clock()):
+            name, epochs = printable(ledger.spec.name), ledger.spec.num_epochs or "endless"
+            bad = len(ledger.quarantine)
+            counts = f"acknowledged={ledger.acknowledged} quarantined={bad} dropped={ledger.dropped}"
+            if epoch is None:
+                log.info("finished dataset=%s epochs=%s %s", name, epochs, counts)
+            else:
+                log.info(
+                    "epoch over dataset=%s epoch=%d of=%s seconds=%.1f %s",
+                    *(name, epoch, epochs, seconds, counts),
+                )
 
     async def call(self, request: Request[A], wait_s: float = 0.0) -> A:
         """Answer a call; one for leases waits up to `wait_s` while there are none and the pass is open."""
@@ -176,6 +182,11 @@ class MasterHost:
     def status(self) -> MasterStatus:
         """Return the state of the master, for people."""
         return self._answer(StatusCall())
+
+    @property
+    def last_event(self) -> int:
+        """Number of the last event of the status."""
+        return self.dispatcher.history.latest
 
     def _answer(self, request: Request[A]) -> A:
         if isinstance(request, StatusCall):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl_torch import DataShardService, MasterClient
-from edl_torch.client.grpc.following import FollowingChannel
+from edl_torch.client.grpc.channel import FollowingChannel
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.errors import AccessDenied, MasterStartError
 from edl_torch.master import threaded

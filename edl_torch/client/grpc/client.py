@@ -15,8 +15,7 @@ from typing import TypeVar
 
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.grpc.calling import Caller
-from edl_torch.client.grpc.channel import MasterChannel, build_channel
-from edl_torch.client.grpc.following import FollowingChannel
+from edl_torch.client.grpc.channel import FollowingChannel, MasterChannel, build_channel
 from edl_torch.client.grpc.heartbeat import Heartbeat
 from edl_torch.core.calls import ConfirmCall, Request
 from edl_torch.core.master_api import Listener, MasterApi
