@@ -11,7 +11,7 @@ import pytest
 
 import edl_torch.trainer
 from edl_torch.core.calls import NEW_PASS, Fence
-from edl_torch.trainer import actions, batches, counting, inflight, outbox, plain, state, supply
+from edl_torch.trainer import actions, batches, counting, foreign_loop, inflight, lease_queue, outbox, state
 from edl_torch.trainer.facts import Evidence
 
 MODULES = [
@@ -31,14 +31,17 @@ STATE = {
     state.Registered,
     batches.Batch,
     batches._InPass,
-    supply.Pass,
+    lease_queue.Pass,
 }
-POSITIONAL = {actions.Call, actions.Wait, *STATE - {inflight.Held, supply.Pass}}
-NOT_ZERO: dict[Any, dict[str, Any]] = {state.Config: {"keeps_ledger": True}, supply.Pass: {"joins": True}}
+POSITIONAL = {actions.Call, actions.Wait, *STATE - {inflight.Held, lease_queue.Pass}}
+NOT_ZERO: dict[Any, dict[str, Any]] = {
+    state.Config: {"keeps_ledger": True},
+    lease_queue.Pass: {"joins": True},
+}
 
 
 def test_there_are_values() -> None:
-    assert {actions.Register, plain.Reading, *STATE} < set(VALUES)
+    assert {actions.Register, foreign_loop.Reading, *STATE} < set(VALUES)
 
 
 @pytest.mark.parametrize("value", VALUES)
