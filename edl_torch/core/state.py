@@ -327,7 +327,7 @@ class MasterState:
         status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
         return self.history.watch(ledger, now).filled(status, now)
 
-    def look(self, now: float) -> tuple[End, ...]:
+    def look(self, now: float) -> list[End]:
         """Note in the history what has come about; to be called when `version` has changed.
 
         Returns the ends of epochs and datasets.
