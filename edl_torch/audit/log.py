@@ -127,7 +127,9 @@ class AuditLog:
             case Uncounted(records):
                 self.uncounted(records)
             case TokenTaken():
-                self.snapshot(fact.token, exact=fact.exact, uncounted=fact.uncounted, partly=fact.partly)
+                self.snapshot(
+                    fact.token, exact=fact.exact, uncounted=fact.uncounted, half_stepped=fact.half_stepped
+                )
             case Restored():
                 self.restored(fact.token, lineage=fact.lineage)
             case ModelSeen():
@@ -185,7 +187,7 @@ class AuditLog:
 
     def _quarantine(self, failure: Failure) -> Iterable[bytes]:
         lease = self._held(failure.task, failure.attempt)
-        if lease is None or not lease.punch(failure.position):
+        if lease is None or not lease.close(failure.position, failure.position + 1):
             return
         self._pending.add(failure.task)
         self._finish(failure.task, lease)
@@ -204,18 +206,20 @@ class AuditLog:
         if lease is None:
             yield from self._report_in_vain(done)
             return
-        if done.upto <= lease.done:
+        if not (pieces := list(lease.pieces(done.start, done.upto))):
             return
-        where = f"{lease.epoch} {lease.shard} {lease.done} {done.upto}"
-        lease.advance(done.upto)
+        lease.close(done.start, done.upto)
         self._pending.add(done.task)
         self._finish(done.task, lease)
-        yield f"{where} {done.task} {done.attempt} {tail}".encode()
+        for first, after in pieces:
+            yield f"{lease.epoch} {lease.shard} {first} {after} {done.task} {done.attempt} {tail}".encode()
 
     def _repeated_runs(self, kind: str, runs: Iterable[Run]) -> Iterator[bytes]:
         for task, first, after in runs:
             lease = self._leases.get(task)
-            if lease is not None and first < lease.stop:  # else it is written down, or void since
+            if lease is not None and any(
+                lease.pieces(first, after)
+            ):  # else it is written down, or void since
                 yield self._run(kind, lease, (task, first, after))
 
     def _run(self, kind: str, lease: _Lease, run: Run) -> bytes:
@@ -225,20 +229,19 @@ class AuditLog:
     def _report_in_vain(self, done: Acknowledgement) -> Iterator[bytes]:
         """A report was on its way here when the session joined anew: the master will refuse it."""
         lease = self._gone.get(done.task)
-        if lease is not None and lease.attempt == done.attempt and lease.done < done.upto:
-            run = done.task, lease.done, done.upto
-            lease.advance(done.upto)
-            yield self._run("void", lease, run)
+        if lease is not None and lease.attempt == done.attempt:
+            for first, after in list(lease.pieces(done.start, done.upto)):
+                lease.close(first, after)
+                yield self._run("void", lease, (done.task, first, after))
 
     def _give_back(self, back: GiveBack) -> Iterable[bytes]:
         lease = self._held(back.task, back.attempt)
-        if lease is None or back.start >= lease.stop:
+        if lease is None or not (pieces := list(lease.pieces(back.start, back.upto))):
             return
-        upto = lease.stop
-        lease.cut(back.start)
+        lease.close(back.start, lease.stop if back.upto is None else back.upto)
         self._finish(back.task, lease)
-        if back.remainder:
-            yield self._line("remainder", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
+        for first, after in pieces if back.remainder else ():
+            yield self._line("remainder", epoch=lease.epoch, shard=lease.shard, start=first, upto=after)
 
     def _held(self, task: int, attempt: int) -> _Lease | None:
         """Return the lease, unless it is void: then the master refuses whatever is said of it."""
@@ -276,8 +279,12 @@ class AuditLog:
     ) -> None:
         """The leases are void, and this will not be reported (again). Another report may be on its way."""
         told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
-        trained = [(done.task, lease.done, done.upto) for done, lease in told if lease is not None]
-        unwritten = [run for run in trained if run[1] < run[2]]
+        unwritten = [
+            (done.task, *piece)
+            for done, lease in told
+            if lease is not None
+            for piece in lease.pieces(done.start, done.upto)
+        ]
         self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
         if self._pending and not on_its_way:
             self._event("lost")
@@ -292,14 +299,21 @@ class AuditLog:
         if records and self._leases:  # without a lease a restore has made all of it void
             self._event("uncounted", records=records)
 
-    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0, partly: int = 0) -> None:
+    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0, half_stepped: int = 0) -> None:
         """A token was taken in this session's lineage; `exact` says whether it has just what was trained on.
 
-        Where it is not, `uncounted` records were reported that it has not. Of `partly` records it has none,
-        and some of the attached optimizers have stepped on them.
+        Where it is not, `uncounted` records were reported that it has not. Of `half_stepped` records it has
+        none, and some of the attached optimizers have stepped on them.
         """
         digest = token_digest(token)
-        self._event("snapshot", token=digest, **self._part, exact=exact, uncounted=uncounted, partly=partly)
+        self._event(
+            "snapshot",
+            token=digest,
+            **self._part,
+            exact=exact,
+            uncounted=uncounted,
+            half_stepped=half_stepped,
+        )
 
     def model(self, seen: ModelSeen) -> None:
         """The model was looked at; one that is before the session takes part says nothing."""

@@ -102,8 +102,10 @@ class Position:
         """Note that a token was taken, here or at the rank that takes it for all."""
         state = self._state
         uncounted = 0 if state.exact else state.plain.uncounted
-        partly = sum(batch.records for batch in state.batches.touched()) if state.elastic else 0
-        state.facts.append(TokenTaken(token=token, exact=state.exact, uncounted=uncounted, partly=partly))
+        half_stepped = sum(batch.records for batch in state.batches.touched()) if state.elastic else 0
+        state.facts.append(
+            TokenTaken(token=token, exact=state.exact, uncounted=uncounted, half_stepped=half_stepped)
+        )
 
     def beginning(self) -> Procedure[str]:
         """Return the token of data that no master has heard of; '' of others, and without a plan."""

@@ -61,6 +61,7 @@ class SimSession:
             batch_size=description.batch_size,
             lookahead=None if manual else 0,
             audited=audit_dir is not None,
+            follows_data=description.data_changed is not None,
         )
         self.liveness = Liveness()
         self.trainer = Trainer(config, self.liveness)

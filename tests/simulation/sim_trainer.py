@@ -47,6 +47,8 @@ class Job:
     breaks: float = 0.0  # how likely it is that a loop breaks after a batch
     saves: float = 0.0  # how likely it is that it takes a token
     step_s: float = 0.5
+    data: int = 0  # which data they are
+    follows_data: bool = False  # whether it goes on, on purpose, from a token of other data
 
     def spec(self) -> DatasetSpec:
         """As a master has it."""
@@ -73,6 +75,8 @@ class Job:
             shuffle_window=self.shuffle_window,
             seed=self.seed,
             max_bad_records=self.size * self.epochs if self.bad_every else 0,
+            fingerprint=f"data {self.data}",
+            data_changed="new_epoch" if self.follows_data else None,
         )
 
     def is_bad(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -16,9 +16,12 @@ from sim_model_trainer import Fates
 from sim_network import Weather
 from sim_weights import Judge, Weights
 
+from edl_torch.core import dispatcher
 from edl_torch.core.calls import ProgressCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.rollback import Rollback
+from edl_torch.core.token import Token
+from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.batches import Batches
 from edl_torch.trainer.elastic import ElasticPasses
 from edl_torch.trainer.state import State
@@ -245,6 +248,46 @@ def test_code_that_does_not_know_which_batch_a_loop_has_is_found_out(
         options, job=replace(options.job, breaks=0.1), pace=replace(options.pace, **habits, keeps=0.5)
     )
     run(options)
+    break_it(monkeypatch)
+    with pytest.raises(BrokenPromise, match=promise):
+        run(options)
+
+
+def broken_token(patch: pytest.MonkeyPatch) -> None:
+    """A token of other data is as good as any."""
+    patch.setattr(Token, "check", lambda self, spec: None)
+
+
+def broken_way_on(patch: pytest.MonkeyPatch) -> None:
+    """The new data begin in the epoch that the old ones were in."""
+    onto = Token.onto
+
+    def in_its_epoch(self: Token, spec: DatasetSpec) -> Token:
+        found = onto(self, spec)
+        return found if found is self else replace(found, epoch=self.epoch, first_epoch=self.epoch)
+
+    patch.setattr(Token, "onto", in_its_epoch)
+
+
+def broken_registration(patch: pytest.MonkeyPatch) -> None:
+    """A master that keeps the old data takes a trainer of the new ones for one of its own."""
+    patch.setattr(dispatcher, "reconcile", lambda registered, asked, *, alone: registered)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "promise"),
+    [
+        (broken_token, "which is of other data"),
+        (broken_way_on, "too often in it [1-9]"),
+        (broken_registration, "too often in it [1-9]"),
+    ],
+)
+def test_code_that_takes_other_data_for_the_same_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, break_it: Any, promise: str
+) -> None:
+    """The data change between two lives, and the user may not know of it: the code as it is passes this."""
+    options = replace(job(9, {"data": 1, "kill": 3}, QUIET), faults=20)
+    assert run(options).died_of.keys() >= {"DatasetConflict", "TokenError", "finished"}
     break_it(monkeypatch)
     with pytest.raises(BrokenPromise, match=promise):
         run(options)

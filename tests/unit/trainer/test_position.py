@@ -39,7 +39,7 @@ def test_a_token_has_the_batch_in_hand(master: Master, shell: Shell) -> None:
     token = snapshot(shell)
     assert reports_of(master)[-1].acknowledgements == (ack(1, 8),)
     assert token == master.dispatcher.token(DATASET)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, partly=0)]
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
 
 
 def test_a_token_waits_until_all_is_reported(master: Master) -> None:
@@ -79,7 +79,7 @@ def test_a_token_says_what_it_lacks(shell: Shell) -> None:
         shell.draw(stream)
     shell.report()
     token = snapshot(shell)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=False, uncounted=4, partly=0)]
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=False, uncounted=4, half_stepped=0)]
 
 
 def test_a_token_of_one_stream_is_exact(shell: Shell) -> None:
@@ -87,7 +87,7 @@ def test_a_token_of_one_stream_is_exact(shell: Shell) -> None:
     shell.draw()
     shell.report()
     token = snapshot(shell)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, partly=0)]
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
 
 
 def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) -> None:
