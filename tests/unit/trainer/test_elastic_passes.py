@@ -580,7 +580,7 @@ def test_what_follows_a_promised_batch_in_its_lease_is_not_given_back(master: Ma
     grant, other = shell.draw(), shell.draw()
     first, second = ((grant.task, 0, 4),), ((grant.task, 4, 8),)
     shell.state.batches.attach()
-    assert shell.elastic.hand_now(first)
+    assert shell.at_once(shell.elastic.hand(first))
     assert shell.run(shell.elastic.promise(second, 0))
     for window in (False, True):
         with pytest.raises(AccountingError, match="same lease"):
