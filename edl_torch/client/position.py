@@ -16,7 +16,7 @@ from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.position import FIRST_LINEAGE
 
 
-class RankPosition:
+class SessionPosition:
     """One session's position: that of a trainer alone, or of a rank among those of `session.lockstep`."""
 
     def __init__(self, session: Session) -> None:
@@ -24,7 +24,7 @@ class RankPosition:
         self._pure = session.trainer.position
 
     def __repr__(self) -> str:
-        return f"<RankPosition {self._session.description.name!r} {self._session.lockstep or 'alone'}>"
+        return f"<SessionPosition {self._session.description.name!r} {self._session.lockstep or 'alone'}>"
 
     def progress(self) -> DatasetStatus:
         """The dataset's progress. Raises StaleLease when this trainer is not part of its history any more."""

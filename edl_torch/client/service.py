@@ -25,7 +25,7 @@ from edl_torch.client.environment import (
     trainer_name_from_env,
 )
 from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler
-from edl_torch.client.position import RankPosition
+from edl_torch.client.position import SessionPosition
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink
@@ -128,7 +128,7 @@ class DataShardService:
         )
         self._lookahead = lookahead
         self._optimizers = Optimizers(self._session)
-        self._position = RankPosition(self._session)
+        self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session)
         self._raw_open = False
         self._pid = os.getpid()
@@ -170,7 +170,7 @@ class DataShardService:
         return self._session
 
     @property
-    def position(self) -> RankPosition:
+    def position(self) -> SessionPosition:
         """Where the session is in its data, for loaders and integrations; as `session` otherwise."""
         _ = self.session
         return self._position

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.gradients import Gradients
-from edl_torch.client.iterations import Iterations, NoIterations
+from edl_torch.client.iterations import NoIterations, PlainIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.lockstep import FollowedMaster, Lockstep
 from edl_torch.client.model import Model
@@ -124,7 +124,7 @@ class Session:
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
-        self._iterations: Iterations = NoIterations()
+        self._iterations: PlainIterations = NoIterations()
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
         self._links: LinkServer | None = None
         self.passes = self.trainer.elastic
@@ -463,7 +463,7 @@ class Session:
             self._links = LinkServer(self)
         return self._links.handle
 
-    def watch(self, iterations: Iterations) -> None:
+    def watch(self, iterations: PlainIterations) -> None:
         """Ask `iterations` what iterations over plain DataLoaders deliver, and which are over."""
         self._iterations = iterations
 

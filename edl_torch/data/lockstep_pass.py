@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
-from edl_torch.client.position import RankPosition
+from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.inner_loader import InnerLoader
@@ -50,7 +50,7 @@ class LockstepPass(SteppingPass):
         session: Session,
         whole_batch: int | None,
         weights: Weights,
-        position: RankPosition,
+        position: SessionPosition,
         *,
         padding: PaddingBatch,
         statistics: Statistics,
