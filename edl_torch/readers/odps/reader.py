@@ -16,8 +16,7 @@ import numpy as np
 
 from edl_torch.errors import InvalidArgument
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.arrow.columns import Columns, flat_values, numpy_columns, rows
-from edl_torch.readers.arrow.values import row_numbers
+from edl_torch.readers.arrow import Columns, flat_values, numpy_columns, row_numbers, rows
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
 from edl_torch.readers.odps.retries import Retries
@@ -37,7 +36,7 @@ class ODPSDataReader(AbstractDataReader):
     """The rows of a table; one source for each partition, named `project.table/ds=x`.
 
     A record is a dict of the columns' values. With `ElasticDataLoader(batch_size=None)` a batch is a dict of
-    columns, which never were Python rows. Values are those of `readers.arrow.columns`: NULL is NaN in
+    columns, which never were Python rows. Values are those of `readers.arrow`: NULL is NaN in
     floating-point columns, None in text, NaT in times, and an error (`BadRecord`) in integers and booleans
     unless `fill_nulls` says what stands for it. Times are in UTC.
 
@@ -193,7 +192,7 @@ class ODPSDataReader(AbstractDataReader):
         return f"<ODPSDataReader {self.table!r} retries={self.retries}>"
 
 
-class Block:
+class RowBlock:
     """Rows that lie one after the other, as Arrow, and as Python values once single rows are asked for."""
 
     def __init__(self, table: pa.Table, fill_nulls: Mapping[str, Any]) -> None:
@@ -239,7 +238,7 @@ class RowBlocks:
         self._block_rows = block_rows
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[Key, Block] = OrderedDict()
+        self._blocks: OrderedDict[Key, RowBlock] = OrderedDict()
         self._expected: dict[str, list[tuple[int, int]]] = {}  # ranges by source, ascending
         self._keeps = False
 
@@ -290,14 +289,14 @@ class RowBlocks:
         place = bisect_right(ranges, index, key=_first) - 1
         return ranges[place] if place >= 0 and index < ranges[place][1] else None
 
-    def _block(self, key: Key) -> Block:
+    def _block(self, key: Key) -> RowBlock:
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
                 self._blocks.move_to_end(key)
                 return block
         name, first, after = key
-        block = Block(self._fetch(name, first, after - first), self._fill_nulls)
+        block = RowBlock(self._fetch(name, first, after - first), self._fill_nulls)
         with self._lock:
             self._blocks[key] = block
             kept = sum(held.nbytes for held in self._blocks.values())

@@ -21,7 +21,7 @@ from checked_readers import (
 )
 from image_files import write_coco, write_manifest, write_voc
 
-from edl_torch.checking import processes
+from edl_torch.checking import check as check_module
 from edl_torch.checking.check import CheckReport, check, validate_sources
 from edl_torch.checking.findings import Flaw, Flaws, a_sample, all_records, found, joined, named, spread
 from edl_torch.checking.sheet import cells
@@ -109,7 +109,7 @@ def test_a_record_that_kills_its_process_is_named_and_the_rest_is_read() -> None
 
 
 def test_a_span_that_kills_one_process_after_the_other_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_MOST_DEATHS", 4)  # each costs a new process
+    monkeypatch.setattr(check_module, "_MOST_DEATHS", 4)  # each costs a new process
     report = checked(Lethal(300, bad=tuple(range(10, 256))), workers=1)
     assert report.read == 300
     ((first, last),) = bad(report)
