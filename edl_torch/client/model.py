@@ -61,6 +61,10 @@ class Model:
         self._is_trained = True
         return not self.steps & (self.steps - 1)
 
+    def changed(self, word: str = "") -> None:
+        """Note that the model may be another one, or that the user says why it is one."""
+        self.is_due, self.word = True, word or self.word
+
     def restored(self) -> None:
         """Note that the data went back to a token: another model may be loaded, and steps count anew."""
         self.steps = 0

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from edl_torch.client.elastic import ElasticSession
+from edl_torch.client.session import Session
 from edl_torch.errors import InvalidArgument
-from edl_torch.integrations.engines import EngineSteps, hides_gradients, is_engine
+from edl_torch.integrations.engines import EngineSteps, is_engine
 
-WATCHED = 8  # parameters of an optimizer whose gradients are looked at
 _CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 
 
@@ -38,7 +37,6 @@ class SteppingScaler(Protocol):
 @dataclass(slots=True)
 class _Attached:
     optimizer: weakref.ref[Any]
-    watched: list[Any]  # parameters whose gradients are looked at for each batch
     hook: Any = None
     before: Any = None  # the hook before a step
     steps: int = 0
@@ -54,65 +52,14 @@ class _Attached:
 class Optimizers:
     """The attached optimizers of one session. One that is not referenced elsewhere any more is detached."""
 
-    def __init__(self, passes: ElasticSession) -> None:
-        self._passes = passes
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._attached: dict[int, _Attached] = {}
-        # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
-        self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
 
     def __repr__(self) -> str:
-        return f"<Optimizers {[type(optimizer).__name__ for optimizer in self.alive()]}>"
-
-    def alive(self) -> list[Any]:
-        """Every attached optimizer that still exists."""
-        found = (attached.optimizer() for attached in self._attached.values())
-        return [optimizer for optimizer in found if optimizer is not None]
-
-    # Gradients --------------------------------------------------------------------------------------------
-
-    def mark(self) -> None:
-        """Note what gradients are in place, as a batch comes to the loop. Called for each batch."""
-        self._marks = marks = {}
-        for attached in self._attached.values():
-            for parameter in attached.watched:
-                gradient = parameter.grad
-                if gradient is not None:
-                    marks[id(parameter)] = weakref.ref(gradient), gradient._version
-
-    def _changed(self, parameters: list[Any]) -> list[Any]:
-        return [parameter for parameter in parameters if self._has_changed(parameter)]
-
-    def _has_changed(self, parameter: Any) -> bool:
-        gradient = parameter.grad
-        mark = self._marks.get(id(parameter))
-        if gradient is None or mark is None:
-            return gradient is not mark
-        is_same = mark[0]() is gradient
-        return not is_same or gradient._version != mark[1]
-
-    def changed(self) -> list[Any]:
-        """Return parameters whose gradient changed since `mark`.
-
-        Where none that is watched has a gradient, they tell nothing: then all that have one may have changed.
-        """
-        found: list[Any] = []
-        for attached in list(self._attached.values()):  # a finaliser may ask, in any thread
-            tell = any(p.grad is not None or id(p) in self._marks for p in attached.watched)
-            found += self._changed(attached.watched) if tell else _trained(attached.optimizer())
-        return [parameter for parameter in found if parameter.grad is not None]
-
-    def unchanged(self) -> bool:
-        """Whether there are gradients, and all are as they were at `mark`."""
-        return bool(self._marks) and not any(self._changed(a.watched) for a in self._attached.values())
-
-    def all(self) -> list[Any]:
-        """Return all parameters; none where the gradients of some cannot be seen."""
-        optimizers = self.alive()
-        hidden = any(hasattr(p, "full_tensor") for o in optimizers for p in _parameters(o)) or any(
-            hides_gradients(optimizer) for optimizer in optimizers
-        )
-        return [] if hidden else [p for optimizer in optimizers for p in _trained(optimizer)]
+        alive = self._session.gradients.optimizers()
+        return f"<Optimizers {[type(optimizer).__name__ for optimizer in alive]}>"
 
     # Attaching --------------------------------------------------------------------------------------------
 
@@ -124,14 +71,19 @@ class Optimizers:
         `one_model` is the user's word on why trainers whose parameters differ have one model.
         """
         optimizer = _that_steps(optimizer)
-        self._passes.model_changed(one_model)
+        self._model_changed(one_model)
         number = self._number_of(optimizer)
         if number is None:
             number = self._attach(optimizer)
         if scaler is not None:
             self._watch(number, scaler)
 
+    def _model_changed(self, word: str = "") -> None:
+        if self._session.model is not None:
+            self._session.model.changed(word)
+
     def _attach(self, optimizer: Any) -> int:
+        session = self._session
         steps: Any = EngineSteps(optimizer) if is_engine(optimizer) else optimizer
         register: Any = getattr(steps, "register_step_post_hook", None)
         if register is None:
@@ -139,9 +91,9 @@ class Optimizers:
                 f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
                 f"leave it out"
             )
-        number = self._passes.attach(type(optimizer).__name__)
-        self._passes.gradients = self
-        attached = _Attached(weakref.ref(optimizer, self._gone.append), _some(_trained(optimizer)))
+        number = session.do(session.trainer.state.batches.attach, type(optimizer).__name__)
+        session.gradients.watch(number, optimizer)
+        attached = _Attached(weakref.ref(optimizer, self._gone.append))
         torch: Any = sys.modules.get("torch")
 
         def trains(named: Mapping[str, Any]) -> bool:
@@ -149,7 +101,7 @@ class Optimizers:
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if trains(named):
-                self._passes.about_to_step()
+                session.about_to_step()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
@@ -161,11 +113,11 @@ class Optimizers:
             found = getattr(optimizer, "found_inf", None)
             if found is None or not bool(found):
                 attached.steps += 1
-                self._passes.stepped(number)
+                session.stepped(number)
 
         attached.hook = register(stepped)
         before: Any = getattr(steps, "register_step_pre_hook", None)
-        if before is not None and self._passes.is_audited:
+        if before is not None and session.model is not None:
             attached.before = before(about_to_step)
         self._attached[number] = attached
         self._let_go()
@@ -185,7 +137,7 @@ class Optimizers:
             mine = self._attached.get(number) is attached and _that_steps(optimizer) is attached.optimizer()
             if mine and attached.steps == before:
                 attached.steps += 1
-                self._passes.stepped(number)
+                self._session.stepped(number)
             return result
 
         scaler.step = watched
@@ -199,8 +151,9 @@ class Optimizers:
                 f"given to attach()"
             )
         self._attached.pop(number).remove()
-        self._passes.model_changed()
-        self._passes.detach(number)
+        self._session.gradients.forget(number)
+        self._model_changed()
+        self._session.run(self._session.passes.detach(number))
 
     def close(self) -> None:
         """Take the hooks off."""
@@ -221,27 +174,8 @@ class Optimizers:
         for number in dead:
             if len(self._attached) > 1:
                 del self._attached[number]
-                self._passes.forget_optimizer(number)
-
-
-def _trained(optimizer: Any) -> list[Any]:
-    """Return the parameters that an optimizer trains.
-
-    None of DeepSpeed's engines, and none in parts: nobody sees their gradients here.
-    """
-    return [p for p in _parameters(optimizer) if p.requires_grad and not hasattr(p, "full_tensor")]
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    found = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
-    return [parameter for parameter in found if hasattr(parameter, "requires_grad")]
-
-
-def _some(parameters: list[Any]) -> list[Any]:
-    """Return some of a model's parameters, from its first to its last: heads and experts take turns, and what
-    lies before them learns from each batch."""
-    last, count = len(parameters) - 1, min(WATCHED, len(parameters))
-    return [parameters[number * last // max(1, count - 1)] for number in range(count)]
+                self._session.gradients.forget(number)
+                self._session.do(self._session.trainer.state.batches.gone, number)
 
 
 def _that_steps(optimizer: Any) -> Any:

@@ -75,7 +75,7 @@ class Batches:
         self._never: set[int] = set()  # optimizers that have not stepped at all
         self._told: set[int] = set()  # of those, the ones that somebody was told of
         self._replaced = False  # whether one did not step in the last pass, and others did
-        self._lost: list[Batch] = []  # that were stepped on, without their gradients
+        self.counted_lost: list[Batch] = []  # that a step has counted though their gradients were gone
 
     def __repr__(self) -> str:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
@@ -111,11 +111,6 @@ class Batches:
     def reads_far(self) -> bool:
         """Whether several batches may be on their way to the loop, unseen."""
         return self._lookahead is not None and self._lookahead > 1
-
-    def take_lost(self) -> list[Batch]:
-        """Return batches that a step has counted since this was asked, though their gradients are gone."""
-        lost, self._lost = self._lost, []
-        return lost
 
     # Batches come and go ----------------------------------------------------------------------------------
 
@@ -156,7 +151,7 @@ class Batches:
             batch = unfinished.popleft()
             done.append(batch.ticket)
             if batch.lost:
-                self._lost.append(batch)
+                self.counted_lost.append(batch)
         self.settled += len(done)
         return done
 
