@@ -17,8 +17,9 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
 )
-from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.plan import Plan
+from edl_torch.core.state import Released
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
 from edl_torch.testing.fake_master import Outcomes
