@@ -326,7 +326,7 @@ class ElasticPasses:
         batches = self._state.batches
         if not batches.is_told:
             raise InvalidArgument(
-                "passed_on() is for lookahead='told': with a number the loader counts by itself"
+                "passed_on() is for lookahead='manual': with a number the loader counts by itself"
             )
         if not batches.attached:
             self._settle(batches.done(), Evidence.NEXT)
