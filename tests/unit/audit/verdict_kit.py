@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from audited_job import BATCH, SPEC, WORD, grant_of
+from hand_log import HandLog
 
-from edl_torch.audit.log import AuditLog
 from edl_torch.audit.verdict import audit
 from edl_torch.core.calls import Acknowledgement, GiveBack
 from edl_torch.shard import Source
@@ -33,7 +33,7 @@ class Writer:
     """A trainer written by hand: leases and acknowledgements of any kind."""
 
     def __init__(self, folder, session="s", spec=SMALL, lineage=1, ledger="L", member=1):
-        self.log = AuditLog(folder, session, session)
+        self.log = HandLog(folder, session, session)
         self.log.joined(spec, ledger=ledger, lineage=lineage, batch_size=BATCH, member=member)
         self.log.model(WORD)
 
