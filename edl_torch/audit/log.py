@@ -23,6 +23,7 @@ from edl_torch.trainer.facts import (
     Answered,
     AuditFact,
     Dropped,
+    Evidence,
     Granted,
     Joined,
     ModelSeen,
@@ -36,7 +37,6 @@ from edl_torch.trainer.facts import (
     Uncounted,
     Unlearnt,
     Voided,
-    Way,
 )
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
@@ -155,7 +155,7 @@ class AuditLog:
         rows = [line for done in fact.acknowledgements for line in self._acknowledge(done, tail)]
         if rows and fact.way != self._way:
             self._way = fact.way
-            lines.append(self._line("way", way=Way(fact.way).label))
+            lines.append(self._line("way", way=Evidence(fact.way).label))
         lines += rows
         lines += self._repeated_runs("returned", fact.returned)
         lines += [line for back in fact.give_backs for line in self._give_back(back)]

@@ -52,10 +52,10 @@ from edl_torch.trainer.actions import (
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.deliveries import Deliveries
 from edl_torch.trainer.facts import Logged
+from edl_torch.trainer.foreign_loop import Reading
+from edl_torch.trainer.lease_queue import Mode
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
-from edl_torch.trainer.supply import Mode
 from edl_torch.trainer.tickets import Ticket, ticket_size
 from edl_torch.trainer.trainer import Trainer
 
