@@ -454,7 +454,7 @@ def _embedded_master() -> MasterApi:
 
     master, page = LocalMaster(trainer_name_from_env()), page_address_from_env()
     if page is not None:
-        from edl_torch.master.web.threaded import show
+        from edl_torch.master.web import show
 
         try:
             show(master, page)

@@ -45,9 +45,9 @@ from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_f
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
-from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
+from edl_torch.trainer.counting import Deliveries, DrawnSamples
 from edl_torch.trainer.lease_queue import Mode
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 OnBadRecord = Literal["raise", "quarantine"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from edl_torch.data.reading.reading_times import ReadingTimes
 from edl_torch.data.reading.seeding import Generators
 from edl_torch.data.reading.threaded_reading import Threading
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 
 class IterationSetup:

@@ -33,7 +33,7 @@ from edl_torch.data.reading.sample_reading import SampleReader, Transform, too_f
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, name_of, transform_in_thread
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 log = logging.getLogger("edl_torch.client")
 

@@ -34,7 +34,7 @@ from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClo
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetSpec, Slice, Source
 from edl_torch.testing import wait_until
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 Batches = list[tuple[Any, Any]]  # (ticket, samples)
 
