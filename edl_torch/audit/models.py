@@ -22,7 +22,7 @@ from edl_torch.audit.lineage import DatasetHistory, Reports, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Seen
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 ROUNDING = 1e-5  # of a value and its move, or twice its dtype's: how far replicas on unlike processors part
 OF_MOVE = 0.01  # but not further, of how far the value has moved

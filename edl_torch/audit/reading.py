@@ -20,7 +20,7 @@ from edl_torch.audit.lines import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, Damag
 from edl_torch.core.codec import from_object
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
-from edl_torch.trainer.facts import Evidence, ModelSeen
+from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
 
