@@ -22,7 +22,7 @@ from edl_torch.audit.reading import Answer, Log, read_logs, read_order
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 _MAY_GO_ON = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
 LISTED = 20  # ranges of each kind that are named, unless the caller wants more
