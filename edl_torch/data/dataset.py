@@ -25,7 +25,7 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.collate import Collated
-from edl_torch.data.batches.tensor_rows import tensor_rows
+from edl_torch.data.batches.convert import tensor_rows
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iteration_setup import IterationSetup
 from edl_torch.data.reading.iterations import iterations

@@ -17,7 +17,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.batch_memory import BatchMemory
 from edl_torch.data.batches.collate import Collated
-from edl_torch.data.batches.rows import Rows
+from edl_torch.data.batches.convert import Rows
 from edl_torch.data.reading.reader_threads import ReaderThreads
 from edl_torch.data.reading.reading_times import ReadingTimes
 from edl_torch.data.reading.record_jobs import (
