@@ -8,7 +8,7 @@ travel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -197,14 +197,13 @@ class LockstepPass(SteppingPass):
 
     def _next_batch(self, wait_s: float) -> Pulled | None:
         """This rank's batch for the next step; None where there is none now."""
-        return None if self._lockstep.finished else self._pull(self._look(wait_s), self._promise)
+        if self._lockstep.finished:
+            return None
+        return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), self._promise)
 
     def _promise(self, ticket: Ticket) -> bool:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
         return self._session.run(self._passes.promise(ticket, unanswered=1))
-
-    def _look(self, wait_s: float) -> Callable[[], bool]:
-        return lambda: self._session.run(self._passes.look_for_more(wait_s))
 
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
@@ -263,14 +262,8 @@ class LockstepPass(SteppingPass):
             super().close()
         finally:
             if vote is not None:
-                _drain(vote)
-
-
-def _drain(vote: Vote) -> None:
-    try:
-        vote.wait()
-    except PeerFailed:
-        return  # whoever votes next hears of it
+                with suppress(PeerFailed):  # whoever votes next hears of it
+                    vote.wait()
 
 
 # Ranks that hold one model in parts: one of them reads, and all get its batches -------------------------
