@@ -12,6 +12,7 @@ from edl_torch.core.calls import NEW_PASS
 from edl_torch.errors import AccountingError, ConcurrentIteration
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.batches import Batch
+from edl_torch.trainer.facts import Way
 from edl_torch.trainer.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ class Gradients(Protocol):
 
     def unchanged(self) -> bool:
         """Whether there are gradients, and all are as they were then."""
+
+    def came(self) -> bool:
+        """Whether a gradient came since, as far as can be seen now."""
 
     def all(self) -> list[Any]:
         """Return all parameters; none where the gradients of some cannot be seen."""
@@ -62,6 +66,7 @@ class ElasticSession:
             number = self._session.run(self._trainer.open(epoch))
         self._lose_gradients()
         self.model_changed()
+        self.look_for_gradients()
         return number
 
     @property
@@ -241,6 +246,7 @@ class ElasticSession:
         False where pass `number` is not open any more.
         """
         self._session.loop_thread = get_ident()
+        self._see()
         is_open = self._session.do(self._passes.request_now, number)
         if is_open is None:
             self._session.run(self._trainer.reporter.send())
@@ -279,6 +285,7 @@ class ElasticSession:
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
+        self._see()
         batch = self._session.run(self._passes.passed_on())
         self._mark()
         return batch
@@ -320,8 +327,28 @@ class ElasticSession:
         """Note that an attached optimizer does not exist any more."""
         self._session.do(self._trainer.state.batches.gone, optimizer)
 
-    def stepped(self, optimizer: int) -> None:
-        """Note a step of an attached optimizer.
+    def look_for_gradients(self) -> None:
+        """Note whether gradients of all attached optimizers can be seen: then a batch without is in doubt."""
+        self._trainer.state.batches.sees = self.gradients is not None and bool(self.gradients.all())
+
+    def gradient_comes(self, *, is_first: bool) -> None:
+        """Note that a backward pass reaches a parameter; `is_first` where none has a gradient before."""
+        self._trainer.state.batches.mark(is_first=is_first)
+
+    def _see(self) -> None:
+        """Look for a gradient of the batch in hand where none was seen to come."""
+        batches = self._trainer.state.batches
+        if batches.in_doubt and self.gradients is not None and self.gradients.came():
+            batches.mark()
+
+    @property
+    def batch_in_hand(self) -> int:
+        """The number of the batch in hand; 0 where the loop has none with records."""
+        batch = self._trainer.state.batches.in_hand
+        return batch.number if batch is not None and batch.ticket else 0
+
+    def stepped(self, optimizer: int, *, skipped: bool = False) -> None:
+        """Note a step of an attached optimizer, or one that its GradScaler skipped.
 
         A wrapper that tells has no word for a loop that was left with one of its last batches. A step after
         that is not on this batch: no gradient has changed since it came.
@@ -330,8 +357,13 @@ class ElasticSession:
             self.end_abandoned()
         session, model, state = self._session, self._session.model, self._trainer.state
         is_left = model is not None and not self.is_open(state.supply.current.number) and state.batches
-        if session.do(self._step_now, optimizer):
+        self._see()
+        if skipped:  # by a report of its own, as the log has how each came about
+            session.flush()
+        if session.do(self._step_now, optimizer, Way.SKIPPED if skipped else Way.STEP) or skipped:
             session.run(self._trainer.reporter.send())
+        if skipped:
+            session.flush()
         if self._left:
             self._learn_again()
         if model is not None:
@@ -342,16 +374,29 @@ class ElasticSession:
             elif is_due:
                 session.see_model("step")
 
-    def _step_now(self, optimizer: int) -> bool:
-        batches, before_hand = self._trainer.state.batches, False
+    def _step_now(self, optimizer: int, way: Way) -> bool:
+        batches = self._trainer.state.batches
+        before_hand = batches.steps_before_hand
         if batches.ended and batches.has_in_hand and self.gradients is not None:
             before_hand = self.gradients.unchanged()
-        return self._passes.step_now(optimizer, before_hand)
+        return self._passes.step_now(optimizer, before_hand, way)
 
     @property
     def is_audited(self) -> bool:
         """Whether a log is kept, and so the model is looked at."""
         return self._session.model is not None
+
+    @property
+    def model_is_due(self) -> bool:
+        """Whether the model may be another one, and is looked at before the next step."""
+        return self._session.model is None or self._session.model.is_due
+
+    def doubt(self, why: str) -> None:
+        """Write down, once in a lineage, what speaks against one model; `ModelSeen.at` has the words."""
+        model = self._session.model
+        if model is not None and why not in model.doubts:
+            model.doubts.add(why)
+            self._session.see_model(why)
 
     def about_to_step(self) -> None:
         """Look at the model before the first step of a pass, or of another optimizer: what goes on from here

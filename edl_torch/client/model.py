@@ -46,6 +46,7 @@ class Model:
         self.steps = 0
         self.word = ""
         self.is_due = True  # it is looked at before the next step
+        self.doubts: set[str] = set()  # what was written down in this lineage
         self._number = 0
         self._known: list[weakref.ref[Any]] = []  # its parameters when it was last looked at
         self._is_trained = False  # it has stepped
@@ -65,6 +66,7 @@ class Model:
         """Note that the data went back to a token: another model may be loaded, and steps count anew."""
         self.steps = 0
         self.is_due = True
+        self.doubts.clear()
         self._known, self._number, self._is_trained = [], 0, False
 
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:

@@ -33,16 +33,19 @@ class Sessions:
             self._pid, self._alive = os.getpid(), set()
         self._alive.add(weakref.ref(session, self._alive.discard))
 
+    def alive(self) -> list[Session]:
+        """Return every session that still exists."""
+        return [session for reference in list(self._alive) if (session := reference()) is not None]
+
     def neighbours(self, session: Session) -> tuple[Neighbour, ...]:
         """Return the others whose loops have records of the same dataset, read or to be read.
 
         Not what they give back by themselves when they hear that somebody waits.
         """
         thread = threading.get_ident()
-        alive = [other for reference in list(self._alive) if (other := reference()) is not None]
         found = [
             Neighbour(session=other.id, records=other.drawn_records, same_thread=other.loop_thread == thread)
-            for other in alive
+            for other in self.alive()
             if other is not session and not (other.closed or other.cut) and other.shares_data(session)
         ]
         return tuple([one for one in found if one.records])

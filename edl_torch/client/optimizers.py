@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
 
+import numpy.typing as npt
+
 from edl_torch.client.elastic import ElasticSession
+from edl_torch.client.neighbours import sessions
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, hides_gradients, is_engine
 
 WATCHED = 8  # parameters of an optimizer whose gradients are looked at
+HOOKED = 2  # that say when a gradient comes
+LOOKED_AT = 4  # whose values are
+PLACES = 256  # of each of these
 _CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 
 
@@ -43,12 +49,56 @@ class _Attached:
     before: Any = None  # the hook before a step
     steps: int = 0
     scaler: weakref.ref[Any] | None = None
+    marks: list[Any] = field(default_factory=list)  # the hooks of parameters
+    looks: list[_Look] = field(default_factory=list)  # at some parameters
+    left: list[_Seen] | None = None  # what these were after the last step, where nothing else may write them
 
     def remove(self) -> None:
         """Take the hooks off."""
+        for mark in self.marks:
+            mark.remove()
         self.hook.remove()
         if self.before is not None:
             self.before.remove()
+
+
+_Seen = tuple[int, int, bytes | None]
+
+
+class _Look:
+    """A look at a parameter that costs below a microsecond: its version, its place, and, in this machine's
+    memory, values of it."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+        self._place = -1
+        self._values: npt.NDArray[Any] | None = None
+
+    def __call__(self) -> _Seen:
+        parameter = self._parameter
+        place = parameter.data_ptr()
+        if place != self._place:
+            self._place, self._values = place, _values_of(parameter)
+        values = self._values
+        return parameter._version, place, None if values is None else values.tobytes()
+
+
+def _values_of(parameter: Any) -> npt.NDArray[Any] | None:
+    """Return a view of some values of a parameter, which follows what is written there."""
+    if parameter.device.type != "cpu" or not parameter.is_contiguous() or not parameter.numel():
+        return None
+    import torch
+
+    values: npt.NDArray[Any] = parameter.detach().reshape(-1).view(torch.uint8).numpy()
+    size = parameter.element_size()
+    return values.view(f"V{size}")[:: -(-parameter.numel() // PLACES)]
+
+
+def _was_written(before: _Seen, now: _Seen) -> bool:
+    """Whether a parameter was written, and not put back."""
+    if before[2] is not None and now[2] is not None:
+        return before[2] != now[2]
+    return before[:2] != now[:2]
 
 
 class Optimizers:
@@ -60,6 +110,11 @@ class Optimizers:
         # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
         self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
+        self._mine = 0  # which one of them stepped last
+        self._backward = -1  # the backward pass that reached a parameter last
+        # Of optimizers that are not attached: the batch in hand when a gradient last came to one of theirs
+        self._others: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        self._hooks: list[Any] = []  # of these, and the one of all optimizers
 
     def __repr__(self) -> str:
         return f"<Optimizers {[type(optimizer).__name__ for optimizer in self.alive()]}>"
@@ -106,6 +161,23 @@ class Optimizers:
         """Whether there are gradients, and all are as they were at `mark`."""
         return bool(self._marks) and not any(self._changed(a.watched) for a in self._attached.values())
 
+    def came(self) -> bool:
+        """Whether a gradient came since `mark`, as far as can be seen now."""
+        return bool(self.changed()) or any(
+            p.grad is not None
+            for attached in self._attached.values()
+            if all(watched.grad is None for watched in attached.watched)  # what others have came after that
+            for p in _trained(attached.optimizer())
+        )
+
+    def _comes(self) -> None:
+        """Note a backward pass as it reaches the first parameter, before it changes the gradient."""
+        backward = sys.modules["torch"]._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            is_first = not any(p.grad is not None for a in self._attached.values() for p in a.watched)
+            self._passes.gradient_comes(is_first=is_first)
+
     def all(self) -> list[Any]:
         """Return all parameters; none where the gradients of some cannot be seen."""
         optimizers = self.alive()
@@ -141,19 +213,30 @@ class Optimizers:
             )
         number = self._passes.attach(type(optimizer).__name__)
         self._passes.gradients = self
-        attached = _Attached(weakref.ref(optimizer, self._gone.append), _some(_trained(optimizer)))
+        attached = _Attached(weakref.ref(optimizer, self._gone.append), _some(_trained(optimizer), WATCHED))
         torch: Any = sys.modules.get("torch")
+        comes = _through(self)
+        attached.marks = [p.register_hook(comes) for p in dict.fromkeys(_some(attached.watched, HOOKED))]
+        if self._passes.is_audited:
+            attached.looks = [_Look(p) for p in _some(attached.watched, LOOKED_AT) if _has_place(p)]
 
         def trains(named: Mapping[str, Any]) -> bool:
             return not (_is_captured(torch) or ("closure" in named and _makes_state(named)))
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if trains(named):
+                if self._passes.model_is_due:
+                    self._forget_looks()
+                elif (before := attached.left) is not None:
+                    now = [look() for look in attached.looks]
+                    if any(map(_was_written, before, now)):
+                        self._passes.doubt("written")
                 self._passes.about_to_step()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
+            self._mine, attached.left = id(optimizer), None
             if not trains(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
@@ -162,6 +245,9 @@ class Optimizers:
             if found is None or not bool(found):
                 attached.steps += 1
                 self._passes.stepped(number)
+            attached.left = [look() for look in attached.looks]
+            if len(self._attached) > 1:
+                self._forget_shared(attached)
 
         attached.hook = register(stepped)
         before: Any = getattr(steps, "register_step_pre_hook", None)
@@ -169,7 +255,40 @@ class Optimizers:
             attached.before = before(about_to_step)
         self._attached[number] = attached
         self._let_go()
+        self._passes.look_for_gradients()
+        if self._passes.is_audited and not self._hooks and torch is not None:
+            from torch.optim.optimizer import register_optimizer_step_post_hook as of_all
+
+            self._hooks.append(of_all(_stepping(self)))
         return number
+
+    # Parameters that something else writes ------------------------------------------------------------------
+
+    def _forget_looks(self) -> None:
+        for attached in self._attached.values():
+            attached.left = None
+
+    def _forget_shared(self, stepped: _Attached) -> None:
+        """Forget what other optimizers left of parameters that this one has written."""
+        written = {id(p) for p in _parameters(stepped.optimizer())}
+        for other in self._attached.values():
+            if other is not stepped and any(id(p) in written for p in other.watched):
+                other.left = None
+
+    def _other_stepped(self, optimizer: Any) -> None:
+        """Note an optimizer that is not attached, and steps on batches of this loader."""
+        if self._mine == id(optimizer):
+            return
+        if any(optimizer in other.optimizers.alive() for other in sessions.alive()):
+            self._forget_looks()
+            return
+        reached = self._others.get(optimizer)
+        if reached is None:
+            reached = self._others[optimizer] = [0]
+            comes = _through(self, reached)
+            self._hooks += [p.register_hook(comes) for p in _some(_trained(optimizer), HOOKED)]
+        elif reached[0] and reached[0] == self._passes.batch_in_hand:
+            self._passes.doubt("unattached")
 
     def _watch(self, number: int, scaler: Any) -> None:
         """Count steps that a scaler skips for an overflow, too: the loop is done with the batch."""
@@ -185,7 +304,7 @@ class Optimizers:
             mine = self._attached.get(number) is attached and _that_steps(optimizer) is attached.optimizer()
             if mine and attached.steps == before:
                 attached.steps += 1
-                self._passes.stepped(number)
+                self._passes.stepped(number, skipped=True)
             return result
 
         scaler.step = watched
@@ -207,6 +326,8 @@ class Optimizers:
         for attached in self._attached.values():
             attached.remove()
         self._attached.clear()
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def _number_of(self, optimizer: Any) -> int | None:
         for number, attached in self._attached.items():
@@ -237,10 +358,39 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for parameter in found if hasattr(parameter, "requires_grad")]
 
 
-def _some(parameters: list[Any]) -> list[Any]:
+def _through(optimizers: Optimizers, reached: list[int] | None = None) -> Callable[[Any], None]:
+    """Return a hook of parameters, which keeps nothing alive; one of others notes what `reached` them."""
+    alive = weakref.ref(optimizers)
+
+    def comes(gradient: Any) -> None:
+        known = alive()
+        if known is not None and reached is None:
+            known._comes()
+        elif known is not None and reached is not None:
+            reached[0] = known._passes.batch_in_hand
+
+    return comes
+
+
+def _stepping(optimizers: Optimizers) -> Callable[..., None]:
+    alive = weakref.ref(optimizers)
+
+    def stepped(optimizer: Any, arguments: Any, named: Any) -> None:
+        known = alive()
+        if known is not None:
+            known._other_stepped(optimizer)
+
+    return stepped
+
+
+def _has_place(parameter: Any) -> bool:
+    return parameter.layout is sys.modules["torch"].strided and parameter.device.type != "meta"
+
+
+def _some(parameters: list[Any], most: int) -> list[Any]:
     """Return some of a model's parameters, from its first to its last: heads and experts take turns, and what
     lies before them learns from each batch."""
-    last, count = len(parameters) - 1, min(WATCHED, len(parameters))
+    last, count = len(parameters) - 1, min(most, len(parameters))
     return [parameters[number * last // max(1, count - 1)] for number in range(count)]
 
 

@@ -29,6 +29,7 @@ class Batch:
     ticket: Ticket = ()
     holds: list[Hold] | tuple[()] = ()
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
+    marked: bool = False  # while it was in hand, a gradient came to a parameter of an attached optimizer
 
     @property
     def records(self) -> int:
@@ -76,6 +77,8 @@ class Batches:
         self._told: set[int] = set()  # of those, the ones that somebody was told of
         self._replaced = False  # whether one did not step in the last pass, and others did
         self._lost: list[Batch] = []  # that were stepped on, without their gradients
+        self.sees = False  # whether marks tell: the gradients of all attached optimizers can be looked at
+        self._unseen = False  # whether one without a mark was stepped on
 
     def __repr__(self) -> str:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
@@ -117,6 +120,42 @@ class Batches:
         lost, self._lost = self._lost, []
         return lost
 
+    # Which batches are in the gradients -----------------------------------------------------------------
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether no gradient of the batch in hand was seen so far, where one would be."""
+        batch = self.in_hand
+        return batch is not None and self.sees and not batch.marked and bool(batch.ticket)
+
+    def mark(self, *, is_first: bool = False) -> None:
+        """Note that a gradient of the batch in hand comes; `is_first` where none is in place before.
+
+        Behind a wrapper that does not tell, any of what it has read ahead may be in hand after the end.
+        """
+        batch = self.in_hand
+        if batch is None:
+            return
+        batch.marked = True
+        if self.ended and not self.is_told:
+            for other in self.ahead:
+                other.marked = True
+        elif is_first:
+            for other in self.untouched():
+                if other.number < batch.number:
+                    other.marked = False  # nothing says where its gradient is
+
+    @property
+    def steps_before_hand(self) -> bool:
+        """Whether a step now is on batches before the one in hand, of which no gradient was seen."""
+        gathered = self.unfinished
+        return self.in_doubt and len(gathered) > 1 and any(batch.marked for batch in self.untouched())
+
+    def take_unseen(self) -> bool:
+        """Return whether a step has counted batches since this was asked whose gradients nobody saw."""
+        unseen, self._unseen = self._unseen, False
+        return unseen
+
     # Batches come and go ----------------------------------------------------------------------------------
 
     def hand(self, ticket: Ticket = (), holds: list[Hold] | tuple[()] = ()) -> None:
@@ -157,6 +196,8 @@ class Batches:
             done.append(batch.ticket)
             if batch.lost:
                 self._lost.append(batch)
+            if self.sees and not batch.marked:
+                self._unseen = True
         self.settled += len(done)
         return done
 

@@ -344,7 +344,7 @@ class ElasticPasses:
         if self.step_now(optimizer):
             yield from self._reporter.send()
 
-    def step_now(self, optimizer: int, before_hand: bool = False) -> bool:
+    def step_now(self, optimizer: int, before_hand: bool = False, way: Way = Way.STEP) -> bool:
         """Do as `stepped`, or, with `before_hand`, note a step on what came before the batch in hand.
 
         Returns whether a report must be sent, as `Reporter.send` does.
@@ -353,7 +353,7 @@ class ElasticPasses:
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         state.batches.stepped(optimizer, before_hand=before_hand)
-        self._settle(state.batches.done(), Way.STEP)
+        self._settle(state.batches.done(), way)
         return self._reporter.is_due
 
     def detach(self, optimizer: int) -> Procedure[None]:
@@ -375,10 +375,12 @@ class ElasticPasses:
         """Acknowledge batches that the loop is done with. Returns what is told of them."""
         if not done:
             return []
+        if self._state.batches.take_unseen():
+            way = max(way, Way.UNSEEN)
         acknowledgements = self._state.inflight.acknowledge_all(done)
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
         lost = self._state.batches.take_lost()
-        if lost and way is Way.STEP:
+        if lost and way <= Way.UNSEEN:
             self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
         return acknowledgements
 
