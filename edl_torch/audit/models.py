@@ -33,10 +33,10 @@ _DDP = "ElasticDataLoader(…, synchronous=True) and model = DistributedDataPara
 _WORD = 'loader.attach(optimizer, one_model="how they become one")'
 
 _UNSEEN = (
-    "of batches with {} record(s) an optimizer stepped on, no gradient was seen in its parameters while the "
-    'loop had them: a wrapper that reads ahead tells with lookahead="told" and loader.passed_on(); a batch '
-    "that is skipped goes back with loader.give_back(); gradients belong into parameter.grad before the next "
-    "batch is asked for, and stay there until the step"
+    "among {} record(s) that an optimizer stepped on are some of which no gradient was seen in its "
+    'parameters: a wrapper that reads ahead tells with lookahead="told" and loader.passed_on(); a batch that '
+    "is skipped goes back with loader.give_back(); gradients come into parameter.grad before the next batch "
+    "is asked for, and stay there until the step"
 )
 _DOUBTS = {
     "written": (

@@ -216,9 +216,10 @@ class Optimizers:
         attached = _Attached(weakref.ref(optimizer, self._gone.append), _some(_trained(optimizer), WATCHED))
         torch: Any = sys.modules.get("torch")
         comes = _through(self)
-        attached.marks = [p.register_hook(comes) for p in dict.fromkeys(_some(attached.watched, HOOKED))]
+        there = [parameter for parameter in attached.watched if _has_place(parameter)]
+        attached.marks = [parameter.register_hook(comes) for parameter in _some(there, HOOKED)]
         if self._passes.is_audited:
-            attached.looks = [_Look(p) for p in _some(attached.watched, LOOKED_AT) if _has_place(p)]
+            attached.looks = [_Look(parameter) for parameter in _some(there, LOOKED_AT)]
 
         def trains(named: Mapping[str, Any]) -> bool:
             return not (_is_captured(torch) or ("closure" in named and _makes_state(named)))
@@ -286,7 +287,8 @@ class Optimizers:
         if reached is None:
             reached = self._others[optimizer] = [0]
             comes = _through(self, reached)
-            self._hooks += [p.register_hook(comes) for p in _some(_trained(optimizer), HOOKED)]
+            there = [parameter for parameter in _trained(optimizer) if _has_place(parameter)]
+            self._hooks += [parameter.register_hook(comes) for parameter in _some(there, HOOKED)]
         elif reached[0] and reached[0] == self._passes.batch_in_hand:
             self._passes.doubt("unattached")
 
@@ -384,7 +386,14 @@ def _stepping(optimizers: Optimizers) -> Callable[..., None]:
 
 
 def _has_place(parameter: Any) -> bool:
-    return parameter.layout is sys.modules["torch"].strided and parameter.device.type != "meta"
+    """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
+    from torch.nn.parameter import is_lazy
+
+    return (
+        not is_lazy(parameter)
+        and str(parameter.layout) == "torch.strided"
+        and parameter.device.type != "meta"
+    )
 
 
 def _some(parameters: list[Any], most: int) -> list[Any]:

@@ -134,13 +134,13 @@ class Batches:
         Behind a wrapper that does not tell, any of what it has read ahead may be in hand after the end.
         """
         batch = self.in_hand
-        if batch is None:
-            return
-        batch.marked = True
         if self.ended and not self.is_told:
             for other in self.ahead:
                 other.marked = True
-        elif is_first:
+        if batch is None:
+            return
+        batch.marked = True
+        if is_first and not self.ended:
             for other in self.untouched():
                 if other.number < batch.number:
                     other.marked = False  # nothing says where its gradient is
