@@ -24,19 +24,19 @@ from finding import Finding
 from harness import parser, write_json
 from serving import Server, master, serving
 
-from edl_torch.client.master_api import MasterApi
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
-    FencedCall,
     Grant,
     LeaseCall,
     RegisterCall,
     Registration,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.master_api import MasterApi
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.shard import Source
 
@@ -230,7 +230,7 @@ class Trainer:
             shuffle=True,
             shuffle_shards=True,
         )
-        answer = master.register(
+        answer = master.call(
             RegisterCall(
                 session=self._session, worker_id=str(number), batch_size=BATCH, registration=registration
             )
@@ -268,10 +268,10 @@ class Trainer:
             epoch=NEW_PASS if self._request == 1 else 0,
             count=count,
         )
-        return self._master.lease(call).grants
+        return self._master.call(call).grants
 
     def _acknowledge(self, done: Iterable[Acknowledgement]) -> None:
-        self._master.report(
+        self._master.call(
             ReportCall(
                 **self._named,
                 request=self._request,
@@ -281,13 +281,13 @@ class Trainer:
 
     def snapshot(self) -> str:
         """The token."""
-        return self._master.snapshot(FencedCall(**self._named))
+        return self._master.call(SnapshotCall(**self._named))
 
     def restore(self, token: str) -> None:
         """Go back to it."""
         self._request += 1
         call = RestoreCall(**self._named, request=self._request, token=token)
-        self._named["fence"] = replace(self._named["fence"], lineage=self._master.restore(call))
+        self._named["fence"] = replace(self._named["fence"], lineage=self._master.call(call))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Heir:
         self._dataset = dataset
         self._session = uuid.uuid4().hex
         self._missing = records
-        self._fence = client.register(_register(self._session, dataset, records)).fence
+        self._fence = client.call(_register(self._session, dataset, records)).fence
         client.attend(self._session, self._fence.member, Listening(self._fence.member))
         self._done_at = 0.0
         self._thread = threading.Thread(target=self._wait, daemon=True)
@@ -120,7 +120,7 @@ class Heir:
                 epoch=0,
                 count=A_CALL,
             )
-            self._missing -= sum(grant.slice.limit for grant in self._client.lease(call, WAIT_S).grants)
+            self._missing -= sum(grant.slice.limit for grant in self._client.call(call, WAIT_S).grants)
         self._done_at = time.perf_counter()
 
     def has_all(self) -> float:
@@ -197,14 +197,14 @@ def _hold(client: MasterClient, leases: int) -> Held:
     held: Held = {}
     share = leases // SESSIONS
     for session in (f"s{number}" for number in range(SESSIONS)):
-        fence, grants = client.register(_register(session, "held", 10**9)).fence, list[Grant]()
+        fence, grants = client.call(_register(session, "held", 10**9)).fence, list[Grant]()
         held[session] = fence, grants
         for request in range(1, -(-share // A_CALL) + 1):
             count = min(A_CALL, share - len(grants))
             call = LeaseCall(
                 session=session, dataset="held", fence=fence, request=request, epoch=NEW_PASS, count=count
             )
-            grants += client.lease(call).grants
+            grants += client.call(call).grants
     return held
 
 
@@ -226,7 +226,7 @@ def _restart(master: Master, waiting: MasterClient, held: Held) -> Restart:
         first = time.perf_counter()
         for session, (fence, grants) in held.items():
             own = tuple((grant.task, grant.attempt) for grant in grants)
-            void = client.confirm(ConfirmCall(session=session, dataset="held", fence=fence, leases=own)).void
+            void = client.call(ConfirmCall(session=session, dataset="held", fence=fence, leases=own)).void
             leases -= len(own) - len(void)
         confirmed = time.perf_counter()
     if leases or not all(grants for _, grants in held.values()):

@@ -34,7 +34,7 @@ def hold(address: str, dataset: str, shards: int) -> None:
     session = uuid.uuid4().hex
     client = MasterClient(address, "victim")
     described = registration(dataset, SHARD * shards)
-    answer = client.register(
+    answer = client.call(
         RegisterCall(session=session, worker_id="victim", batch_size=32, registration=described)
     )
     listening = Listening(answer.fence.member)
@@ -49,7 +49,7 @@ def hold(address: str, dataset: str, shards: int) -> None:
         epoch=NEW_PASS,
         count=count,
     )
-    held = sum(grant.slice.limit for grant in client.lease(call).grants)
+    held = sum(grant.slice.limit for grant in client.call(call).grants)
     if not listening.wait_standing(READY_S):
         raise TimeoutError("the stream does not stand")
     print(held, flush=True)

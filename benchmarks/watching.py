@@ -67,10 +67,10 @@ def resting(trainers: int, rounds: int, seconds: float) -> Iterator[Finding]:
 def _take_part(client: MasterClient, session: str) -> None:
     source = Source(name="records", count=10**9)
     registration = Registration(name="training", sources=(source,), shuffle_shards=True)
-    answer = client.register(
+    answer = client.call(
         RegisterCall(session=session, worker_id=session, batch_size=32, registration=registration)
     )
-    client.lease(
+    client.call(
         LeaseCall(session=session, dataset="training", fence=answer.fence, request=1, epoch=NEW_PASS, count=4)
     )
 

@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from edl_torch.client.master_api import MasterApi
+    from edl_torch.core.master_api import MasterApi
     from edl_torch.master.host import MasterHost
 
 OURS = "edl_torch"
-DOORS = {"elasticdl": "edl_torch.elasticdl.door"}  # name to module: a `Door`
+DOORS = {"elasticdl": "edl_torch.elasticdl"}  # name to module: a `Door`
 
 
 class Servicer(Protocol):
@@ -43,13 +43,13 @@ class Door(Protocol):
 
     DURATIONS: Mapping[str, tuple[float, str]]  # options of `edl-torch master`: seconds by default, and help
 
-    def servicer(self, options: Mapping[str, Any]) -> MakeServicer:
+    def make_servicer(self, options: Mapping[str, Any]) -> MakeServicer:
         """Return what serves its clients, by the command line's options; one that is missing has its default.
 
         Raises InvalidArgument for a value that cannot be used.
         """
 
-    def client(self, address: str, timeout_s: float) -> MasterApi:
+    def connect(self, address: str, timeout_s: float) -> MasterApi:
         """Return a client for a master that speaks it; the environment says which worker this is."""
 
 
@@ -60,4 +60,4 @@ def door(name: str) -> Door:
 
 def servicers(options: Mapping[str, Any]) -> tuple[MakeServicer, ...]:
     """Return what serves the clients of all protocols."""
-    return tuple(door(name).servicer(options) for name in DOORS)
+    return tuple(door(name).make_servicer(options) for name in DOORS)

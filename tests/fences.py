@@ -6,18 +6,19 @@ A fence is what a registration was answered with: ledger, lineage and member.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from edl_torch.core.calls import (
     DatasetStatus,
     Fence,
-    FencedCall,
-    RegisterAnswer,
+    ProgressCall,
     RegisterCall,
     Registration,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.master_api import MasterApi
 
 
 def fence(dispatcher: Dispatcher, session: str, lineage: int = 1) -> Fence:
@@ -34,38 +35,26 @@ def fenced(fence: Fence, options: dict[str, Any]) -> dict[str, Any]:
     return {"fence": replace(fence, **own), **rest}
 
 
-class Master(Protocol):
-    """What an `Onlooker` needs of a master, embedded or over grpc."""
-
-    def register(self, call: RegisterCall) -> RegisterAnswer: ...
-
-    def snapshot(self, call: FencedCall) -> str: ...
-
-    def restore(self, call: RestoreCall) -> int: ...
-
-    def progress(self, call: FencedCall) -> DatasetStatus: ...
-
-
 class Onlooker:
     """A session that joins a dataset which is known, reads nothing, and saves and restores its position."""
 
-    def __init__(self, master: Master, dataset: str, session: str = "onlooker") -> None:
+    def __init__(self, master: MasterApi, dataset: str, session: str = "onlooker") -> None:
         self._master = master
         call = RegisterCall(
             session=session, worker_id=session, batch_size=1, registration=Registration(name=dataset)
         )
-        self.fence = master.register(call).fence
+        self.fence = master.call(call).fence
         self._named = {"session": session, "dataset": dataset}
         self._restores = 0
 
     def snapshot(self) -> str:
-        return self._master.snapshot(FencedCall(**self._named, fence=self.fence))
+        return self._master.call(SnapshotCall(**self._named, fence=self.fence))
 
     def progress(self) -> DatasetStatus:
-        return self._master.progress(FencedCall(**self._named, fence=self.fence))
+        return self._master.call(ProgressCall(**self._named, fence=self.fence))
 
     def restore(self, token: str | None) -> int:
         self._restores += 1
         call = RestoreCall(**self._named, fence=self.fence, request=self._restores, token=token)
-        self.fence = replace(self.fence, lineage=self._master.restore(call))
+        self.fence = replace(self.fence, lineage=self._master.call(call))
         return self.fence.lineage

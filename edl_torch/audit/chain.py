@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Key, Lineage, Reports, Taken
+from edl_torch.audit.lineage import DatasetHistory, Key, Lineage, Reports, Taken
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, Question, Settled, examine, records_of
 from edl_torch.audit.reading import Answer
@@ -36,10 +36,10 @@ class FinalWord:
     lineage: int | None = None
 
 
-class Chain:
+class LineageChain:
     """Lineages that made the final model, the final one first."""
 
-    def __init__(self, history: History, word: FinalWord) -> None:
+    def __init__(self, history: DatasetHistory, word: FinalWord) -> None:
         self._history = history
         self._line = history.coordinates
         self._word = word
@@ -223,13 +223,13 @@ def _doubt(part: Part, taken: Sequence[Taken]) -> None:
     """Note what is inexact in the token that `part`'s lineage began from."""
     counted = [one.snapshot for one in taken if not one.snapshot.exact]
     part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
-    partly = max((one.snapshot.partly for one in taken), default=0)
+    half_stepped = max((one.snapshot.half_stepped for one in taken), default=0)
     if counted:
         part.doubt = "was taken while reports were counted over several loader workers"
-    elif partly:
+    elif half_stepped:
         part.doubt = (
-            f"was taken when one attached optimizer had stepped on {partly} record(s) and another had not: "
-            f"it learns them again. Call loader.state_dict() once all have stepped"
+            f"was taken when one attached optimizer had stepped on {half_stepped} record(s) and another had "
+            f"not: it learns them again. Call loader.state_dict() once all have stepped"
         )
     elif not taken:
         part.doubt = "was taken by nobody whose log is here"

@@ -11,7 +11,7 @@ import numpy as np
 
 from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals, covered
-from edl_torch.audit.lineage import History, Lineage, Reports
+from edl_torch.audit.lineage import DatasetHistory, Lineage, Reports
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Kind
 from edl_torch.shard import IndexArray, Shuffle, Slice
@@ -41,7 +41,7 @@ class Finding:
 class Findings:
     """Findings of each kind, in every lineage that counts; `stale` ones of all lineages."""
 
-    def __init__(self, history: History, parts: Sequence[Part], *, judged: bool) -> None:
+    def __init__(self, history: DatasetHistory, parts: Sequence[Part], *, judged: bool) -> None:
         self._history = history
         self._counting = [part.lineage for part in parts]
         self.records = {kind: Intervals() for kind in KINDS}

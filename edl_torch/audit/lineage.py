@@ -112,7 +112,7 @@ class Taken:
 
 
 @dataclass(slots=True, kw_only=True)
-class History:
+class DatasetHistory:
     """All lineages of a dataset, and the last of them."""
 
     spec: DatasetSpec
@@ -126,7 +126,7 @@ class History:
     unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
     chapters: list[_Placed] = field(default_factory=list)  # of that name, of other data or settings too
 
-    def of(self, token: Token) -> History:
+    def of(self, token: Token) -> DatasetHistory:
         """Return the history of other data, which a token is of. Raises AuditError where no log has any."""
         same = [c for c in self.chapters if not differences(identity(c[2].dataset), token.identity)]
         if not same:
@@ -144,7 +144,7 @@ class History:
 
 def histories(
     logs: Sequence[Log], last: Mapping[str, str | None], came: Sequence[Sequence[str]] = ()
-) -> list[History]:
+) -> list[DatasetHistory]:
     """Return one history for each dataset, by name; `last` has the id of its last ledger, where one knows.
 
     `came` are runs of ledgers' ids in the order of their coming.
@@ -164,7 +164,7 @@ def histories(
 
 def _history(
     chapters: list[_Placed], sessions: list[str], last: str | None, came: Sequence[Sequence[str]]
-) -> History:
+) -> DatasetHistory:
     ledgers, perhaps_last = _ordered(chapters, came)
     if last in ledgers:
         perhaps_last = [last]
@@ -186,7 +186,7 @@ def _history(
     trainers = [""] * len(sessions)
     for place, log, _ in same:
         trainers[place] = log.worker_id or log.session
-    return History(
+    return DatasetHistory(
         spec=spec,
         coordinates=coordinates,
         lineages={

@@ -127,7 +127,9 @@ class AuditLog:
             case Uncounted(records):
                 self.uncounted(records)
             case TokenTaken():
-                self.snapshot(fact.token, exact=fact.exact, uncounted=fact.uncounted, partly=fact.partly)
+                self.snapshot(
+                    fact.token, exact=fact.exact, uncounted=fact.uncounted, half_stepped=fact.half_stepped
+                )
             case Restored():
                 self.restored(fact.token, lineage=fact.lineage)
             case ModelSeen():
@@ -292,14 +294,21 @@ class AuditLog:
         if records and self._leases:  # without a lease a restore has made all of it void
             self._event("uncounted", records=records)
 
-    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0, partly: int = 0) -> None:
+    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0, half_stepped: int = 0) -> None:
         """A token was taken in this session's lineage; `exact` says whether it has just what was trained on.
 
-        Where it is not, `uncounted` records were reported that it has not. Of `partly` records it has none,
-        and some of the attached optimizers have stepped on them.
+        Where it is not, `uncounted` records were reported that it has not. Of `half_stepped` records it has
+        none, and some of the attached optimizers have stepped on them.
         """
         digest = token_digest(token)
-        self._event("snapshot", token=digest, **self._part, exact=exact, uncounted=uncounted, partly=partly)
+        self._event(
+            "snapshot",
+            token=digest,
+            **self._part,
+            exact=exact,
+            uncounted=uncounted,
+            half_stepped=half_stepped,
+        )
 
     def model(self, seen: ModelSeen) -> None:
         """The model was looked at; one that is before the session takes part says nothing."""

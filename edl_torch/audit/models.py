@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Reports, saved_with
+from edl_torch.audit.lineage import DatasetHistory, Reports, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Seen
@@ -103,7 +103,7 @@ Values = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 _Group = list[_Learner]  # of one lineage, with one model
 
 
-def models_of(parts: Sequence[tuple[History, Part]]) -> Models:
+def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
     """Return the models of a job, of whose lineages, each with its data's history, the final comes first."""
     found = Models()
     chains: list[_Group] = []  # groups of several lineages that have one model
@@ -152,7 +152,7 @@ def models_of(parts: Sequence[tuple[History, Part]]) -> Models:
 # Who learnt what ----------------------------------------------------------------------------------------
 
 
-def _learners(history: History, part: Part, digest: str) -> Iterator[_Learner]:
+def _learners(history: DatasetHistory, part: Part, digest: str) -> Iterator[_Learner]:
     """Yield the models of each session that has records which count, or took the token that ended it."""
     lineage, own = part.lineage, part.own - part.quarantined
     told = lineage.acknowledged.at(lineage.acknowledged.answers != Answer.REFUSED)
@@ -258,7 +258,7 @@ def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
     return False
 
 
-def _had_learnt(history: History, part: Part, learner: _Learner) -> bool:
+def _had_learnt(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
     """Whether a model began at the beginning of the data that another lineage had trained on them."""
     others = (lineage for lineage in history.lineages.values() if lineage is not part.lineage)
     return len(learner.began.values) >= _TELLING and any(
@@ -358,7 +358,7 @@ def _doubted(learners: Sequence[_Learner]) -> Iterator[str]:
 # Words --------------------------------------------------------------------------------------------------
 
 
-def _name(history: History, place: int) -> str:
+def _name(history: DatasetHistory, place: int) -> str:
     name = history.trainers[place]
     same = history.trainers.count(name) > 1
     return f"{name} (session {history.sessions[place][:8]})" if same else name

@@ -94,7 +94,7 @@ class Snapshot:
     member: int
     exact: bool
     uncounted: int
-    partly: int
+    half_stepped: int
     late: bool
     line: int
 
@@ -392,7 +392,7 @@ def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
         member=int(values["member"]),
         exact=bool(values["exact"]),
         uncounted=int(values["uncounted"]),
-        partly=int(values["partly"]),
+        half_stepped=int(values["half_stepped"]),
         late=(ledger, lineage) != (chapter.ledger, chapter.lineage),
         line=line,
     )

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
 
-from edl_torch.audit.chain import Chain, FinalWord
+from edl_torch.audit.chain import FinalWord, LineageChain
 from edl_torch.audit.findings import Finding, Findings
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import History, Key, histories
+from edl_torch.audit.lineage import DatasetHistory, Key, histories
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs, read_order
@@ -49,8 +49,8 @@ class Judgement:
     """Verdict on one dataset, and what it was found from: the sets of records that it counts."""
 
     verdict: Verdict
-    history: History
-    chain: Chain
+    history: DatasetHistory
+    chain: LineageChain
     parts: Sequence[Part]  # the final one first
     found: Findings
     open: Intervals
@@ -197,24 +197,24 @@ def _read(
 class _Era:
     """The time in which a dataset had the same data; `left` is the token that it left them with."""
 
-    history: History
-    chain: Chain
+    history: DatasetHistory
+    chain: LineageChain
     parts: list[Part]
     left: Token | None = None
 
 
 def _judge_all(
-    history: History, word: FinalWord | None, *, unfinished: bool, listed: int
+    history: DatasetHistory, word: FinalWord | None, *, unfinished: bool, listed: int
 ) -> Iterator[Judgement]:
     """Judge one dataset, and before it the data that it had earlier. Raises AuditError when the logs do not
     reach back to its beginning."""
     word = word or FinalWord()
-    chain = Chain(history, word)
+    chain = LineageChain(history, word)
     eras = [_Era(history, chain, chain.parts())]
     while (left := _token_of(eras[-1].parts[-1])) is not None and left.before:
         before = Token.decode(left.before)
         earlier = history.of(before)
-        chain = Chain(earlier, FinalWord())
+        chain = LineageChain(earlier, FinalWord())
         parts = chain.left_for(eras[-1].parts[-1], left.before)
         if not parts:
             break
@@ -298,7 +298,7 @@ def _judge(
     return Judgement(verdict=verdict, history=history, chain=chain, parts=parts, found=found, open=left_open)
 
 
-def _excused(history: History, final: Part, word: FinalWord, unfinished: bool) -> Intervals:
+def _excused(history: DatasetHistory, final: Part, word: FinalWord, unfinished: bool) -> Intervals:
     """Return records that may be without an outcome yet."""
     if word.token is not None:
         return Intervals()  # the master says which have one
@@ -311,7 +311,7 @@ def _excused(history: History, final: Part, word: FinalWord, unfinished: bool) -
     return Intervals.run(max(0, end - history.spec.size), end)
 
 
-def _ahead(history: History, final: Part, word: FinalWord) -> Intervals:
+def _ahead(history: DatasetHistory, final: Part, word: FinalWord) -> Intervals:
     """Return records of the job that have no outcome by the master's word."""
     if word.token is None or not history.spec.num_epochs:
         return Intervals()
@@ -319,7 +319,7 @@ def _ahead(history: History, final: Part, word: FinalWord) -> Intervals:
     return Intervals.run(0, history.spec.num_epochs * history.spec.size) - final.required
 
 
-def _rolled_back(history: History, parts: list[Part], used: set[Key]) -> int:
+def _rolled_back(history: DatasetHistory, parts: list[Part], used: set[Key]) -> int:
     beyond = sum((part.outcomes - part.begun - part.required).count for part in parts[1:])
     unused = [lineage.acknowledged for key, lineage in history.lineages.items() if key not in used]
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)

@@ -28,7 +28,7 @@ _LONGEST_REASON = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Flaw:
     """Records `start … end - 1` of the source `name`, or `entries` of the reader's list of files."""
 
     kind: Kind
@@ -47,17 +47,17 @@ class Finding:
         return f"{which} of {self.name!r}: {self.reason}"
 
 
-def found(kind: Kind, name: str, start: int, reason: str, *, entry: bool = False) -> Finding:
+def found(kind: Kind, name: str, start: int, reason: str, *, entry: bool = False) -> Flaw:
     """A finding of one record, or entry; the reason becomes one line of bounded length."""
     line = " ".join(reason.split())
     if len(line) > _LONGEST_REASON:
         line = line[:_LONGEST_REASON] + " …"
-    return Finding(kind=kind, name=name, start=start, end=start + 1, reason=line, entries=entry)
+    return Flaw(kind=kind, name=name, start=start, end=start + 1, reason=line, entries=entry)
 
 
-def joined(findings: Iterable[Finding]) -> Iterator[Finding]:
+def joined(findings: Iterable[Flaw]) -> Iterator[Flaw]:
     """Neighbours with one reason as one finding."""
-    last: Finding | None = None
+    last: Flaw | None = None
     for item in findings:
         if last is not None and item == replace(last, start=last.end, end=item.end):
             last = replace(last, end=item.end)
@@ -69,14 +69,14 @@ def joined(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield last
 
 
-class Findings:
+class Flaws:
     """Counts all findings and keeps the first ten thousand."""
 
     def __init__(self) -> None:
         self.counts: Counter[Kind] = Counter()  # records
-        self._kept: list[Finding] = []
+        self._kept: list[Flaw] = []
 
-    def add(self, findings: Iterable[Finding]) -> None:
+    def add(self, findings: Iterable[Flaw]) -> None:
         """Take findings, in any order."""
         for item in findings:
             self.counts[item.kind] += len(item)
@@ -86,13 +86,13 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self.counts)
 
-    def kept(self, kind: Kind) -> list[Finding]:
+    def kept(self, kind: Kind) -> list[Flaw]:
         """Those of one kind that were kept, by source and record."""
         of_kind = (item for item in self._kept if item.kind == kind)
         return list(joined(sorted(of_kind, key=lambda item: (item.name, item.start))))
 
     def __repr__(self) -> str:
-        return f"<Findings {dict(self.counts)} kept={len(self._kept)}>"
+        return f"<Flaws {dict(self.counts)} kept={len(self._kept)}>"
 
 
 def listed_files(reader: AbstractDataReader) -> Iterable[str]:
@@ -106,14 +106,14 @@ def has_list(reader: AbstractDataReader) -> bool:
     return next(iter(listed_files(reader)), None) is not None
 
 
-def missing(reader: AbstractDataReader, name: str) -> Iterator[Finding]:
+def missing(reader: AbstractDataReader, name: str) -> Iterator[Flaw]:
     """Entries whose file is not there."""
     for entry, path in enumerate(listed_files(reader)):
         if not os.path.exists(path):
             yield found("missing", name, entry, f"the file '{path}' is missing", entry=True)
 
 
-def duplicates(reader: AbstractDataReader, name: str) -> Iterator[Finding]:
+def duplicates(reader: AbstractDataReader, name: str) -> Iterator[Flaw]:
     """Entries whose file an earlier entry names already. Eight bytes of memory for each entry."""
     hashes = np.fromiter((hash(os.path.normpath(path)) for path in listed_files(reader)), np.int64)
     ordered = np.sort(hashes)
@@ -140,7 +140,7 @@ _LOOK_EVERY = 32  # records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class RecordSpan:
     """Records `start … end - 1` of a source.
 
     `careful`: a process died in it, so the next one says before each record that it is at it. `deaths`: how
@@ -154,19 +154,19 @@ class Span:
     deaths: int = 0
 
 
-def all_records(sources: Sequence[Source], workers: int) -> Iterator[Span]:
+def all_records(sources: Sequence[Source], workers: int) -> Iterator[RecordSpan]:
     """Every record once."""
     total = sum(source.count for source in sources)
     length = min(max(total // (_SPANS_PER_WORKER * max(1, workers)), _LEAST), _MOST)
     for source in sources:
         last = source.start + source.count
         for start in range(source.start, last, length):
-            yield Span(name=source.name, start=start, end=min(start + length, last))
+            yield RecordSpan(name=source.name, start=start, end=min(start + length, last))
 
 
 def a_sample(
     sources: Sequence[Source], limit: int, drawn: Collection[tuple[str, int]] = ()
-) -> Iterator[Span]:
+) -> Iterator[RecordSpan]:
     """`limit` records, one of each of as many equal parts of the dataset, the same each time; and `drawn`."""
     if limit < 1:
         raise InvalidArgument(f"limit={limit}: expected 1 or more records")
@@ -174,13 +174,13 @@ def a_sample(
     if limit >= total:
         yield from all_records(sources, 1)
         return
-    yield from (Span(name=name, start=number, end=number + 1) for name, number in drawn)
+    yield from (RecordSpan(name=name, start=number, end=number + 1) for name, number in drawn)
     there = set(drawn)
     parts = np.arange(limit, dtype=np.float64) + np.random.default_rng(0).random(limit)
     positions = np.minimum((parts * (total / limit)).astype(np.int64), total - 1)
     for name, number in named(sources, np.unique(positions)):
         if (name, number) not in there:
-            yield Span(name=name, start=number, end=number + 1)
+            yield RecordSpan(name=name, start=number, end=number + 1)
 
 
 def spread(sources: Sequence[Source], count: int) -> list[tuple[str, int]]:
@@ -205,7 +205,7 @@ class Told:
     """All records of the span below `at` are read; `findings` are new ones among them."""
 
     at: int
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Flaw, ...] = ()
 
 
 class SpanReader:
@@ -215,10 +215,10 @@ class SpanReader:
         self._reader = reader
         self._mode = mode
         self._tell = tell
-        self._found: list[Finding] = []
+        self._found: list[Flaw] = []
         self._next = 0.0
 
-    def read(self, span: Span) -> None:
+    def read(self, span: RecordSpan) -> None:
         """Read all of it. Raises ReaderError where any other record would have failed as well."""
         at = span.start
         self._next = time.monotonic() + _TELL_EVERY_S

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.checking.findings import Finding, reason_of, spread
+from edl_torch.checking.findings import Flaw, reason_of, spread
 from edl_torch.errors import OutputError
 from edl_torch.readers.base import AbstractDataReader, required
 from edl_torch.readers.shared.files import whole_file
@@ -39,7 +39,7 @@ Box = tuple[float, float, float, float, str]  # x1 y1 x2 y2 in pixels, label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class SheetCell:
     """One record: its heading, and what is to be seen, or why nothing is."""
 
     heading: str
@@ -48,29 +48,31 @@ class Cell:
 
 
 def cells(
-    reader: AbstractDataReader, sources: Sequence[Source], mode: TaskType, count: int, bad: Sequence[Finding]
-) -> list[Cell]:
+    reader: AbstractDataReader, sources: Sequence[Source], mode: TaskType, count: int, bad: Sequence[Flaw]
+) -> list[SheetCell]:
     """At most `count` records, evenly over the dataset. Those in `bad` are not read again: they may kill."""
     return [_cell(reader, mode, name, number, bad) for name, number in spread(sources, count)]
 
 
-def _cell(reader: AbstractDataReader, mode: TaskType, name: str, number: int, bad: Sequence[Finding]) -> Cell:
+def _cell(
+    reader: AbstractDataReader, mode: TaskType, name: str, number: int, bad: Sequence[Flaw]
+) -> SheetCell:
     heading = f"{number}  {_tail(name)}"
     for finding in bad:
         if finding.name == name and finding.start <= number < finding.end:
-            return Cell(heading=heading, error=finding.reason)
+            return SheetCell(heading=heading, error=finding.reason)
     try:
         (record,) = reader.read_records(Task(shard=Shard(name=name, start=number, end=number + 1), type=mode))
-        return Cell(heading=heading, view=view(record, reader))
+        return SheetCell(heading=heading, view=view(record, reader))
     except Exception as exc:  # noqa: BLE001  a reader is the user's code, and so is what its records are
-        return Cell(heading=heading, error=reason_of(exc))
+        return SheetCell(heading=heading, error=reason_of(exc))
 
 
 def _tail(name: str) -> str:
     return name if len(name) <= 24 else "..." + name[-21:]
 
 
-def draw(cells: Sequence[Cell]) -> Picture:
+def draw(cells: Sequence[SheetCell]) -> Picture:
     """The sheet, uint8 [height, width, 3], RGB."""
     cv2 = _opencv()
     columns = min(_MOST_COLUMNS, max(1, int(np.ceil(np.sqrt(len(cells))))))
@@ -97,7 +99,7 @@ def save(sheet: Picture, path: str | os.PathLike[str]) -> None:
         ) from exc
 
 
-def _draw_cell(cv2: Any, area: Picture, cell: Cell) -> None:
+def _draw_cell(cv2: Any, area: Picture, cell: SheetCell) -> None:
     cv2.rectangle(area, (0, 0), (area.shape[1] - 1, area.shape[0] - 1), (210, 210, 210), 1)
     _write(cv2, area, [cell.heading], _MARGIN, 1, _INK)
     top = _MARGIN + _LINE

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     listed = max(0, options.list)
     judgements = judge(options.directories, words=words, unfinished=options.unfinished, listed=listed)
     if options.html is not None:
-        from edl_torch.cli.drawn.page import write_page
+        from edl_torch.cli.audit_page import write_page
 
         write_page(judgements, options.html, options.directories)
     verdicts = [judgement.verdict for judgement in judgements]

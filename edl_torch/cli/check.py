@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edl_torch.checking.check import Report, check, validate_sources
-from edl_torch.checking.findings import KINDS, Finding, spread
+from edl_torch.checking.check import CheckReport, check, validate_sources
+from edl_torch.checking.findings import KINDS, Flaw, spread
 from edl_torch.checking.sheet import cells, draw, save
 from edl_torch.cli.datasets import open_data
-from edl_torch.cli.progress import Progress
+from edl_torch.cli.progress import ProgressLine
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Source, TaskType
@@ -41,13 +41,13 @@ def run(options: argparse.Namespace) -> int:
     return FINDINGS if report.findings else CLEAN
 
 
-def _check(options: argparse.Namespace) -> tuple[Report, int | None]:
+def _check(options: argparse.Namespace) -> tuple[CheckReport, int | None]:
     _refuse_nonsense(options)
     mode = TaskType[options.mode.upper()]
     reader, sources = _open(options, mode)
     total = sum(source.count for source in sources)
     limit = None if options.limit is None else min(options.limit, total)
-    with Progress(limit or total, "records") as progress:
+    with ProgressLine(limit or total, "records") as progress:
         report = check(
             reader,
             sources,
@@ -100,7 +100,7 @@ def _draw(
     reader: AbstractDataReader,
     sources: Sequence[Source],
     mode: TaskType,
-    report: Report,
+    report: CheckReport,
 ) -> int:
     bad = report.findings.kept("unreadable")
     drawn = cells(reader, sources, mode, options.sample_count, bad)
@@ -108,7 +108,7 @@ def _draw(
     return len(drawn)
 
 
-def write_json(report: Report, data: str) -> str:
+def write_json(report: CheckReport, data: str) -> str:
     """Everything that was kept, indented. Names may hold undecodable bytes, so it is ASCII."""
     findings: dict[str, Any] = {
         kind: {
@@ -132,12 +132,12 @@ def write_json(report: Report, data: str) -> str:
     return json.dumps(value, indent=2)
 
 
-def write_table(report: Report, listed: int) -> str:
+def write_table(report: CheckReport, listed: int) -> str:
     """A few lines, and the first findings of each kind."""
     return "\n".join(_lines(report, listed))
 
 
-def _lines(report: Report, listed: int) -> Iterator[str]:
+def _lines(report: CheckReport, listed: int) -> Iterator[str]:
     yield f"{report.reader}: {report.records:,} record(s) in {len(report.sources):,} source(s)"
     for source in report.sources[:_MOST_SOURCES]:
         begins = f", from {source.start:,}" if source.start else ""
@@ -154,12 +154,12 @@ def _lines(report: Report, listed: int) -> Iterator[str]:
     yield "FINDINGS" if report.findings else "CLEAN"
 
 
-def _of_kind(report: Report, kind: Any, listed: int) -> Iterator[str]:
+def _of_kind(report: CheckReport, kind: Any, listed: int) -> Iterator[str]:
     count = report.findings.counts[kind]
     if not count:
         return
     yield f"{kind}: {count:,} ({_MEANING[kind]})"
-    named: list[Finding] = report.findings.kept(kind)[:listed]
+    named: list[Flaw] = report.findings.kept(kind)[:listed]
     yield from (f"  {item}" for item in named)
     if (more := count - sum(map(len, named))) > 0:
         yield f"  … and {more:,} more: see --list, --json"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from edl_torch.cli.datasets import open_data
-from edl_torch.cli.progress import Progress
+from edl_torch.cli.progress import ProgressLine
 from edl_torch.shard import TaskType
 
 
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     with _terminated_as_interrupted():
         reader, sources = open_data(options, options.source, mode)
         total = sum(source.count for source in sources)
-        with Progress(total, "records") as progress:
+        with ProgressLine(total, "records") as progress:
             files = convert(
                 reader,
                 options.target,

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     if options.state is None and options.accept_older_journal:
         raise InvalidArgument("--accept-older-journal needs --state: without it there is no journal")
     # All that is wrong with the options is found before there is a journal: else one would be left behind.
-    given = _Given.of(options)
+    given = _Checked.of(options)
     if options.state is None:
         _serve(options, given, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
         return 0
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _Checked:
     """What the options name, looked at: a master can listen where they say, with data that can be read."""
 
     credentials: ServerCredentials
@@ -65,7 +65,7 @@ class _Given:
     registrations: tuple[Registration, ...]
 
     @classmethod
-    def of(cls, options: argparse.Namespace) -> _Given:
+    def of(cls, options: argparse.Namespace) -> _Checked:
         from edl_torch.cli.datasets import described
         from edl_torch.core.registration import new_spec
         from edl_torch.master.addresses import check_address
@@ -92,7 +92,7 @@ class _Given:
 
 
 def _serve(
-    options: argparse.Namespace, given: _Given, dispatcher: Dispatcher, state: DurableState | None
+    options: argparse.Namespace, given: _Checked, dispatcher: Dispatcher, state: DurableState | None
 ) -> None:
     from edl_torch.master.server import serve, write_address_file
     from edl_torch.system.address import HostPort

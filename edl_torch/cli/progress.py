@@ -14,8 +14,8 @@ _WIDTH = 30
 _EVERY_S = 0.1
 
 
-class Progress:
-    """`with Progress(total, "records") as show: show(count)`; the line is gone at the end."""
+class ProgressLine:
+    """`with ProgressLine(total, "records") as show: show(count)`; the line is gone at the end."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Progress:
             self._next = now + _EVERY_S
             self._draw(count, now)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:

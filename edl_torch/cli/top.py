@@ -7,8 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from edl_torch.cli.figures import duration, epoch_of, of_data, percent, rate, share, short
-from edl_torch.cli.status import client_of, trainer_state
+from edl_torch.cli.status import (
+    client_of,
+    duration,
+    epoch_of,
+    of_data,
+    percent,
+    rate,
+    share,
+    short,
+    trainer_state,
+)
 from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
 from edl_torch.core.events import Event, EventKind
 from edl_torch.core.limits import printable

@@ -13,9 +13,9 @@ from inspect import Parameter
 from pathlib import PurePath
 from typing import Any, Literal, TypeVar, Unpack
 
-from edl_torch.client.master_api import MasterApi
 from edl_torch.core.calls import RegisterAnswer, RegisterCall
 from edl_torch.core.identity import identity
+from edl_torch.core.master_api import MasterApi
 from edl_torch.core.registration import check_option, new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
@@ -165,7 +165,7 @@ class Description:
             return self._register(master, session, replace(in_full, shuffle_window=None))
 
     def _register(self, master: MasterApi, session: str, registration: Registration) -> RegisterAnswer:
-        return master.register(
+        return master.call(
             RegisterCall(
                 session=session,
                 worker_id=master.worker_id,

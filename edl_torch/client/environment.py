@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from edl_torch.client.master_api import MasterApi
+from edl_torch.core.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, MasterStartError
 from edl_torch.protocols import DOORS, OURS, door
 from edl_torch.system.address import parse_address
@@ -139,7 +139,7 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
         return _embedded_master()
     timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
     if protocol != OURS:
-        return door(protocol).client(address, timeout_s)
+        return door(protocol).connect(address, timeout_s)
     from edl_torch.client.grpc.client import MasterClient
 
     return MasterClient(address, master_timeout_s=timeout_s, credentials=credentials)

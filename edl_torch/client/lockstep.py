@@ -6,28 +6,27 @@ decides about batches, nor knows torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-from edl_torch.client.master_api import Listener, MasterApi
 from edl_torch.client.peers import Doing, Peers, together
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
-    DatasetStatus,
     Fence,
     FencedCall,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
+    ProgressCall,
     RegisterAnswer,
     RegisterCall,
     ReportAnswer,
     ReportCall,
-    RestoreCall,
+    Request,
 )
+from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.registration import new_spec, reconcile
 from edl_torch.errors import InvalidArgument, UnknownDataset
 from edl_torch.shard import DatasetSpec
+
+A = TypeVar("A")
 
 
 class Lockstep:
@@ -84,7 +83,7 @@ class Lockstep:
 # A rank without leases: another one, with a part of the same model, holds them ------------------------
 
 
-class FollowedMaster:
+class FollowedMaster(MasterApi):
     """`MasterApi` of which only looking from outside reaches `master`: nobody registers there, or reports.
 
     The trainer of such a rank keeps count like any other, so that its loop is told the same.
@@ -93,22 +92,38 @@ class FollowedMaster:
     """
 
     in_process = True
-    report_delay_s = 0.0
-    keeps_ledger = True
 
     def __init__(self, master: MasterApi) -> None:
         self.spec: DatasetSpec | None = None
+        self.worker_id = master.worker_id
         self._master = master
 
     def __repr__(self) -> str:
         return f"<FollowedMaster of {self._master!r}>"
 
-    @property
-    def worker_id(self) -> str:
-        return self._master.worker_id
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        """Answer what a trainer without leases may ask. Raises InvalidArgument for the rest."""
+        answer: Any
+        match request:
+            case RegisterCall():
+                answer = self._register(request)
+            case ReportCall():
+                answer = ReportAnswer(request=request.request)
+            case ConfirmCall():
+                answer = ConfirmAnswer()
+            case ProgressCall():
+                answer = self._master.dataset_status(request.dataset)
+            case FencedCall():
+                raise InvalidArgument(
+                    f"this rank holds no leases of dataset {request.dataset!r}: it gets the batches of the "
+                    f"rank that does, through the ElasticDataLoader that was made with mesh=…"
+                )
+            case _:
+                answer = self._master.call(request)
+        return cast("A", answer)
 
-    def register(self, call: RegisterCall) -> RegisterAnswer:
-        """The dataset, as it is registered, or as this rank itself would describe it."""
+    def _register(self, call: RegisterCall) -> RegisterAnswer:
+        """Return the dataset as it is registered, or as this rank itself would describe it."""
         spec = self.spec
         if spec is None:
             if call.registration.sources is None:
@@ -121,42 +136,12 @@ class FollowedMaster:
             spec = reconcile(spec, call.registration, alone=True)
         return RegisterAnswer(spec=spec, fence=Fence(), epoch=0)
 
-    def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float] | None:
-        return None
-
-    def report(self, call: ReportCall) -> ReportAnswer:
-        return ReportAnswer(request=call.request)
-
-    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        return ConfirmAnswer()
-
-    def progress(self, call: FencedCall) -> DatasetStatus:
-        return self._master.dataset_status(call.dataset)
-
-    def dataset_status(self, dataset: str) -> DatasetStatus:
-        return self._master.dataset_status(dataset)
-
-    def status(self) -> MasterStatus:
-        return self._master.status()
+    def attend(self, session: str, member: int, listener: Listener) -> None:
+        """Keep nothing alive: there is no session at the master."""
 
     def leave(self, session: str, member: int) -> None:
-        return
+        """Take no leave of a master that does not know the session."""
 
     def close(self) -> None:
+        """Close the master."""
         self._master.close()
-
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
-        raise _no_leases(call.dataset)
-
-    def snapshot(self, call: FencedCall) -> str:
-        raise _no_leases(call.dataset)
-
-    def restore(self, call: RestoreCall) -> int:
-        raise _no_leases(call.dataset)
-
-
-def _no_leases(dataset: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"this rank holds no leases of dataset {dataset!r}: it gets the batches of the rank that does, "
-        f"through the ElasticDataLoader that was made with mesh=…"
-    )

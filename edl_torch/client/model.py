@@ -90,7 +90,7 @@ class Model:
                 self._places = shapes, _Places(parameters)
             places = self._places[1]
             seen, totals = places.look(parameters)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as exc:
+        except (RuntimeError, TypeError, ValueError) as exc:
             # A kind of tensor that torch cannot index or add up must not end a job: it shows nothing.
             log.warning(
                 "the model cannot be looked at, so the audit cannot compare it: %s",

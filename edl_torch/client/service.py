@@ -16,12 +16,12 @@ from typing import Any, Literal, Protocol, Self, Unpack
 
 from edl_torch.client.description import Description, check_count, option_parameters, order_of, shows
 from edl_torch.client.environment import default_master
-from edl_torch.client.master_api import MasterApi
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
 from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
+from edl_torch.core.master_api import MasterApi
 from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.integrations.engines import check_not_hidden
 from edl_torch.readers.base import AbstractDataReader
@@ -420,7 +420,7 @@ def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, a
     """The master that the service was given, or the environment's. Raises InvalidArgument."""
     if given is not None and master_timeout_s is not None:
         raise InvalidArgument("master_timeout_s is that of the master_client: give it to MasterClient(…)")
-    if given is not None and not callable(getattr(given, "register", None)):
+    if given is not None and not isinstance(given, MasterApi):
         raise InvalidArgument(
             f"master_client must be a MasterClient or a LocalMaster, not {given!r}: "
             "MasterClient('host:port') makes one of an address"

@@ -21,12 +21,12 @@ from edl_torch.client.elastic import ElasticSession
 from edl_torch.client.iterations import Iterations, NoIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.lockstep import FollowedMaster
-from edl_torch.client.master_api import MasterApi
 from edl_torch.client.model import Model
 from edl_torch.client.neighbours import sessions
 from edl_torch.client.optimizers import Optimizers
 from edl_torch.client.position import Position
 from edl_torch.core.calls import Grant
+from edl_torch.core.master_api import MasterApi
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
 from edl_torch.system.cuts import cut_off, is_own
@@ -199,10 +199,7 @@ class Session:
 
     def _act(self, action: Action) -> Any:
         if isinstance(action, Call):
-            call = getattr(self.master, action.method)
-            if action.request is None:
-                return call()
-            return call(action.request, action.wait_s) if action.wait_s else call(action.request)
+            return self.master.call(action.request, action.wait_s)
         if isinstance(action, Register):
             return self.description.register(self.master, self.id, again=action.again)
         if isinstance(action, Attend):

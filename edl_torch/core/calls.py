@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import Generic, TypeVar
 
 from edl_torch.core.events import Departed, Event
 from edl_torch.core.measures import Measures
@@ -15,13 +16,26 @@ from edl_torch.core.picture import Picture
 from edl_torch.shard import DatasetSpec, Slice, TaskType
 from edl_torch.shard import Registration as Registration  # a call's part, declared with the options
 
+A = TypeVar("A")
+
 LeaseId = tuple[int, int]  # task, attempt
 
 NEW_PASS = -1  # `LeaseCall.epoch` of a pass that has no epoch yet: the answer names it
 
 
+class Request(Generic[A]):
+    """Call to a master, which answers it with an `A`: one class for each, all in this file."""
+
+    __slots__ = ()
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of such calls: `lease` of a `LeaseCall`."""
+        return cls.__name__.removesuffix("Call").lower()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterCall:
+class RegisterCall(Request["RegisterAnswer"]):
     """Call that joins a dataset, and describes it where `registration.sources` is given."""
 
     session: str
@@ -71,7 +85,7 @@ class Grant:
 
 
 @dataclass(slots=True, kw_only=True)
-class FencedCall:
+class FencedCall(Request[A]):
     """Call of a session on a dataset, with the fence that its registration was answered with.
 
     The fence is compared with the master's: a call of another master, of a history that was left by a
@@ -88,8 +102,20 @@ class FencedCall:
 
 
 @dataclass(slots=True, kw_only=True)
-class RestoreCall(FencedCall):
+class SnapshotCall(FencedCall[str]):
+    """Call for the dataset's position as a token, by a trainer that is still part of its history."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgressCall(FencedCall["DatasetStatus"]):
+    """Call for the dataset's progress, by a trainer that is still part of its history."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RestoreCall(FencedCall[int]):
     """Call that takes the dataset back to `token` (None: to the beginning), in place of its fence's lineage.
+
+    The answer is the new lineage.
 
     `request` numbers the restores of a session: one that is repeated gets the answer of then.
     """
@@ -107,7 +133,7 @@ class PassState(IntEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class LeaseCall(FencedCall):
+class LeaseCall(FencedCall["LeaseAnswer"]):
     """Call for up to `count` leases of `epoch`. `request` numbers the call; a repeat is answered alike.
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits to hear whether the
@@ -166,7 +192,7 @@ class GiveBack:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReportCall(FencedCall):
+class ReportCall(FencedCall["ReportAnswer"]):
     """Report on leased records. Applied in the order failures, acknowledgements, give-backs."""
 
     request: int
@@ -188,7 +214,7 @@ class ReportAnswer:
 
 
 @dataclass(slots=True, kw_only=True)
-class ConfirmCall(FencedCall):
+class ConfirmCall(FencedCall["ConfirmAnswer"]):
     """Question of a session that was cut off: which of these leases are still its own?"""
 
     leases: tuple[LeaseId, ...] = ()
@@ -199,6 +225,13 @@ class ConfirmAnswer:
     """Answer to a confirm call: `void` lists the tasks that are not the session's any more."""
 
     void: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusCall(Request["MasterStatus"]):
+    """Call for the master's whole state, or for that of one `dataset` alone, by anybody."""
+
+    dataset: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

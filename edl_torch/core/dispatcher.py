@@ -7,9 +7,9 @@ a journal has to write. Locks, long polls, streams and the journal are the busin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -21,17 +21,21 @@ from edl_torch.core.calls import (
     LeaseCall,
     MasterStatus,
     PassState,
+    ProgressCall,
     QuarantinedRecord,
     RegisterAnswer,
     RegisterCall,
     Registration,
     ReportAnswer,
     ReportCall,
+    Request,
     RestoreCall,
+    SnapshotCall,
+    StatusCall,
 )
 from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.events import EventKind
-from edl_torch.core.history import History, Watching
+from edl_torch.core.history import End, History, Watching
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
@@ -43,6 +47,8 @@ from edl_torch.core.rollback import Rollback
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
+
+A = TypeVar("A")
 
 SHOWN = 20  # records in quarantine of a status that trainers ask for
 WAITER_S = 3.0  # a trainer that waits asks again well within this time
@@ -101,6 +107,11 @@ class Dispatcher:
     def version(self) -> int:
         """Number that grows when calls that wait may find something: then they look again."""
         return self._version.count
+
+    def call(self, request: Request[A], now: float) -> A:
+        """Answer a call: `_ANSWERS` at the end of this file names the method for each kind of it."""
+        answer: A = _ANSWERS[type(request)](self, request, now)
+        return answer
 
     # Taking part ----------------------------------------------------------------------------------------
 
@@ -443,19 +454,19 @@ class Dispatcher:
         self.heard(call, now).progressed = now
         return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
 
-    def heard(self, call: FencedCall, now: float) -> Member:
+    def heard(self, call: FencedCall[Any], now: float) -> Member:
         """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
         if self.durable:
             self.rollback.check(call)
         return self.members.heard(call.session, call.fence.member, now)
 
-    def _known(self, call: FencedCall) -> Member:
+    def _known(self, call: FencedCall[Any]) -> Member:
         """Return the member that calls, as `heard` does; a call that waits is not heard again."""
         if self.durable:
             self.rollback.check(call)
         return self.members.find(call.session, call.fence.member)
 
-    def _fenced(self, call: FencedCall) -> ShardLedger:
+    def _fenced(self, call: FencedCall[Any]) -> ShardLedger:
         """Return the ledger of a call of a living member. Raises StaleLease for another history."""
         ledger = self._ledgers[call.dataset]
         if call.fence.ledger != self.ledger_id:
@@ -472,7 +483,7 @@ class Dispatcher:
 
     # Tokens and status ----------------------------------------------------------------------------------
 
-    def snapshot(self, call: FencedCall, now: float) -> str:
+    def snapshot(self, call: SnapshotCall, now: float) -> str:
         """Return the dataset's position as a token, for a trainer that is still part of its history."""
         member = self.heard(call, now)
         ledger = self._fenced(call)
@@ -560,7 +571,7 @@ class Dispatcher:
         """Return the ledger of a dataset; None when there is none."""
         return self._ledgers.get(dataset)
 
-    def progress(self, call: FencedCall, now: float) -> DatasetStatus:
+    def progress(self, call: ProgressCall, now: float) -> DatasetStatus:
         """Return the dataset's progress, for a trainer that is still part of its history."""
         self.heard(call, now)
         return self._status_of(self._fenced(call), now)
@@ -574,12 +585,19 @@ class Dispatcher:
         status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
         return self.history.watch(ledger, now).filled(status, now)
 
-    def look(self, now: float) -> bool:
+    def look(self, now: float) -> tuple[End, ...]:
         """Note in the history what has come about; to be called when `version` has changed.
 
-        Returns whether any dataset is new, in another epoch or lineage, or finished.
+        Returns the ends of epochs and datasets.
         """
         return self.history.look(self._ledgers.values(), self.suspended, now)
+
+    def observe(self, call: StatusCall, now: float) -> MasterStatus:
+        """Return the state of the master, or of one dataset of it alone."""
+        if call.dataset is None:
+            return self.status(now)
+        found = self.dataset_status(call.dataset, now)
+        return MasterStatus(ledger=self.ledger_id, durable=self.durable, datasets=(found,), trainers=())
 
     def status(self, now: float) -> MasterStatus:
         """Return the state of the master; of all quarantines together as much as one may have."""
@@ -607,3 +625,15 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
+
+
+_ANSWERS: dict[type[Request[Any]], Callable[[Dispatcher, Any, float], Any]] = {
+    RegisterCall: Dispatcher.register,
+    LeaseCall: Dispatcher.lease,
+    ReportCall: Dispatcher.report,
+    ConfirmCall: Dispatcher.confirm,
+    SnapshotCall: Dispatcher.snapshot,
+    RestoreCall: Dispatcher.restore,
+    ProgressCall: Dispatcher.progress,
+    StatusCall: Dispatcher.observe,
+}

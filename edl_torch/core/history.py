@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from edl_torch.core.calls import DatasetStatus, TrainerState, TrainerStatus
 from edl_torch.core.events import NAME_CHARS, TEXT_CHARS, Departed, Event, EventKind
@@ -113,6 +114,14 @@ class Watch:
         return drawn
 
 
+class End(NamedTuple):
+    """End of an epoch of a dataset, or of its last one; then `epoch` is None."""
+
+    ledger: ShardLedger
+    epoch: int | None
+    seconds: float  # since the epoch began, or the dataset, or the master
+
+
 class History:
     """Events, departures and watches of a master, all bounded."""
 
@@ -126,7 +135,7 @@ class History:
         self._wall = 0.0  # seconds since 1970 less `now`
         self._number = 0
         self._watches: dict[str, Watch] = {}
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, tuple[Stage, float]] = {}  # where each dataset is, and since when
         self._suspended: set[str] = set()
 
     # Time -----------------------------------------------------------------------------------------------
@@ -217,40 +226,46 @@ class History:
             )
         )
 
-    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> bool:
-        """Add what has come about since the last look: ends of epochs, suspensions. Returns if any dataset
-        is new, or elsewhere."""
-        changed = False
+    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> tuple[End, ...]:
+        """Add what has come about since the last look: ends of epochs, which are returned, and suspensions.
+
+        A restore is no end, though it may leave less to do.
+        """
+        ends: list[End] = []
         for ledger in ledgers:
             name = ledger.spec.name
-            before = self._stages.get(name)
+            before, since = self._stages.get(name, (None, now))
             if before is not None and ledger.goes_on(before):  # almost always
                 continue
             after = ledger.stage
             if before == after:
                 continue
-            changed, self._stages[name] = True, after
-            if before is not None and before[0] == after[0]:
-                self._add_ends(ledger, before, after, now)
+            self._stages[name] = after, now
+            if before is not None and before.lineage == after.lineage:
+                ends += self._ends(ledger, before, after, since, now)
         if suspended or self._suspended:
             for name in suspended.keys() - self._suspended:
                 self.add(EventKind.SUSPENDED, now, dataset=name, text=suspended[name])
             self._suspended = set(suspended)
-        return changed
+        return tuple(ends)
 
-    def _add_ends(self, ledger: ShardLedger, before: Stage, after: Stage, now: float) -> None:
+    def _ends(
+        self, ledger: ShardLedger, before: Stage, after: Stage, since: float, now: float
+    ) -> Iterator[End]:
         spec = ledger.spec
         if spec.epoch_barrier:  # without, a later epoch is read while an earlier one is not over
             of = f" of {spec.num_epochs}" if spec.num_epochs else ""
             for epoch in range(before.epoch, after.epoch)[-EVENTS:]:
                 text = f"epoch {epoch}{of}"
                 self.add(EventKind.EPOCH_OVER, now, dataset=spec.name, text=text, records=ledger.plan.size)
+                yield End(ledger, epoch, now - since)
         if after.finished and not before.finished:
             text = (
                 f"{ledger.acknowledged:,} records trained on, {len(ledger.quarantine):,} quarantined, "
                 f"{ledger.dropped:,} dropped"
             )
             self.add(EventKind.FINISHED, now, dataset=spec.name, text=text, records=ledger.acknowledged)
+            yield End(ledger, None, now - since)
 
     def __repr__(self) -> str:
         return f"<History events={self._number} departed={len(self.departed)}>"

@@ -14,6 +14,10 @@ from edl_torch.fingerprint import check as check_fingerprint
 from edl_torch.shard import OPTIONS, DatasetSpec, Registration, Source, TaskType
 
 BATCHES_PER_SHARD = 8
+_GO_ON = (
+    ". To go on with other data, start a master that has none of this dataset (with another --state), and "
+    'load the checkpoint with data_changed="new_epoch"'
+)
 
 _HINTS = get_type_hints(DatasetSpec)
 _CHOICES = {bool: "True or False", bool | None: "True, False or None", TaskType: "a TaskType"}
@@ -63,10 +67,11 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
     if not alone:
         differing += option_differences(registered, asked)
     if differing:
-        what = "data or settings" if data_differences(old, new) else "settings"
+        has_other_data = bool(data_differences(old, new))
+        what = "data or settings" if has_other_data else "settings"
         raise DatasetConflict(
             f"dataset {registered.name!r} is registered with other {what}: {'; '.join(differing)}. "
-            f"Use the registered ones, or another dataset_name"
+            f"Use the registered ones, or another dataset_name" + _GO_ON * has_other_data
         )
     validate_spec(wanted)
     return wanted

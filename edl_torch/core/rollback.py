@@ -7,7 +7,7 @@ answered. So a number that it does not know comes from a later state, which is l
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edl_torch.core.calls import FencedCall, RestoreCall
 from edl_torch.core.changes import Mark
@@ -44,7 +44,7 @@ class Rollback:
         self._mark("next", "member")
         self._mark("next", "gaps")
 
-    def check(self, call: FencedCall) -> None:
+    def check(self, call: FencedCall[Any]) -> None:
         """Raise JournalWentBack if this state is older than what the caller was told, or known to be."""
         dispatcher = self._dispatcher
         own = call.fence.ledger == dispatcher.ledger_id
@@ -89,7 +89,7 @@ class Rollback:
         return f"<Rollback suspended={len(self._dispatcher.suspended)}>"
 
 
-def evidence(call: FencedCall, members: Members, ledger: ShardLedger | None) -> str:
+def evidence(call: FencedCall[Any], members: Members, ledger: ShardLedger | None) -> str:
     """Return the number in the call that was never given, and the known one, in words; '' for none.
 
     The call is of this master's ledger. `ledger` is that of its dataset, None where there is none of

@@ -33,7 +33,6 @@ from edl_torch.data.seeding import Generators, draws_by_itself, name_of, record_
 from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
-from edl_torch.data.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
@@ -191,8 +190,6 @@ class ShardedDataset(IterableDataset[Any]):
             if info is not None:
                 end_with_parent()
             self._link = pid, SocketLink(self._handle, stream, run)
-            if info is not None:
-                tell_what_ends_worker(self._link[1])
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:

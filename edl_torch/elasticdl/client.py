@@ -12,37 +12,40 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 from edl_torch.client.grpc.calling import Caller
 from edl_torch.client.grpc.channel import MasterChannel, build_channel
 from edl_torch.client.grpc.heartbeat import backoff
-from edl_torch.client.master_api import Listener
 from edl_torch.core.calls import (
     NEW_PASS,
     ConfirmAnswer,
     ConfirmCall,
     DatasetStatus,
     Fence,
-    FencedCall,
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
     PassState,
+    ProgressCall,
     RegisterAnswer,
     RegisterCall,
     ReportAnswer,
     ReportCall,
-    RestoreCall,
+    Request,
+    StatusCall,
 )
+from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.elasticdl import wire
 from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, GetTaskCall, TaskResult
-from edl_torch.elasticdl.dataset import ForeignDataset
+from edl_torch.elasticdl.tasks import ForeignDataset
 from edl_torch.errors import EdlError, InvalidArgument, TooManyBadRecords, UnknownDataset, Unsupported
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
 
 log = logging.getLogger("edl_torch.client")
+
+A = TypeVar("A")
 
 ATTEMPT_S = 30.0  # of one call: a task may carry 64 MB of indices, and one whose answer is lost is late
 LEAVE_S = 2.0
@@ -52,15 +55,13 @@ EPOCH = 0  # of all passes: such a master does not tell epochs
 FENCE = Fence(ledger="elasticdl", lineage=1, member=1)  # always: no session is ever given up
 
 
-class ElasticDLMasterClient:
-    """A `MasterApi` over ElasticDL's protocol. Takes what a `MasterClient` takes.
+class ElasticDLMasterClient(MasterApi):
+    """A master over ElasticDL's protocol. Takes what a `MasterClient` takes.
 
     All epochs of the job are one pass. WAIT is waited out, an error is retried for `master_timeout_s` and
     then raised as MasterUnavailable, and only the master's own word ends the data.
     """
 
-    in_process = False
-    report_delay_s = 0.0
     keeps_ledger = False
 
     def __init__(
@@ -72,6 +73,7 @@ class ElasticDLMasterClient:
         credentials: Credentials | None = None,
     ) -> None:
         self._worker = _worker_number(worker_id)
+        self.worker_id = str(self._worker)
         self._channel = build_channel(master, credentials) if isinstance(master, str) else master
         self._caller = Caller(self.address, master_timeout_s, self._channel.explain)
         names = (wire.GET_TASK, wire.REPORT_TASK_RESULT, wire.REPORT_TRAINING_PARAMS)
@@ -84,18 +86,33 @@ class ElasticDLMasterClient:
         atexit.register(self.close)
 
     @property
-    def worker_id(self) -> str:
-        """The worker's number, as a label."""
-        return str(self._worker)
-
-    @property
     def address(self) -> str:
         """Host and port of the master."""
         return str(self._channel.address)
 
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        """As `MasterApi.call`. Raises Unsupported where such a master has no call for it."""
+        answer: Any
+        match request:
+            case LeaseCall():
+                answer = self._lease(request, wait_s)
+            case ReportCall():
+                answer = self._apply(request)
+            case RegisterCall():
+                answer = self._register(request)
+            case ConfirmCall():
+                answer = ConfirmAnswer()  # no lease is ever known to be void
+            case ProgressCall():
+                answer = self._progress(request.dataset)  # such a master has one history
+            case StatusCall():
+                answer = self._observe(request)
+            case _:
+                self._refuse("state_dict() has no token to save, load_state_dict() no way back")
+        return cast("A", answer)
+
     # Taking part ------------------------------------------------------------------------------------------
 
-    def register(self, call: RegisterCall) -> RegisterAnswer:
+    def _register(self, call: RegisterCall) -> RegisterAnswer:
         """Tell the master size and shuffles, as its own clients do; it may know better and not say so."""
         name = call.registration.name
         with self._lock:
@@ -114,10 +131,6 @@ class ElasticDLMasterClient:
         """There is no stream and no heartbeat: liveness is never in doubt, and never known."""
         return
 
-    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """No lease is ever known to be void."""
-        return ConfirmAnswer()
-
     def _dataset(self, name: str) -> ForeignDataset:
         with self._lock:
             found = self._datasets.get(name)
@@ -127,7 +140,7 @@ class ElasticDLMasterClient:
 
     # Lending and outcomes -----------------------------------------------------------------------------------
 
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
+    def _lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
         """Records of the next task; with `wait_s` ask so long while the master says WAIT."""
         dataset = self._dataset(call.dataset)
         give_up_at = time.monotonic() + wait_s
@@ -182,7 +195,7 @@ class ElasticDLMasterClient:
         log.warning("the master at %s wants its callback at the end of training: not ours", self.address)
         self._call(self._report, wire.RESULT.write(TaskResult(task_id=task.task_id)))
 
-    def report(self, call: ReportCall) -> ReportAnswer:
+    def _apply(self, call: ReportCall) -> ReportAnswer:
         """Apply outcomes here; each task whose last record has got one is told to the master."""
         dataset = self._dataset(call.dataset)
         with self._lock:
@@ -204,20 +217,6 @@ class ElasticDLMasterClient:
         answer: bytes = self._caller.call(rpc, request, attempt_s=ATTEMPT_S)
         return answer
 
-    # What such a master cannot do ---------------------------------------------------------------------------
-
-    def snapshot(self, call: FencedCall) -> str:
-        """Unsupported: the master has no position to save."""
-        self._refuse("state_dict() has no token to save")
-
-    def restore(self, call: RestoreCall) -> int:
-        """Unsupported: the master cannot go back."""
-        self._refuse("load_state_dict() cannot take the data back, not even to the beginning")
-
-    def status(self) -> MasterStatus:
-        """Unsupported: the master does not tell its state."""
-        self._refuse("there is no status to read")
-
     def _refuse(self, what: str) -> NoReturn:
         raise Unsupported(
             f"{what}: the master at {self.address} speaks ElasticDL's protocol, which has no call for it. "
@@ -225,11 +224,13 @@ class ElasticDLMasterClient:
             f"EDL_MASTER_PROTOCOL out"
         )
 
-    def progress(self, call: FencedCall) -> DatasetStatus:
-        """What this trainer did: such a master has one history."""
-        return self.dataset_status(call.dataset)
+    def _observe(self, call: StatusCall) -> MasterStatus:
+        if call.dataset not in self._datasets:  # of no dataset, or before there is a position to save or load
+            self._refuse("there is no position to save or to go back to, and no status to read")
+        status = self._progress(call.dataset)
+        return MasterStatus(ledger=FENCE.ledger, durable=False, datasets=(status,), trainers=())
 
-    def dataset_status(self, dataset: str) -> DatasetStatus:
+    def _progress(self, dataset: str) -> DatasetStatus:
         """What this trainer did; `finished` is the master's word, and that nothing is left to be told."""
         found = self._dataset(dataset)
         with self._lock:

@@ -182,7 +182,7 @@ class ElasticDLServicer:
     async def _lent(self, ask: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         """The answer; None when the dataset went back to a checkpoint meanwhile, or the session was lost."""
         with contextlib.suppress(StaleLease):
-            return await self._host.lease(ask, wait_s)
+            return await self._host.call(ask, wait_s)
         return None
 
     def _check_serving(self) -> None:

@@ -129,13 +129,12 @@ def check_no_manager(frame: FrameType | None) -> None:
 
 
 def _scopes(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:
-    seen = set[int]()
+    modules = dict[int, Mapping[str, Any]]()  # each once; locals are made anew as they are asked for
     while frame is not None:
-        for scope in (frame.f_locals, frame.f_globals):
-            if id(scope) not in seen:
-                seen.add(id(scope))
-                yield scope
+        yield frame.f_locals
+        modules[id(frame.f_globals)] = frame.f_globals
         frame = frame.f_back
+    yield from modules.values()
 
 
 def _holds(scope: Mapping[str, Any], kind: type) -> bool:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edl_torch.client.grpc.channel import FollowingChannel
 from edl_torch.client.grpc.client import MasterClient
-from edl_torch.client.grpc.following import FollowingChannel
 from edl_torch.errors import (
     EdlError,
     InvalidArgument,

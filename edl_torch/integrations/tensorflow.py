@@ -133,60 +133,33 @@ class DynamicShardingCallback(Callback):  # type: ignore[misc]  # as above
         super().__init__()
         self._service = service
         self._first = 0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """`fit` begins; it may have read ahead to build the model, and begins again."""
-        self._begin(TaskType.TRAINING)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """`evaluate` begins."""
-        self._begin(TaskType.EVALUATION)
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """`predict` begins."""
-        self._begin(TaskType.PREDICTION)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """One step begins, or `steps_per_execution` of them."""
-        self._step(TaskType.TRAINING, batch)
-
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """As in training."""
-        self._step(TaskType.EVALUATION, batch)
-
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """As in training."""
-        self._step(TaskType.PREDICTION, batch)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The steps up to `batch` are done."""
-        self._report(TaskType.TRAINING, batch)
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """As in training."""
-        self._report(TaskType.EVALUATION, batch)
-
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """As in training."""
-        self._report(TaskType.PREDICTION, batch)
+        if service.task_type is TaskType.TRAINING:
+            self.on_train_begin = self._begin
+            self.on_train_batch_begin, self.on_train_batch_end = self._step, self._report
+        elif service.task_type is TaskType.EVALUATION:
+            self.on_test_begin = self._begin
+            self.on_test_batch_begin, self.on_test_batch_end = self._step, self._report
+        else:
+            self.on_predict_begin = self._begin
+            self.on_predict_batch_begin, self.on_predict_batch_end = self._step, self._report
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """A pass over the data is over, and perhaps all of it. Raises TooManyBadRecords."""
         if self._service.task_type is TaskType.TRAINING and self._service.finished:
             self.model.stop_training = True
 
-    def _begin(self, task_type: TaskType) -> None:
-        if self._service.task_type is task_type:
-            self._service.abandon_pass()
+    def _begin(self, logs: Any = None) -> None:
+        """Begin; `fit` may have read ahead to build the model, and begins again."""
+        self._service.abandon_pass()
 
-    def _step(self, task_type: TaskType, batch: int) -> None:
-        if self._service.task_type is task_type:
-            self._first = batch
+    def _step(self, batch: int, logs: Any = None) -> None:
+        """Note that one step begins, or `steps_per_execution` of them."""
+        self._first = batch
 
-    def _report(self, task_type: TaskType, batch: int) -> None:
-        if self._service.task_type is task_type:
-            self._service.report_batch_done()
-            # Keras names `steps_per_execution` steps also where the data end before the last of them.
-            with suppress(AccountingError):
-                for _ in range(self._first, batch):
-                    self._service.report_batch_done()
+    def _report(self, batch: int, logs: Any = None) -> None:
+        """Report the steps up to `batch`, which are done."""
+        self._service.report_batch_done()
+        # Keras names `steps_per_execution` steps also where the data end before the last of them.
+        with suppress(AccountingError):
+            for _ in range(self._first, batch):
+                self._service.report_batch_done()

@@ -12,42 +12,28 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Protocol, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
-from edl_torch.core import calls
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, MasterStatus, ReportCall, Request, StatusCall
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.measures import Measures
+from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.system.cuts import cut_off, is_own
 
+A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LOOK_AGAIN_S = 1.0  # a waiting call looks at least so often, and so stays known as waiting
 
 
-class Listener(Protocol):
-    """A session that hears that another one waits, and tells what it has measured."""
-
-    @property
-    def measures(self) -> Measures:
-        """What it has measured by now. Takes no lock."""
-
-    def wanted(self, dataset: str) -> None:
-        """Another trainer waits for records of this dataset."""
-
-    def tell(self) -> None:
-        """Report now what `report_delay_s` has kept back."""
-
-
-class LocalMaster:
+class LocalMaster(MasterApi):
     """`MasterApi` over a dispatcher of its own, or over a given one. Safe for many threads.
 
-    `clock` tells the dispatcher the time; waiting in `lease` is measured in real time.
+    `clock` tells the dispatcher the time; waiting for leases is measured in real time.
     """
 
     in_process = True
-    keeps_ledger = True
     report_delay_s = 0.1  # a report costs as much as all else of a batch; nobody sees that it waits
 
     def __init__(
@@ -112,8 +98,19 @@ class LocalMaster:
             self._dispatcher.look(self._clock())
         self._deciding = False
 
-    def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
-        return self.apply(Dispatcher.register, call)
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        """As `MasterApi.call`."""
+        answer: Any
+        if isinstance(request, ReportCall):  # its answer is of the session's own leases: nobody is asked
+            self._check_process()
+            answer = self._decide(Dispatcher.report, request)
+        elif isinstance(request, LeaseCall):
+            answer = self._lease(request, wait_s)
+        elif isinstance(request, StatusCall):
+            answer = self.apply(self._observe, request, time.time())
+        else:
+            answer = self.apply(Dispatcher.call, request)
+        return answer  # type: ignore[no-any-return]  # the class of the request says what it is
 
     def attend(self, session: str, member: int, listener: Listener) -> None:
         """Remember whom to call back. That happens in the thread of the session that waits.
@@ -124,8 +121,7 @@ class LocalMaster:
             self._listeners[session] = listener
         self.apply(Dispatcher.stream_opened, session)
 
-    def lease(self, call: calls.LeaseCall, wait_s: float = 0.0) -> calls.LeaseAnswer:
-        """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
+    def _lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
         answer = self._wait_for_lease(call, wait_s) if wait_s else None
         if answer is None:
             answer = self.apply(Dispatcher.lease, call)
@@ -133,7 +129,7 @@ class LocalMaster:
             self._call_back(call)
         return answer
 
-    def _wait_for_lease(self, call: calls.LeaseCall, wait_s: float) -> calls.LeaseAnswer | None:
+    def _wait_for_lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         deadline = time.monotonic() + wait_s
         self.apply(Dispatcher.heard, call)
         while (left := deadline - time.monotonic()) > 0:
@@ -149,7 +145,7 @@ class LocalMaster:
         with self._lock:
             self._changed.wait_for(lambda: self._closed or self._version != version, timeout_s)
 
-    def _call_back(self, call: calls.LeaseCall) -> None:
+    def _call_back(self, call: LeaseCall) -> None:
         with self._lock:
             now = self._clock()
             wanted = [
@@ -160,34 +156,11 @@ class LocalMaster:
         for listener in wanted:  # outside the lock: it will call back into this master
             listener.wanted(call.dataset)
 
-    def report(self, call: calls.ReportCall) -> calls.ReportAnswer:
-        self._check_process()
-        return self._decide(Dispatcher.report, call)
-
-    def confirm(self, call: calls.ConfirmCall) -> calls.ConfirmAnswer:
-        return self.apply(Dispatcher.confirm, call)
-
-    def snapshot(self, call: calls.FencedCall) -> str:
-        return self.apply(Dispatcher.snapshot, call)
-
-    def restore(self, call: calls.RestoreCall) -> int:
-        return self.apply(Dispatcher.restore, call)
-
-    def progress(self, call: calls.FencedCall) -> calls.DatasetStatus:
-        return self.apply(Dispatcher.progress, call)
-
-    def dataset_status(self, dataset: str) -> calls.DatasetStatus:
-        return self.apply(Dispatcher.dataset_status, dataset)
-
-    def status(self) -> calls.MasterStatus:
-        wall = time.time()
-        return self.apply(lambda dispatcher, now: self._status(dispatcher, now, wall))
-
-    def _status(self, dispatcher: Dispatcher, now: float, wall: float) -> calls.MasterStatus:
+    def _observe(self, dispatcher: Dispatcher, call: StatusCall, wall: float, now: float) -> MasterStatus:
         for session, listener in self._listeners.items():  # there are no heartbeats that tell it
             dispatcher.measured(session, listener.measures)
         dispatcher.history.set_wall(now, wall)
-        return dispatcher.status(now)
+        return dispatcher.observe(call, now)
 
     @property
     def last_event(self) -> int:

@@ -11,22 +11,23 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from edl_torch.core.calls import (
     LeaseAnswer,
     LeaseCall,
     MasterStatus,
-    RegisterAnswer,
     RegisterCall,
+    Request,
     RestoreCall,
+    StatusCall,
 )
 from edl_torch.core.dispatcher import Dispatcher, Released
 from edl_torch.core.limits import printable
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.epoch_log import EpochLog
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 log = logging.getLogger("edl_torch.master")
@@ -83,7 +84,6 @@ class MasterHost:
         self._commits = commits
         self._clock = clock
         self._version = dispatcher.version
-        self._epochs = EpochLog()
         self._ledger_id = dispatcher.ledger_id
         self._changed = asyncio.Event()
         self._streams: dict[str, SessionStream] = {}
@@ -161,38 +161,52 @@ class MasterHost:
                 log.error("suspended: %s", printable(next(iter(self.dispatcher.suspended.values()), "")))
 
     def _look(self) -> None:
-        now = self._clock()
-        if self.dispatcher.look(now):
-            self._epochs.look(self.dispatcher, now)
+        for ledger, epoch, seconds in self.dispatcher.look(self._clock()):
+            name, epochs = printable(ledger.spec.name), ledger.spec.num_epochs or "endless"
+            bad = len(ledger.quarantine)
+            counts = f"acknowledged={ledger.acknowledged} quarantined={bad} dropped={ledger.dropped}"
+            if epoch is None:
+                log.info("finished dataset=%s epochs=%s %s", name, epochs, counts)
+            else:
+                log.info(
+                    "epoch over dataset=%s epoch=%d of=%s seconds=%.1f %s",
+                    *(name, epoch, epochs, seconds, counts),
+                )
+
+    async def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        """Answer a call; one for leases waits up to `wait_s` while there are none and the pass is open."""
+        if isinstance(request, LeaseCall):
+            return cast("A", await self._lease(request, wait_s))
+        return self._answer(request)
 
     def status(self) -> MasterStatus:
         """Return the state of the master, for people."""
-        now = self._clock()
-        self.dispatcher.history.set_wall(now, time.time())
-        return self.dispatcher.status(now)
+        return self._answer(StatusCall())
 
-    def register(self, call: RegisterCall) -> RegisterAnswer:
-        """Join a dataset."""
-        answer = self.apply(lambda dispatcher, now: dispatcher.register(call, now))
-        self._reap_within(self.dispatcher.members.lease_timeout_s)
-        log.info(
-            "registered dataset=%s worker=%s session=%s",
-            *map(printable, (answer.spec.name, call.worker_id, call.session)),
-        )
-        return answer
+    @property
+    def last_event(self) -> int:
+        """Number of the last event of the status."""
+        return self.dispatcher.history.latest
 
-    def restore(self, call: RestoreCall) -> int:
-        """Go back to a token; returns the lineage that this opened."""
-        lineage = self.apply(lambda dispatcher, now: dispatcher.restore(call, now))
-        log.info(
-            "restored dataset=%s session=%s lineage=%d before=%d to=%s",
-            *(printable(call.dataset), printable(call.session), lineage, call.fence.lineage),
-            "the beginning" if call.token is None else "a checkpoint",
-        )
-        return lineage
+    def _answer(self, request: Request[A]) -> A:
+        if isinstance(request, StatusCall):
+            self.dispatcher.history.set_wall(self._clock(), time.time())
+        answer: Any = self.apply(lambda dispatcher, now: dispatcher.call(request, now))
+        if isinstance(request, RegisterCall):
+            self._reap_within(self.dispatcher.members.lease_timeout_s)
+            log.info(
+                "registered dataset=%s worker=%s session=%s",
+                *map(printable, (answer.spec.name, request.worker_id, request.session)),
+            )
+        elif isinstance(request, RestoreCall):
+            log.info(
+                "restored dataset=%s session=%s lineage=%d before=%d to=%s",
+                *(printable(request.dataset), printable(request.session), answer, request.fence.lineage),
+                "the beginning" if request.token is None else "a checkpoint",
+            )
+        return cast("A", answer)
 
-    async def lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
-        """Lend slices; wait up to `wait_s` while there are none and the pass is open."""
+    async def _lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
         if wait_s > 0:
             answer = await self._poll(call, wait_s)
             if answer is not None:

@@ -15,10 +15,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edl_torch.core.calls import MasterStatus
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES
-from edl_torch.errors import AccessDenied, EdlError, JournalError, MasterStartError
+from edl_torch.errors import AccessDenied, EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.health import SERVICE as HEALTH_SERVICE
@@ -93,14 +92,14 @@ class MasterServer:
         keep_children_alive()
         self._credentials = credentials or ServerCredentials()
         self._wanted = checked_address(address, insecure=insecure, credentials=self._credentials)
-        self._host = MasterHost(dispatcher, commits=commits)
+        self.host = MasterHost(dispatcher, commits=commits)
         token = self._credentials.token
         self._server = grpc.aio.server(
             interceptors=[] if token is None else [Gate(token)],
             options=server_options(dispatcher.members.lease_timeout_s),
         )
-        MasterServicer(self._host).add_to(self._server)
-        self._foreign = [make(self._host) for make in (servicers({}) if foreign is None else foreign)]
+        MasterServicer(self.host).add_to(self._server)
+        self._foreign = [make(self.host) for make in (servicers({}) if foreign is None else foreign)]
         for servicer in self._foreign:
             servicer.add_to(self._server)
         self.health = Health(SERVICE, *(servicer.service for servicer in self._foreign))
@@ -115,10 +114,10 @@ class MasterServer:
         except (RuntimeError, ValueError) as exc:
             hint = "; do the certificate and its key belong together?" if self._credentials.encrypted else ""
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
-        self._host.start()
+        self.host.start()
         for servicer in self._foreign:
             servicer.start()
-        await self._host.committed()  # datasets of the command line
+        await self.host.committed()  # datasets of the command line
         await self._server.start()
         self._watching = [
             asyncio.create_task(self._stop_health(), name="edl-health"),
@@ -133,7 +132,7 @@ class MasterServer:
         return self._server.add_secure_port(str(self._wanted), tls)
 
     async def _stop_health(self) -> None:
-        await self._host.failed()
+        await self.host.failed()
         self.health.stop()
 
     async def _watch_connections(self) -> None:
@@ -153,36 +152,18 @@ class MasterServer:
         self.health.stop()
         for task in self._watching:
             task.cancel()
-        self._host.drain()
+        self.host.drain()
         await self._server.stop(grace_s)
         for servicer in self._foreign:
             await servicer.close()
-        await self._host.close()
+        await self.host.close()
 
     async def stop(self) -> None:
         """Stop at once."""
         await self.drain(0.0)
 
-    def status(self) -> MasterStatus:
-        """Return the state of the master, for people."""
-        return self._host.status()
-
-    @property
-    def last_event(self) -> int:
-        """Number of the last event of the status."""
-        return self._host.dispatcher.history.latest
-
-    @property
-    def failure(self) -> JournalError | None:
-        """Reason why it cannot answer any more, or None."""
-        return self._host.failure
-
-    async def failed(self) -> None:
-        """Wait for `failure`."""
-        await self._host.failed()
-
     def __repr__(self) -> str:
-        return f"<MasterServer {self._wanted} {self._host!r}>"
+        return f"<MasterServer {self._wanted} {self.host!r}>"
 
 
 async def serve(
@@ -224,8 +205,8 @@ async def serve(
         page = None
         if http_address is not None:
             page = web_port(
-                server.status,
-                lambda: server.last_event,
+                server.host.status,
+                lambda: server.host.last_event,
                 http_address,
                 insecure=insecure,
                 credentials=credentials,
@@ -245,9 +226,9 @@ async def serve(
         await server.stop()
         if page is not None:
             await page.stop()
-        raise (server.failure or error) from None
-    await first_of(_signal_came(signals), server.failed())
-    if server.failure is None:
+        raise (server.host.failure or error) from None
+    await first_of(_signal_came(signals), server.host.failed())
+    if server.host.failure is None:
         await _drain_until_signal(server, signals)
     else:
         await server.stop()
@@ -255,8 +236,8 @@ async def serve(
         await probes.stop()
     if page is not None:
         await page.stop()
-    if server.failure is not None:
-        raise server.failure
+    if server.host.failure is not None:
+        raise server.host.failure
 
 
 def _watch(process: int, signals: asyncio.Queue[int]) -> None:

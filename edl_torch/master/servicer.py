@@ -7,17 +7,16 @@ leave before the journal has what it says.
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
-from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.master.host import MasterHost
@@ -25,32 +24,10 @@ from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.status import to_status
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
-SERVICE = _SERVICE.full_name
+SERVICE = convert.SERVICE.full_name
 
-Q = TypeVar("Q")
-R = TypeVar("R")
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = Callable[["MasterServicer", Q, Context], Awaitable[R]]
-
-
-def guarded(handler: Handler[Q, R]) -> Handler[Q, R]:
-    """Turn errors of ours into statuses; any other error is a bug and is logged by grpc with its traceback.
-
-    So a message that cannot be read must not raise in grpc: a stranger could fill the log with it.
-    """
-
-    @functools.wraps(handler)
-    async def guard(self: MasterServicer, request: Q, context: Context) -> R:
-        try:
-            if isinstance(request, Unreadable):
-                raise InvalidArgument(f"not a message of this call: {request.why}")
-            return await self._host.durably(handler(self, request, context))
-        except EdlError as error:
-            code, details, metadata = to_status(error)
-            await context.abort(code, details, metadata)
-
-    return guard
+Handler = Callable[[Any, Context], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +51,22 @@ def reader(kind: Any) -> Callable[[bytes], Any]:
 
 
 class MasterServicer:
-    """Methods of `service Master`, on the host's event loop."""
+    """Methods of `service Master`, on the host's event loop: `answers` has them by name."""
 
     def __init__(self, host: MasterHost) -> None:
         self._host = host
         self._limits = host.dispatcher.limits
+        answers: dict[str, Handler] = {
+            "Attend": self._attend,
+            "Heartbeat": self._heartbeat,
+            "Leave": self._leave,
+            **{route.method: partial(self._answer, route) for route in convert.ROUTES.values()},
+        }
+        self.answers = {name: self._guarded(answer) for name, answer in answers.items()}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the methods to this server."""
-        handlers = {method.name: self._handler(method) for method in _SERVICE.methods}
+        handlers = {method.name: self._handler(method) for method in convert.SERVICE.methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     def _handler(self, method: Any) -> Any:
@@ -92,19 +76,44 @@ class MasterServicer:
             else grpc.unary_unary_rpc_method_handler
         )
         return make(
-            getattr(self, method.name),
-            request_deserializer=reader(message_factory.GetMessageClass(method.input_type)),
-            response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
+            self.answers[method.name],
+            request_deserializer=reader(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
 
-    @guarded
-    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
-        self._limits.check_sources(len(request.registration.sources.sources))
-        answer = self._host.register(convert.REGISTER.from_wire(request))
-        return convert.REGISTERED.to_wire(answer)
+    def _guarded(self, answer: Handler) -> Handler:
+        """Turn errors of ours into statuses; any other error is a bug, logged by grpc with its traceback.
 
-    @guarded
-    async def Attend(self, request: pb.AttendRequest, context: Context) -> None:
+        So a message that cannot be read must not raise in grpc: a stranger could fill the log with it.
+        """
+
+        async def guard(request: Any, context: Context) -> Any:
+            try:
+                if isinstance(request, Unreadable):
+                    raise InvalidArgument(f"not a message of this call: {request.why}")
+                return await self._host.durably(answer(request, context))
+            except EdlError as error:
+                code, details, metadata = to_status(error)
+                await context.abort(code, details, metadata)
+
+        return guard
+
+    async def _answer(self, route: convert.Route, request: Any, context: Context) -> Any:
+        self._check_parts(request)
+        wait_s = request.wait_s if isinstance(request, pb.LeaseRequest) else 0.0
+        return route.answer.to_wire(await self._host.call(route.request.from_wire(request), wait_s))
+
+    def _check_parts(self, request: Any) -> None:
+        """Refuse a message of too many parts before any of them is looked at."""
+        if isinstance(request, pb.ReportRequest):
+            parts = len(request.failures) + len(request.acknowledgements) + len(request.give_backs)
+            self._limits.check_entries("outcomes", parts)
+        elif isinstance(request, pb.ConfirmRequest):
+            self._limits.check_entries("leases", len(request.leases))
+        elif isinstance(request, pb.RegisterRequest):
+            self._limits.check_sources(len(request.registration.sources.sources))
+
+    async def _attend(self, request: pb.AttendRequest, context: Context) -> None:
         # A coroutine that writes, not a generator: its `finally` runs at once when the stream breaks.
         with self._host.attending(request.session) as stream:
             await self._host.committed()
@@ -115,8 +124,7 @@ class MasterServicer:
                 while (dataset := await stream.next(until)) is not None:
                     await context.write(pb.AttendEvent(wanted=pb.Wanted(dataset=dataset)))
 
-    @guarded
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
+    async def _heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         progress = request.progress if request.HasField("progress") else None
         measures = convert.MEASURES.from_wire(request.measures) if request.HasField("measures") else None
         self._host.apply(
@@ -126,48 +134,7 @@ class MasterServicer:
         )
         return pb.HeartbeatResponse()
 
-    @guarded
-    async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseResponse:
-        answer = await self._host.lease(convert.LEASE.from_wire(request), request.wait_s)
-        return convert.LEASED.to_wire(answer)
-
-    @guarded
-    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
-        parts = len(request.failures) + len(request.acknowledgements) + len(request.give_backs)
-        self._limits.check_entries("outcomes", parts)
-        call = convert.REPORT.from_wire(request)
-        return convert.REPORTED.to_wire(self._host.apply(lambda d, now: d.report(call, now)))
-
-    @guarded
-    async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.ConfirmResponse:
-        self._limits.check_entries("leases", len(request.leases))
-        call = convert.CONFIRM.from_wire(request)
-        return convert.CONFIRMED.to_wire(self._host.apply(lambda d, now: d.confirm(call, now)))
-
-    @guarded
-    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
-        call = convert.SNAPSHOT.from_wire(request)
-        return pb.SnapshotResponse(token=self._host.apply(lambda d, now: d.snapshot(call, now)))
-
-    @guarded
-    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
-        call = convert.RESTORE.from_wire(request)
-        return pb.RestoreResponse(lineage=self._host.restore(call))
-
-    @guarded
-    async def Progress(self, request: pb.ProgressRequest, context: Context) -> pb.ProgressResponse:
-        call = convert.PROGRESS.from_wire(request)
-        found = self._host.apply(lambda d, now: d.progress(call, now))
-        return pb.ProgressResponse(dataset=convert.DATASET_STATUS.to_wire(found))
-
-    @guarded
-    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
-        if not request.HasField("dataset"):
-            return convert.STATUS.to_wire(self._host.status())
-        return convert.STATUS.to_wire(self._host.apply(lambda d, now: _status_of(d, request.dataset, now)))
-
-    @guarded
-    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+    async def _leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         self._host.leave(request.session, request.member)
         return pb.LeaveResponse()
 
@@ -179,11 +146,4 @@ def _attending(dispatcher: Dispatcher) -> pb.Attending:
         lease_timeout_s=members.lease_timeout_s,
         grace_s=members.grace_s,
         progress_timeout_s=members.progress_timeout_s,
-    )
-
-
-def _status_of(dispatcher: Dispatcher, dataset: str, now: float) -> calls.MasterStatus:
-    found = dispatcher.dataset_status(dataset, now)
-    return calls.MasterStatus(
-        ledger=dispatcher.ledger_id, durable=dispatcher.durable, datasets=(found,), trainers=()
     )

@@ -104,11 +104,11 @@ class ThreadedMaster:
             raise
         try:
             self._ready.set_result(str(await server.start()))
-            await first_of(self._stopping.wait(), server.failed())
+            await first_of(self._stopping.wait(), server.host.failed())
         finally:
             await server.drain()
-        if server.failure is not None:
-            raise server.failure
+        if server.host.failure is not None:
+            raise server.host.failure
 
     def __repr__(self) -> str:
         return f"<ThreadedMaster {self.address}>"

@@ -13,7 +13,7 @@ from typing import Any
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.shared.objects import fingerprint_of
+from edl_torch.readers.shared.objects import fingerprint_of, mapped_files
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
 
@@ -57,6 +57,7 @@ class MapDatasetReader(IndexedReader):
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
         self.count = len(dataset)
+        self._mapped = mapped_files(dataset)
         self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 
     @property
@@ -71,13 +72,18 @@ class MapDatasetReader(IndexedReader):
         return fingerprint_of(self.dataset)  # its records may differ each time: there is no whole to look at
 
     def load(self, index: int) -> Any:
-        """`dataset[index]`."""
-        return self.dataset[index]
+        """`dataset[index]`. Raises SourceChanged where an array is mapped from a file that was written to."""
+        record = self.dataset[index]
+        for stamp in self._mapped:
+            stamp.check_content()
+        return record
 
     def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield `dataset[index]` for each of `indices`; see the class."""
         if hasattr(self.dataset, "__getitems__"):
             return chain.from_iterable(self._read_ahead(indices))
+        if self._mapped:
+            return map(self.load, indices)
         # Not `load`: no Python runs but the dataset's.
         read = self.dataset.__getitem__
         if isinstance(read, MethodType):  # a method of Python's is a function with a detour

@@ -26,6 +26,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from edl_torch.core import calls
 from edl_torch.core.events import Departed, Event
@@ -42,18 +43,26 @@ _MOST = (1 << 63) - 1
 
 
 class Wire(Generic[V, M]):
-    """How values of a dataclass travel as messages of one kind. The functions are made at first use."""
+    """How values of a dataclass travel as messages of one kind. The functions are made at first use.
 
-    def __init__(self, kind: type[V], message: type[M]) -> None:
+    With `field` a value, of whatever type, is that field of the message.
+    """
+
+    def __init__(self, kind: type[V], message: type[M], field: str = "") -> None:
         self.kind = kind
         self.message = message
+        self._field = field and message.DESCRIPTOR.fields_by_name[field]
 
     @cached_property
     def to_wire(self) -> Callable[[V], M]:
         """Function of a value. It raises InvalidArgument for what the message cannot hold: a text that is not
         Unicode, a number beyond 64 bits."""
         _NAMES["new_" + self.message.__name__] = self.message
-        lines = _writing(self.kind, self.message.DESCRIPTOR, "v", "m")
+        if self._field:
+            there = f"m.{self._field.name}"
+            lines = _setting(self.kind, self._field, "v", there, shown=self.kind in _SHOWN)
+        else:
+            lines = _writing(self.kind, self.message.DESCRIPTOR, "v", "m")
         return self._function("v", [f"m = new_{self.message.__name__}()", *lines, "return m"], self._unfit)
 
     @cached_property
@@ -61,8 +70,11 @@ class Wire(Generic[V, M]):
         """Function of a message. An unknown member of an enum raises InvalidArgument in a call, and EdlError
         in an answer: the master is newer."""
         is_call = self.message.__name__.endswith("Request")
-        line = f"return {_reading(self.kind, self.message.DESCRIPTOR, 'm')}"
-        return self._function("m", [line], self._unfit if is_call else _too_new)
+        if self._field:
+            read = _getting(self.kind, self._field, f"m.{self._field.name}")
+        else:
+            read = _reading(self.kind, self.message.DESCRIPTOR, "m")
+        return self._function("m", [f"return {read}"], self._unfit if is_call else _too_new)
 
     def _function(
         self, argument: str, lines: list[str], error: Callable[[Exception], EdlError]
@@ -238,17 +250,54 @@ def _getting(of: Any, field: Any, there: str) -> str:
 
 # What travels -----------------------------------------------------------------------------------------
 
-REGISTER = Wire(calls.RegisterCall, pb.RegisterRequest)
-REGISTERED = Wire(calls.RegisterAnswer, pb.RegisterResponse)
-LEASE = Wire(calls.LeaseCall, pb.LeaseRequest)
-LEASED = Wire(calls.LeaseAnswer, pb.LeaseResponse)
-REPORT = Wire(calls.ReportCall, pb.ReportRequest)
-REPORTED = Wire(calls.ReportAnswer, pb.ReportResponse)
-CONFIRM = Wire(calls.ConfirmCall, pb.ConfirmRequest)
-CONFIRMED = Wire(calls.ConfirmAnswer, pb.ConfirmResponse)
-SNAPSHOT = Wire(calls.FencedCall, pb.SnapshotRequest)
-RESTORE = Wire(calls.RestoreCall, pb.RestoreRequest)
-PROGRESS = Wire(calls.FencedCall, pb.ProgressRequest)
-DATASET_STATUS = Wire(calls.DatasetStatus, pb.DatasetStatus)
-STATUS = Wire(calls.MasterStatus, pb.StatusResponse)
+SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
 MEASURES = Wire(Measures, pb.Measures)
+
+
+class Route:
+    """Method of the service for one kind of call: `Lease` for a `LeaseCall`.
+
+    `field` names the one field of the answer's message that has all of it; without, the message is it.
+    """
+
+    def __init__(self, call: type[calls.Request[Any]], answer: type, field: str = "") -> None:
+        self.method = call.__name__.removesuffix("Call")
+        method = SERVICE.methods_by_name[self.method]
+        self.request: Wire[Any, Any] = Wire(call, GetMessageClass(method.input_type))
+        self.answer: Wire[Any, Any] = Wire(answer, GetMessageClass(method.output_type), field)
+
+
+ROUTES: dict[type[calls.Request[Any]], Route] = {
+    route.request.kind: route
+    for route in (
+        Route(calls.RegisterCall, calls.RegisterAnswer),
+        Route(calls.LeaseCall, calls.LeaseAnswer),
+        Route(calls.ReportCall, calls.ReportAnswer),
+        Route(calls.ConfirmCall, calls.ConfirmAnswer),
+        Route(calls.SnapshotCall, str, "token"),
+        Route(calls.RestoreCall, int, "lineage"),
+        Route(calls.ProgressCall, calls.DatasetStatus, "dataset"),
+        Route(calls.StatusCall, calls.MasterStatus),
+    )
+}
+
+
+class MasterStub:
+    """Methods of the service over a grpc channel: each takes a request, and by name the options of a call."""
+
+    Attend: Callable[..., Iterator[pb.AttendEvent]]
+    Heartbeat: Callable[..., pb.HeartbeatResponse]
+    Leave: Callable[..., pb.LeaveResponse]
+
+    def __init__(self, channel: Any) -> None:
+        self.methods: dict[str, Callable[..., Any]] = {}
+        for method in SERVICE.methods:
+            make = channel.unary_stream if method.server_streaming else channel.unary_unary
+            self.methods[method.name] = make(
+                f"/{SERVICE.full_name}/{method.name}",
+                request_serializer=GetMessageClass(method.input_type).SerializeToString,
+                response_deserializer=GetMessageClass(method.output_type).FromString,
+            )
+        self.Attend = self.methods["Attend"]
+        self.Heartbeat = self.methods["Heartbeat"]
+        self.Leave = self.methods["Leave"]

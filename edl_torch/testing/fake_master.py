@@ -10,12 +10,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from edl_torch.client.liveness import LivenessFeed
-from edl_torch.client.master_api import Listener
 from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.plan import Plan
 from edl_torch.errors import MasterUnavailable
 from edl_torch.master.embedded import LocalMaster
@@ -25,7 +25,7 @@ from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 
 Record = tuple[int, str, int]  # (epoch, source name, record number)
-T = TypeVar("T")
+A = TypeVar("A")
 
 
 class Fault(Enum):
@@ -37,8 +37,8 @@ class Fault(Enum):
 
 
 class Faults:
-    """Planned faults by call name: `register`, `lease`, `report`, `snapshot`, `restore`. Each happens
-    once."""
+    """Planned faults by call name: `register`, `lease`, `report`, `snapshot`, `restore`, `progress`,
+    `confirm`, `status`. Each happens once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -134,11 +134,8 @@ class Outcomes:
         return f"<Outcomes acknowledged={len(self._acknowledged)} quarantined={len(self._quarantined)}>"
 
 
-class FakeConnection:
+class FakeConnection(MasterApi):
     """A `MasterApi` of one trainer to a `FakeMaster`, with a transport that repeats lost calls."""
-
-    keeps_ledger = True
-    report_delay_s = 0.0  # a test sees each report
 
     def __init__(self, fake: FakeMaster, local: LocalMaster, worker_id: str, *, in_process: bool) -> None:
         self.worker_id = worker_id
@@ -146,78 +143,40 @@ class FakeConnection:
         self._fake = fake
         self._local = local
 
-    def _send(self, call: str, action: Callable[[], T], session: str = "") -> T:
+    def call(self, request: calls.Request[A], wait_s: float = 0.0) -> A:
+        """As `MasterApi.call`, with the faults that are planned for calls of this name."""
         asked_at = self._fake.clock()
-        answer = self._answered(call, action)
-        if session in self._fake.listeners:
-            self._fake.listeners[session].answered(asked_at)  # there is no heartbeat: any call is one
-        return answer
+        answer: Any = self._answered(request, wait_s)
+        if isinstance(request, calls.FencedCall) and request.session in self._fake.listeners:
+            self._fake.listeners[request.session].answered(asked_at)  # no heartbeat: any call is one
+        if isinstance(request, calls.RegisterCall):
+            self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
+        elif isinstance(request, calls.LeaseCall):
+            self._fake.outcomes[request.dataset].granted(answer)
+        elif isinstance(request, calls.ReportCall):
+            self._fake.outcomes[request.dataset].reported(request, answer)
+        return cast("A", answer)
 
-    def _answered(self, call: str, action: Callable[[], T]) -> T:
+    def _answered(self, request: calls.Request[A], wait_s: float) -> A:
         while True:
             if self._fake.faults.away:
                 raise MasterUnavailable("the fake master is away: call faults.master_away(False)")
-            match self._fake.faults.next(call):
-                case Fault.LOSE_CALL:
-                    continue
-                case Fault.LOSE_ANSWER | Fault.REPEAT:
-                    action()
-                case None:
-                    return action()
-
-    def register(self, call: calls.RegisterCall) -> calls.RegisterAnswer:
-        """Join a dataset."""
-        answer = self._send("register", lambda: self._local.register(call))
-        self._fake.outcomes.setdefault(answer.spec.name, Outcomes(Plan(answer.spec)))
-        return answer
+            fault = self._fake.faults.next(request.name())
+            if fault is Fault.LOSE_CALL:
+                continue
+            if isinstance(request, calls.ConfirmCall):  # on a stream that stands again
+                self._fake.open_stream(request.session)
+            if fault is not None:
+                self._local.call(request, wait_s)
+            else:
+                return self._local.call(request, wait_s)
 
     def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
-        """Keep the session's stream; it breaks when a test says so, and is opened again by `confirm`."""
+        """Keep the session's stream; it breaks when a test says so, and a `ConfirmCall` opens it again."""
         self._local.attend(session, member, listener)
         self._fake.listeners[session] = listener
         self._fake.open_stream(session)
         return self._fake.clock
-
-    def lease(self, call: calls.LeaseCall, wait_s: float = 0.0) -> calls.LeaseAnswer:
-        """Ask for leases."""
-        answer = self._send("lease", lambda: self._local.lease(call, wait_s), call.session)
-        self._fake.outcomes[call.dataset].granted(answer)
-        return answer
-
-    def report(self, call: calls.ReportCall) -> calls.ReportAnswer:
-        """Tell outcomes and give back."""
-        answer = self._send("report", lambda: self._local.report(call), call.session)
-        self._fake.outcomes[call.dataset].reported(call, answer)
-        return answer
-
-    def confirm(self, call: calls.ConfirmCall) -> calls.ConfirmAnswer:
-        """Present leases, on a stream that stands again."""
-
-        def on_new_stream() -> calls.ConfirmAnswer:
-            self._fake.open_stream(call.session)
-            return self._local.confirm(call)
-
-        return self._send("confirm", on_new_stream)
-
-    def snapshot(self, call: calls.FencedCall) -> str:
-        """The dataset's token."""
-        return self._send("snapshot", lambda: self._local.snapshot(call), call.session)
-
-    def restore(self, call: calls.RestoreCall) -> int:
-        """Take the dataset back to a token."""
-        return self._send("restore", lambda: self._local.restore(call), call.session)
-
-    def progress(self, call: calls.FencedCall) -> calls.DatasetStatus:
-        """The dataset's progress, as its trainers see it."""
-        return self._send("progress", lambda: self._local.progress(call), call.session)
-
-    def dataset_status(self, dataset: str) -> calls.DatasetStatus:
-        """The dataset's progress, from outside."""
-        return self._send("dataset_status", lambda: self._local.dataset_status(dataset))
-
-    def status(self) -> calls.MasterStatus:
-        """The master's whole state."""
-        return self._send("status", self._local.status)
 
     def leave(self, session: str, member: int) -> None:
         """Say goodbye; a master that is away finds out by itself."""

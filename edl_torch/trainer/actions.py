@@ -11,15 +11,16 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from edl_torch.core.calls import Request
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call to the master: a method of `MasterApi` and its argument, if any. The answer is the master's."""
+    """A call to the master. The answer is the master's."""
 
-    method: str
-    request: Any
+    request: Request[Any]
     wait_s: float = 0.0  # how long a lease call may wait at the master
 
 

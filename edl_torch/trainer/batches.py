@@ -84,7 +84,7 @@ class Batches:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
 
     def __len__(self) -> int:
-        return len(self.ahead) + len(self.unfinished)
+        return sum(map(bool, self.tickets))  # padding and void batches hold no record
 
     @property
     def tickets(self) -> list[Ticket]:
@@ -237,8 +237,10 @@ class Batches:
         self._forget_nobody()
 
     def clear(self) -> None:
-        """Forget all batches: they are void."""
+        """Forget all batches: they are void. A wrapper that tells still passes on what it holds."""
+        held = [Batch(batch.number) for batch in self.ahead] if self.is_told else []
         self.take_back([*self.unfinished, *self.ahead])
+        self.ahead.extend(held)
         self.in_hand = None
 
     # Passes -----------------------------------------------------------------------------------------------

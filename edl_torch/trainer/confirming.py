@@ -43,7 +43,7 @@ class Confirmer:
         liveness.presented += 1
         call = state.call(ConfirmCall, fence, leases=state.inflight.leases())
         try:
-            answer = yield Call("confirm", call)
+            answer = yield Call(call)
         except SessionLost:
             yield from self._registrar.again(fence)
             return

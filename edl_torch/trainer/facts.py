@@ -119,13 +119,13 @@ class Uncounted:
 class TokenTaken:
     """A token was taken. Where it is not exact, it lacks `uncounted` records that were reported.
 
-    It lacks `partly` records that one attached optimizer had stepped on, and another had not.
+    It lacks `half_stepped` records that one attached optimizer had stepped on, and another had not.
     """
 
     token: str
     exact: bool
     uncounted: int
-    partly: int
+    half_stepped: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

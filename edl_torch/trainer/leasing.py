@@ -9,6 +9,7 @@ from edl_torch.core.calls import (
     LeaseCall,
     MasterStatus,
     PassState,
+    StatusCall,
     TrainerStatus,
 )
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
@@ -136,7 +137,7 @@ class Leasing:
         supply.begin_asking()
         asked_at = state.now
         try:
-            answer = yield Call("lease", call, wait_s)
+            answer = yield Call(call, wait_s)
             state.registered.answered(fence, asked=call.request)
             supply.request, supply.lost_in = call.request, 0
             if fence == state.fence:  # else they are void
@@ -180,7 +181,7 @@ class Leasing:
         here = {one.session for one in neighbours}
         holders = "the master does not say who has them"
         try:
-            status: MasterStatus = yield Call("status", None)
+            status: MasterStatus = yield Call(StatusCall())
         except EdlError:
             pass  # whoever waits for the master itself hears of it from the call for leases
         else:

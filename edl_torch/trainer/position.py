@@ -5,7 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from edl_torch.core.calls import DatasetStatus, Fence, FencedCall, RestoreCall
+from edl_torch.core.calls import (
+    DatasetStatus,
+    Fence,
+    FencedCall,
+    MasterStatus,
+    ProgressCall,
+    RestoreCall,
+    SnapshotCall,
+    StatusCall,
+)
 from edl_torch.core.token import Token
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
@@ -46,19 +55,19 @@ class Position:
     def __repr__(self) -> str:
         return f"<Position {self._state.config.dataset!r} {self._state.fence}>"
 
-    def _as_member(self, method: str, kind: type[FencedCall], **more: Any) -> Procedure[Any]:
+    def _as_member(self, kind: type[FencedCall[Any]], **more: Any) -> Procedure[Any]:
         """Return what the master answers this trainer, which registers anew where it was given up."""
         yield from self._registrar.plan()
         while True:
             fence = self._state.fence
             try:
-                return (yield Call(method, self._state.call(kind, fence, **more)))
+                return (yield Call(self._state.call(kind, fence, **more)))
             except SessionLost:
                 yield from self._registrar.again(fence)
 
     def progress(self) -> Procedure[DatasetStatus]:
         """Return the dataset's progress. Raises StaleLease for a trainer that is not of its history."""
-        status: DatasetStatus = yield from self._as_member("progress", FencedCall)
+        status: DatasetStatus = yield from self._as_member(ProgressCall)
         return status
 
     # The token ----------------------------------------------------------------------------------------------
@@ -84,7 +93,7 @@ class Position:
 
     def take_token(self) -> Procedure[str]:
         """Ask the master for the token. Raises StaleLease where it is not this model's."""
-        token: str = yield from self._as_member("snapshot", FencedCall)
+        token: str = yield from self._as_member(SnapshotCall)
         self._state.check()  # once more: a session that was given up just now has lost what it held
         self.note_taken(token)
         return token
@@ -93,16 +102,18 @@ class Position:
         """Note that a token was taken, here or at the rank that takes it for all."""
         state = self._state
         uncounted = 0 if state.exact else state.plain.uncounted
-        partly = sum(batch.records for batch in state.batches.touched()) if state.elastic else 0
-        state.facts.append(TokenTaken(token=token, exact=state.exact, uncounted=uncounted, partly=partly))
+        half_stepped = sum(batch.records for batch in state.batches.touched()) if state.elastic else 0
+        state.facts.append(
+            TokenTaken(token=token, exact=state.exact, uncounted=uncounted, half_stepped=half_stepped)
+        )
 
     def beginning(self) -> Procedure[str]:
         """Return the token of data that no master has heard of; '' of others, and without a plan."""
         state = self._state
-        if state.registered.plan is not None or not state.config.keeps_ledger:
+        if state.registered.plan is not None:
             return ""
         try:
-            yield Call("dataset_status", state.config.dataset)
+            yield Call(StatusCall(dataset=state.config.dataset))
         except UnknownDataset:
             text: str = yield Describe()
             return text
@@ -116,13 +127,14 @@ class Position:
         A restore that finds another one is refused: what was read may be older than what others trained.
         """
         state = self._state
-        if state.registered.plan is not None or not state.config.keeps_ledger:
+        if state.registered.plan is not None:
             return
         try:
-            found = yield Call("dataset_status", state.config.dataset)
+            answer: MasterStatus = yield Call(StatusCall(dataset=state.config.dataset))
         except UnknownDataset:
             self._seen = ("", FIRST_LINEAGE)
         else:
+            (found,) = answer.datasets
             self._seen = (found.ledger, found.lineage)
 
     def restore(self, token: str | None) -> Procedure[None]:
@@ -150,7 +162,7 @@ class Position:
             if moved is not found:
                 token = moved.encode()
                 self._state.facts.append(Logged(_moved(plan.spec, found, moved)))
-        lineage: int = yield from self._as_member("restore", RestoreCall, request=self._restores, token=token)
+        lineage: int = yield from self._as_member(RestoreCall, request=self._restores, token=token)
         self._state.facts.append(Restored(token=token, lineage=lineage))
         return lineage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_torch.core.calls import Fence, FencedCall, RegisterAnswer
+from edl_torch.core.calls import Fence, ProgressCall, RegisterAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.registration import check_data
 from edl_torch.core.rollback import went_back
@@ -103,7 +103,7 @@ class Registrar:
         The call that found this out may have been a repeat, and then does not name what was answered since.
         """
         try:
-            yield Call("progress", self._state.call(FencedCall, lost))
+            yield Call(self._state.call(ProgressCall, lost))
         except JournalWentBack:
             raise
         except StaleLease:

@@ -67,7 +67,7 @@ class Reporter:
         answer: ReportAnswer | None = None
         error: EdlError | None = None
         try:
-            answer = yield Call("report", self._call(report))
+            answer = yield Call(self._call(report))
         except EdlError as exc:
             error = exc
         finally:  # also for one who gives up: by Ctrl-C, or torch's word that a loader worker died

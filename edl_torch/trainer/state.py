@@ -20,7 +20,7 @@ from edl_torch.trainer.phases import Membership
 from edl_torch.trainer.supply import Mode, Supply
 from edl_torch.trainer.tickets import runs_of
 
-C = TypeVar("C", bound=FencedCall)
+C = TypeVar("C", bound="FencedCall[Any]")
 
 NAMED = 10  # records in quarantine that the log names; of others it has the count
 REMEMBERED = 1000  # members of before, some of whose calls may still be answered late
@@ -36,7 +36,7 @@ class Config:
     lookahead: int | None = 0  # None: a wrapper tells when it passes a batch on
     in_process: bool = False  # calls to the master are plain function calls: fetching ahead gains nothing
     report_delay_s: float = 0.0  # how long after a report the next acknowledgements may wait for more
-    keeps_ledger: bool = True  # the master knows epochs, and has tokens
+    keeps_ledger: bool = True  # the master tells when all epochs are over
     audited: bool = False
     follows_data: bool = False  # a token of other data is taken to the next epoch of these
 

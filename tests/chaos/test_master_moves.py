@@ -9,7 +9,7 @@ import pytest
 from ride_kit import Gate, Master, Trainer, check
 
 from edl_torch import MasterClient
-from edl_torch.client.grpc.following import FollowingChannel
+from edl_torch.client.grpc.channel import FollowingChannel
 from edl_torch.errors import MasterUnavailable
 from edl_torch.system import forks
 from edl_torch.testing import wait_until

@@ -197,7 +197,7 @@ def test_status_says_in_one_line_that_a_certificate_is_not_trusted(certificates,
 def test_names_of_trainers_do_not_reach_the_terminal_as_commands(master_process):
     master = master_process()
     with MasterClient(master.address, "evil\x1b[2J\nFAILED: no", credentials=Credentials()) as client:
-        client.register(register("s\r\n", name="d\x1b]0;title\x07", worker_id=client.worker_id))
+        client.call(register("s\r\n", name="d\x1b]0;title\x07", worker_id=client.worker_id))
         table = run("status", "--addr", master.address).stdout
     assert "\x1b" not in table
     assert "evil\\x1b[2J\\nFAILED: no" in table
@@ -301,14 +301,14 @@ def test_sigterm_tells_the_probes_answers_who_waits_and_keeps_everything(
     ):
         watch = probe.unary_stream(f"/{SERVICE}/Watch")(b"", timeout=60)
         assert next(watch) == b"\x08\x01"
-        a, b = (client.register(register(session, size=2)).fence for session in ("a", "b"))
-        client.lease(lease(1, "a", fence=a))
+        a, b = (client.call(register(session, size=2)).fence for session in ("a", "b"))
+        client.call(lease(1, "a", fence=a))
         answers = []
         waiting = threading.Thread(
-            target=lambda: answers.append(client.lease(lease(1, "b", epoch=0, fence=b), 25))
+            target=lambda: answers.append(client.call(lease(1, "b", epoch=0, fence=b), 25))
         )
         waiting.start()
-        wait_until(lambda: client.report(report(1, "a", fence=a)).wanted)
+        wait_until(lambda: client.call(report(1, "a", fence=a)).wanted)
         master.process.send_signal(signal.SIGTERM)
         assert list(watch) == [b"\x08\x02"]
         waiting.join(20)

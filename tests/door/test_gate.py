@@ -79,8 +79,8 @@ def guarded(start, token):
     """A master that asks for the token, with a session that holds a lease."""
     master = start(door(token=token))
     client = master.client(credentials(token=token))
-    client.register(register())
-    client.lease(lease(1))
+    client.call(register())
+    client.call(lease(1))
     with grpc.insecure_channel(master.address) as channel:
         yield master, channel
 
@@ -138,18 +138,18 @@ def test_client_is_told_at_once_and_how_to_repair_it(guarded, tmp_path):
     master, _ = guarded
     for given in (Credentials(), credentials(token=token_file(tmp_path / "b", "an-other-token-than-that"))):
         with pytest.raises(AccessDenied, match="EDL_MASTER_TOKEN_FILE") as caught:
-            master.client(given, master_timeout_s=600).register(register("intruder"))
+            master.client(given, master_timeout_s=600).call(register("intruder"))
         assert "an-other-token" not in str(caught.value)
 
 
 def test_client_with_the_token_does_everything(start, token, certificates):
     master = start(door(certificates, client_ca=certificates.ca, token=token))
     client = master.client(credentials(certificates, own=certificates.trainer, token=token))
-    client.register(register())
+    client.call(register())
     client.attend("s", 1, Listening(1))
-    (grant,) = client.lease(lease(1)).grants
+    (grant,) = client.call(lease(1)).grants
     done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=grant.slice.stop)
-    assert client.report(report(1, acknowledgements=(done,))).stale == ()
+    assert client.call(report(1, acknowledgements=(done,))).stale == ()
     onlooker = Onlooker(client, "d")
     assert onlooker.restore(onlooker.snapshot()) == 2
     assert client.status().datasets[0].acknowledged == 4
@@ -162,7 +162,7 @@ def test_token_without_the_certificate_is_not_enough(start, token, certificates)
     master = start(door(certificates, client_ca=certificates.ca, token=token))
     before = master.digest
     with pytest.raises(AccessDenied, match="none was given"):
-        master.client(credentials(certificates, token=token)).register(register())
+        master.client(credentials(certificates, token=token)).call(register())
     assert master.digest == before
 
 
@@ -170,7 +170,7 @@ def test_certificate_without_the_token_is_not_enough(start, token, certificates)
     master = start(door(certificates, client_ca=certificates.ca, token=token))
     before = master.digest
     with pytest.raises(AccessDenied, match="EDL_MASTER_TOKEN_FILE=PATH, --token-file PATH"):
-        master.client(credentials(certificates, own=certificates.trainer)).register(register())
+        master.client(credentials(certificates, own=certificates.trainer)).call(register())
     assert master.digest == before
 
 

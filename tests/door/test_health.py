@@ -86,12 +86,12 @@ def test_drain_says_so_first_then_ends_calls_then_commits(start, probe):
         commits=lambda: Commits(changes, lambda keys: lambda: None),
     )
     client = master.client()
-    client.register(register("a", size=2))
-    client.register(register("b", size=2))
-    client.lease(lease(1, "a"))
+    client.call(register("a", size=2))
+    client.call(register("b", size=2))
+    client.call(lease(1, "a"))
     stream = probe(master).watch()
     assert next(stream).status == SERVING
-    waiting = threading.Thread(target=lambda: client.lease(lease(1, "b", epoch=0, member=2), 20))
+    waiting = threading.Thread(target=lambda: client.call(lease(1, "b", epoch=0, member=2), 20))
     waiting.start()
     wait_until(lambda: master.on_loop(lambda: "b" in master.dispatcher._waiters.get("d", {})))
     assert seen == []
@@ -117,7 +117,7 @@ def test_journal_that_cannot_be_written_ends_the_service(start, probe):
     assert next(stream).status == SERVING
     client = master.client(master_timeout_s=0.0)
     with pytest.raises(ConnectionError, match="disk is full"):
-        client.register(register())
+        client.call(register())
     assert next(stream).status == NOT_SERVING
     assert asks.check() == NOT_SERVING  # it still answers who asks, until its process ends
     assert list(stream) == []

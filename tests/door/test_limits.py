@@ -256,12 +256,12 @@ def refused(master, call, match):
 def test_limits_over_the_wire(small):
     client = small.client()
     many = tuple(Source(name=str(number), count=1) for number in range(4))
-    refused(small, lambda: client.register(register(name="n" * 9)), "9 bytes of dataset")
-    refused(small, lambda: client.register(register(sources=many)), "4 sources")
-    client.register(register(sources=many[:3]))
-    client.register(register("t", name="e"))
-    refused(small, lambda: client.register(register("u")), "3 trainers")
-    refused(small, lambda: client.register(register(name="f")), "3 datasets")
+    refused(small, lambda: client.call(register(name="n" * 9)), "9 bytes of dataset")
+    refused(small, lambda: client.call(register(sources=many)), "4 sources")
+    client.call(register(sources=many[:3]))
+    client.call(register("t", name="e"))
+    refused(small, lambda: client.call(register("u")), "3 trainers")
+    refused(small, lambda: client.call(register(name="f")), "3 datasets")
 
 
 def heard(small, call, match):
@@ -274,18 +274,18 @@ def heard(small, call, match):
 
 def test_parts_of_one_call_over_the_wire(small):
     client = small.client()
-    client.register(register(size=100, max_bad_records=9))
-    heard(small, lambda: client.lease(lease(1, count=4)), "4 leases a call")
-    assert len(client.lease(lease(1, count=3)).grants) == 3
+    client.call(register(size=100, max_bad_records=9))
+    heard(small, lambda: client.call(lease(1, count=4)), "4 leases a call")
+    assert len(client.call(lease(1, count=3)).grants) == 3
     done = Acknowledgement(task=1, attempt=1, upto=1)
     bad = [Failure(task=1, attempt=1, position=p, reason="x") for p in (1, 2, 3)]
-    heard(small, lambda: client.report(report(1, acknowledgements=(done,) * 5)), "5 outcomes in one call")
-    heard(small, lambda: client.report(report(1, failures=tuple(bad))), "3 records of 'd' in quarantine")
-    assert client.report(report(1, acknowledgements=(done,) * 2, failures=tuple(bad[:2]))).stale == ()
+    heard(small, lambda: client.call(report(1, acknowledgements=(done,) * 5)), "5 outcomes in one call")
+    heard(small, lambda: client.call(report(1, failures=tuple(bad))), "3 records of 'd' in quarantine")
+    assert client.call(report(1, acknowledgements=(done,) * 2, failures=tuple(bad[:2]))).stale == ()
     held = (1, 1)
     call = ConfirmCall(session="s", dataset="d", fence=FIRST, leases=(held,) * 5)
-    heard(small, lambda: client.confirm(call), "5 leases in one call")
-    assert client.confirm(dataclasses.replace(call, leases=(held,) * 4)).void == ()
+    heard(small, lambda: client.call(call), "5 leases in one call")
+    assert client.call(dataclasses.replace(call, leases=(held,) * 4)).void == ()
 
 
 def test_a_full_quarantine_goes_through_a_token_and_back_over_the_wire(start):
@@ -298,8 +298,8 @@ def test_a_full_quarantine_goes_through_a_token_and_back_over_the_wire(start):
         "max_bad_records": 10_000,
         "batch_size": 10_000,
     }
-    client.register(register(**described))
-    client.lease(lease(1))
+    client.call(register(**described))
+    client.call(lease(1))
     done = fill(client, 0, 100)
     done = fill(client, done, 1)
     one = Onlooker(client, "d")
@@ -307,7 +307,7 @@ def test_a_full_quarantine_goes_through_a_token_and_back_over_the_wire(start):
     assert MESSAGE_BYTES // 2 - 20_000 < len(token) < MESSAGE_BYTES // 2 + 1_000
     assert one.restore(token) == 2
     assert one.snapshot() == token
-    client.register(register(name="e", **described))
+    client.call(register(name="e", **described))
     assert Onlooker(client, "e").restore(token) == 2
     one, other = client.status().datasets  # together larger than any message
     assert one.quarantined == other.quarantined == len(one.quarantine) == done
@@ -320,7 +320,7 @@ def fill(client, position, step):
     def put(first):
         positions = range(first, first + step)
         failures = (Failure(task=1, attempt=1, position=p, reason="é" * 5_000) for p in positions)
-        client.report(report(first + 1, failures=tuple(failures)))
+        client.call(report(first + 1, failures=tuple(failures)))
 
     return next(first for first in range(position, 10_000, step) if not _taken(put, first))
 
@@ -356,10 +356,10 @@ def test_streams_over_the_wire(small):
 def test_message_that_is_too_large_is_refused_by_both_sides(start):
     master = start()
     client = master.client(master_timeout_s=600)
-    client.register(register())
+    client.call(register())
     before = master.on_loop(lambda: dump(master.dispatcher))
     with pytest.raises(LimitExceeded, match=r"too large.*larger than max"):
-        client.restore(
+        client.call(
             RestoreCall(session="s", dataset="d", fence=FIRST, request=1, token="x" * (MESSAGE_BYTES + 1))
         )
     with grpc.insecure_channel(master.address, options=[("grpc.max_send_message_length", -1)]) as channel:
@@ -395,7 +395,7 @@ def test_status_is_told_whatever_a_token_said(start):
     """Numbers and names of a token may not fit the wire: who asks for the status must not suffer for it."""
     master: MasterThread = start()
     client = master.client()
-    client.register(register(size=1 << 61, records_per_shard=1 << 61, max_bad_records=5))
+    client.call(register(size=1 << 61, records_per_shard=1 << 61, max_bad_records=5))
     onlooker = Onlooker(client, "d")
     begun = json.loads(onlooker.snapshot())
     rest = [[0, 0, 1, (1 << 61) - 1], [1, 0, 0, 1 << 61]]
@@ -405,7 +405,7 @@ def test_status_is_told_whatever_a_token_said(start):
     (status,) = client.status().datasets
     assert status.todo == (1 << 62) - 1
     assert status.quarantine[0].name == "bad \\ud800 name"
-    assert client.lease(lease(1, epoch=NEW_PASS, lineage=2)).epoch == 0
+    assert client.call(lease(1, epoch=NEW_PASS, lineage=2)).epoch == 0
 
 
 def test_words_of_an_elasticdl_worker_are_one_short_line_of_the_log(start, caplog):

@@ -31,10 +31,10 @@ def denied(client, match):
 def test_calls_over_tls(start, certificates, host):
     master = start(door(certificates))
     client = master.client(credentials(certificates), host=host)
-    client.register(register())
+    client.call(register())
     client.attend("s", 1, Listening(1))
     wait_until(lambda: client._heartbeats["s"].attending)
-    assert len(client.lease(lease(1)).grants) == 1
+    assert len(client.call(lease(1)).grants) == 1
 
 
 def test_calls_over_mutual_tls(start, certificates):
@@ -98,7 +98,7 @@ def test_trainers_certificate_that_is_not_good_is_refused(start, certificates, f
     client = master.client(credentials(certificates, own=own), **PATIENT)
     denied(client, "the one given is another, or has expired")
     with pytest.raises(AccessDenied):
-        client.register(register())
+        client.call(register())
     assert master.digest == before
 
 

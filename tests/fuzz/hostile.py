@@ -210,8 +210,8 @@ class Master:
         request = READERS[method](raw)
         self.calls.append((method, raw))
         context = Context()
-        servicer = self.elasticdl if method in ELASTICDL else self.servicer
-        task = asyncio.ensure_future(getattr(servicer, method)(request, context))
+        answer = getattr(self.elasticdl, method) if method in ELASTICDL else self.servicer.answers[method]
+        task = asyncio.ensure_future(answer(request, context))
         for _ in range(STEPS):
             await asyncio.sleep(0)
         if not task.done():

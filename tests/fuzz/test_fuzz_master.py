@@ -77,8 +77,8 @@ def exposed():
 
     master = MasterThread()
     client = master.client()
-    client.register(register("honest", worker_id="w"))
-    client.lease(lease(1, "honest"))
+    client.call(register("honest", worker_id="w"))
+    client.call(lease(1, "honest"))
     with grpc.insecure_channel(master.address) as channel:
         yield master, channel
     master.close()
@@ -240,7 +240,7 @@ def test_a_batch_size_that_no_dataset_could_fill_is_refused(batch_size):
         session="u", worker_id="w", batch_size=batch_size, registration=Registration(name="d")
     )
     with pytest.raises(InvalidArgument, match="batch_size must be 1 or more, and"):
-        begun().register(call, 0.0)
+        begun().call(call, 0.0)
 
 
 def test_nothing_of_a_request_is_evaluated_unpickled_or_used_as_a_path(tmp_path):

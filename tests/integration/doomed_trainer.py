@@ -12,10 +12,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import TypeVar
 
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.client.service import DataShardService
-from edl_torch.core.calls import ReportAnswer, ReportCall
+from edl_torch.core.calls import ReportCall, Request
+
+A = TypeVar("A")
 
 BATCH = 4
 
@@ -28,11 +31,13 @@ class DoomedClient(MasterClient):
         self._left = report
         self._when = when
 
-    def report(self, call: ReportCall) -> ReportAnswer:
-        self._left -= bool(call.acknowledgements)
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        if not isinstance(request, ReportCall):
+            return super().call(request, wait_s)
+        self._left -= bool(request.acknowledgements)
         if self._left == 0 and self._when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        answer = super().report(call)
+        answer = super().call(request)
         if self._left == 0 and self._when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return answer

@@ -21,7 +21,7 @@ import torch
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.audit.verdict import Outcome, audit, judge
 from edl_torch.cli.audit import write_json, write_table
-from edl_torch.cli.drawn.page import write_page
+from edl_torch.cli.audit_page import write_page
 from edl_torch.cli.verdict_words import headline
 from edl_torch.errors import DatasetConflict, TokenError
 

@@ -43,7 +43,7 @@ def register(client, session, size, *, per=4, **options):
         name="d", sources=(Source(name="", count=size),), records_per_shard=per, **options
     )
     call = RegisterCall(session=session, worker_id=client.worker_id, batch_size=2, registration=registration)
-    answer = client.register(call)
+    answer = client.call(call)
     FENCES[session] = answer.fence
     return answer
 
@@ -79,11 +79,11 @@ class Trainer(threading.Thread):
         try:
             for request in range(1, 100_000):
                 call = lease_call(self.name, request, count=3)
-                answer = self._ask(lambda call=call: self.client.lease(call, 1.0))
+                answer = self._ask(lambda call=call: self.client.call(call, 1.0))
                 if answer.state is PassState.FINISHED:
                     return
                 report = report_call(self.name, request, answer.grants)
-                told = self._ask(lambda report=report: self.client.report(report))
+                told = self._ask(lambda report=report: self.client.call(report))
                 assert told.stale == ()
                 self.tasks += [grant.task for grant in answer.grants]
                 self.trained += [grant.slice for grant in answer.grants]
@@ -134,26 +134,26 @@ def test_a_restart_is_invisible_but_for_the_time_it_takes(master):
     master.start()
     client = MasterClient(master.address, "w")
     register(client, "a", 64)
-    first = client.lease(lease_call("a", 1, count=2))
+    first = client.call(lease_call("a", 1, count=2))
     report = report_call("a", 1, first.grants[:1])
-    told = client.report(report)
+    told = client.call(report)
     onlooker = Onlooker(client, "d")
     token = onlooker.snapshot()
     master.kill()
     master.start()
     assert "resumed" in master.log
-    assert client.lease(lease_call("a", 1, count=2)) == first
-    assert client.report(report) == told
+    assert client.call(lease_call("a", 1, count=2)) == first
+    assert client.call(report) == told
     assert onlooker.snapshot() == token
     restore = RestoreCall(session="onlooker", dataset="d", fence=onlooker.fence, request=1, token=token)
-    lineage = client.restore(restore)
+    lineage = client.call(restore)
     assert lineage > 1
     master.kill()
     master.start()
-    assert client.restore(restore) == lineage, "a repeat"
+    assert client.call(restore) == lineage, "a repeat"
     with pytest.raises(StaleLease, match=f"lineage {lineage}"):
-        client.report(report_call("a", 2, first.grants))
-    assert client.lease(lease_call("a", 2, lineage=lineage)).grants[0].task > first.grants[-1].task
+        client.call(report_call("a", 2, first.grants))
+    assert client.call(lease_call("a", 2, lineage=lineage)).grants[0].task > first.grants[-1].task
     client.close()
 
 
@@ -162,7 +162,7 @@ def test_journalled_leases_live_one_full_timeout_after_a_restart(make_master):
     master.start()
     client = MasterClient(master.address, "w")
     register(client, "a", 8)
-    (grant,) = client.lease(lease_call("a", 1)).grants
+    (grant,) = client.call(lease_call("a", 1)).grants
     heard = time.monotonic()
     master.kill()
     # Longer than the session may be silent: but nobody was there to hear it.
@@ -181,13 +181,13 @@ def test_sigterm_commits_what_is_left_and_the_next_one_goes_on(master):
     master.start()
     client = MasterClient(master.address, "w")
     register(client, "a", 8)
-    answer = client.lease(lease_call("a", 1))
+    answer = client.call(lease_call("a", 1))
     master.process.send_signal(signal.SIGTERM)
     assert master.process.wait(10) == 0
     master.process.communicate()
     assert sorted(path.name for path in master.state.iterdir()) == ["journal.sqlite3", "lock"]
     master.start()
-    assert client.lease(lease_call("a", 1)) == answer
+    assert client.call(lease_call("a", 1)) == answer
     client.close()
 
 
@@ -198,13 +198,13 @@ def test_ten_thousand_leases_in_flight_are_served_again(master):
         session = f"s{number}"
         register(client, session, 10**9, per=8)
         for request in range(1, 11):
-            assert len(client.lease(lease_call(session, request, count=100)).grants) == 100
-    answer = client.lease(lease_call("s9", 10, count=100))
+            assert len(client.call(lease_call(session, request, count=100)).grants) == 100
+    answer = client.call(lease_call("s9", 10, count=100))
     assert client.dataset_status("d").leases == 10_000
     master.kill()
     master.start()
     assert client.dataset_status("d").leases == 10_000
-    assert client.lease(lease_call("s9", 10, count=100)) == answer
+    assert client.call(lease_call("s9", 10, count=100)) == answer
     client.close()
 
 
@@ -272,7 +272,7 @@ def fill(client):
     register(client, "s", 10**9, per=8)
     for request in range(1, 5000):
         try:
-            answers.append(client.lease(lease_call("s", request, count=100)))
+            answers.append(client.call(lease_call("s", request, count=100)))
         except MasterUnavailable:
             return answers
     raise AssertionError("the disk never became full")
@@ -289,7 +289,7 @@ def expect_clean_stop(master):
 def expect_all_of(answers, client):
     tasks = [grant.task for answer in answers for grant in answer.grants]
     assert tasks == list(range(1, len(tasks) + 1))
-    again = client.lease(lease_call("s", len(answers), count=100))
+    again = client.call(lease_call("s", len(answers), count=100))
     assert again == answers[-1]
     assert client.dataset_status("d").leases >= len(tasks)
 

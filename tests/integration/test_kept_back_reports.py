@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch import ElasticDataLoader, LocalMaster
-from edl_torch.core.calls import ReportAnswer, ReportCall
+from edl_torch.core.calls import ReportCall, Request
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.readers import MapDatasetReader
+
+A = TypeVar("A")
 
 RECORDS, BATCH = 96, 4
 
@@ -29,9 +31,9 @@ class Patient(LocalMaster):
         super().__init__()
         self.reports = 0
 
-    def report(self, call: ReportCall) -> ReportAnswer:
-        self.reports += 1
-        return super().report(call)
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        self.reports += isinstance(request, ReportCall)
+        return super().call(request, wait_s)
 
 
 def loader_of(master: LocalMaster, records: int = RECORDS, **options: Any) -> ElasticDataLoader:

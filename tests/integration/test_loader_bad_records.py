@@ -7,7 +7,7 @@ import signal
 import sys
 from asyncio import CancelledError
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import pytest
 from loader_kit import (
@@ -29,8 +29,11 @@ from loader_kit import (
 from torch.utils.data import DataLoader, get_worker_info
 
 from edl_torch import DataShardService, ShardedDataset
+from edl_torch.core.calls import Request, StatusCall
 from edl_torch.errors import AccountingError, BadRecord, LoaderWorkerDied, TooManyBadRecords, Unsupported
 from edl_torch.testing import FakeMaster
+
+A = TypeVar("A")
 
 FIRST_SHARD = range(6)
 
@@ -129,8 +132,10 @@ def test_a_batch_that_cannot_be_trained_on_is_named_too(caplog: pytest.LogCaptur
 class WithoutStatus(FakeMaster):
     """As ElasticDL's masters, which tell a trainer of its dataset alone."""
 
-    def status(self) -> NoReturn:
-        raise Unsupported("there is no status to read")
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        if request == StatusCall():
+            raise Unsupported("there is no status to read")
+        return super().call(request, wait_s)
 
 
 def test_a_short_quarantine_is_listed_without_the_masters_whole_status() -> None:
@@ -311,6 +316,11 @@ def test_quarantine_in_a_plain_loop_is_exact(num_workers: int) -> None:
 
 # Workers that die -------------------------------------------------------------------------------------------
 
+FORGOTTEN = pytest.mark.xfail(
+    sys.version_info >= (3, 13),
+    reason="from Python 3.13 on a worker says goodbye when the error that ended it is gone: it is not named",
+)
+
 
 def die_at_seven(number: int) -> int:
     if number == 7 and get_worker_info() is not None:
@@ -342,8 +352,8 @@ def be_cancelled_at_seven(number: int) -> int:
     [
         (die_at_seven, ""),
         (be_killed_at_seven, ""),
-        (exit_at_seven, r" as SystemExit\(3\) ended it"),
-        (be_cancelled_at_seven, r" as CancelledError\(\) ended it"),
+        pytest.param(exit_at_seven, r" as SystemExit\(3\) ended it", marks=FORGOTTEN),
+        pytest.param(be_cancelled_at_seven, r" as CancelledError\(\) ended it", marks=FORGOTTEN),
     ],
 )
 def test_a_loader_worker_that_dies_names_what_it_was_at(

@@ -11,6 +11,7 @@ from loader_kit import acknowledged, elastic, flat, numbers, once, take, trainer
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService
+from edl_torch.core.calls import ConfirmCall
 from edl_torch.errors import InvalidArgument, MasterUnavailable
 from edl_torch.testing import FakeMaster, Fault, wait_until
 
@@ -125,16 +126,17 @@ def test_a_break_while_leases_are_presented_is_noticed(fake: FakeMaster) -> None
         session = service._live_session.id
         loop = iter(elastic(dataset))
         seen = take(loop, 3)
-        confirm, calls = fake._local.confirm, []
+        answered, calls = fake._local.call, []
 
-        def confirm_and_break(call: Any) -> Any:
-            calls.append(call)
-            answer = confirm(call)
-            if len(calls) == 1:
-                fake.break_stream(session)
+        def confirm_and_break(request: Any, wait_s: float = 0.0) -> Any:
+            answer = answered(request, wait_s)
+            if isinstance(request, ConfirmCall):
+                calls.append(request)
+                if len(calls) == 1:
+                    fake.break_stream(session)
             return answer
 
-        fake._local.confirm = confirm_and_break  # type: ignore[method-assign]
+        fake._local.call = confirm_and_break  # type: ignore[method-assign]
         fake.break_stream(session)
         seen += take(loop, 1)
         assert len(calls) == 2

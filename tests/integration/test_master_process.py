@@ -39,7 +39,7 @@ def run(*arguments, **options):
 def register(client, session, size=8):
     registration = Registration(name="d", sources=(Source(name="", count=size),), records_per_shard=4)
     call = RegisterCall(session=session, worker_id=client.worker_id, batch_size=2, registration=registration)
-    answer = client.register(call)
+    answer = client.call(call)
     FENCES[session] = answer.fence
     return answer
 
@@ -49,13 +49,13 @@ FENCES = {}  # of the sessions of the test that runs
 
 def lease(client, session, request, wait_s=0.0, **options):
     options = {"count": 1, "epoch": NEW_PASS, "fence": FENCES[session]} | options
-    return client.lease(LeaseCall(session=session, dataset="d", request=request, **options), wait_s)
+    return client.call(LeaseCall(session=session, dataset="d", request=request, **options), wait_s)
 
 
 def acknowledge(client, session, request, grants):
     done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
     fence = FENCES[session]
-    return client.report(
+    return client.call(
         ReportCall(session=session, dataset="d", fence=fence, request=request, acknowledgements=done)
     )
 
@@ -191,7 +191,7 @@ def test_datasets_of_the_command_line_are_there_for_trainers(tmp_path, monkeypat
     )
     arguments = [a.replace("_", spelling) if a.startswith("--") else a for a in arguments]
     client = start_master(*arguments).client()
-    answer = client.register(
+    answer = client.call(
         RegisterCall(session="s", worker_id="w", batch_size=2, registration=Registration(name="training"))
     )
     assert answer.spec.sources == (Source(name="t", count=30),)
@@ -272,12 +272,12 @@ from edl_torch.shard import Source
 client = MasterClient(sys.argv[1], "victim")
 registration = Registration(name="d", sources=(Source(name="", count=8),), records_per_shard=4)
 call = RegisterCall(session="victim", worker_id="victim", batch_size=2, registration=registration)
-named = {"session": "victim", "dataset": "d", "fence": client.register(call).fence}
+named = {"session": "victim", "dataset": "d", "fence": client.call(call).fence}
 client.attend("victim", 1, Listening(1))
 call = LeaseCall(**named, request=1, epoch=NEW_PASS, count=9)
-grants = client.lease(call).grants
+grants = client.call(call).grants
 done = Acknowledgement(task=grants[0].task, attempt=1, upto=1)
-client.report(ReportCall(**named, request=1, acknowledgements=(done,)))
+client.call(ReportCall(**named, request=1, acknowledgements=(done,)))
 while not client._heartbeats["victim"].attending:
     time.sleep(0.01)
 if sys.argv[2] == "fork":
@@ -326,7 +326,7 @@ from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "parent")
 registration = Registration(name="d", sources=(Source(name="", count=8),))
-client.register(RegisterCall(session="parent", worker_id="parent", batch_size=2, registration=registration))
+client.call(RegisterCall(session="parent", worker_id="parent", batch_size=2, registration=registration))
 client.attend("parent", 1, Listening(1))
 stop = threading.Event()
 def load():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import pytest
@@ -22,10 +23,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.client.grpc.calling import Caller
-from edl_torch.core.calls import LeaseAnswer, LeaseCall, MasterStatus
+from edl_torch.core.calls import LeaseAnswer, Request, StatusCall
 from edl_torch.errors import ConcurrentIteration, InvalidArgument, Unsupported
 from edl_torch.testing import FakeClock, FakeMaster
 from edl_torch.testing.fake_master import FakeConnection
+
+A = TypeVar("A")
 
 BOTH = pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 
@@ -241,9 +244,9 @@ class Patient(FakeConnection):
 
     then: Callable[[], object] = staticmethod(lambda: None)
 
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
-        answer = super().lease(call, 0.0)
-        if wait_s and answer.nothing_yet:
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        answer = super().call(request)
+        if wait_s and isinstance(answer, LeaseAnswer) and answer.nothing_yet:
             self._fake.clock.advance(wait_s)
             self.then()
         return answer
@@ -284,7 +287,9 @@ def test_a_trainer_that_waits_for_a_master_which_tells_nothing_says_so_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Reticent(Patient):
-        def status(self) -> MasterStatus:
+        def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+            if request != StatusCall():
+                return super().call(request, wait_s)
             held.close()  # type: ignore[attr-defined]
             raise Unsupported("no status")
 

@@ -41,7 +41,7 @@ class Job:
         self.port = WebPort(self.host.status, lambda: history.latest, address, **options)
         for name in names:
             registration = Registration(name="training", sources=(Source(name="a", count=100),))
-            self.host.register(
+            await self.host.call(
                 RegisterCall(session=f"s-{name}", worker_id=name, batch_size=4, registration=registration)
             )
 

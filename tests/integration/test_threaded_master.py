@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl_torch import DataShardService, MasterClient
-from edl_torch.client.grpc.following import FollowingChannel
+from edl_torch.client.grpc.channel import FollowingChannel
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.errors import AccessDenied, MasterStartError
 from edl_torch.master import threaded
@@ -30,7 +30,7 @@ def register(address: str) -> int:
     )
     call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
     with MasterClient(address, "w", master_timeout_s=5.0) as client:
-        return sum(source.count for source in client.register(call).spec.sources)
+        return sum(source.count for source in client.call(call).spec.sources)
 
 
 def test_it_goes_on_where_its_journal_ends(tmp_path: Path) -> None:

@@ -304,24 +304,22 @@ def test_calls_of_an_earlier_lineage_are_refused_each_by_itself() -> None:
     with trainer(fake) as (service, dataset):
         take(iter(elastic(dataset)), 1)
         session = service._live_session.id
-        grants = fake.lease(lease_call(session, 1, 2)).grants  # after the one of the loop
+        grants = fake.call(lease_call(session, 1, 2)).grants  # after the one of the loop
         fake.go_back("training", None)
         done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)
         held = tuple((g.task, g.attempt) for g in grants)
         common: dict[str, Any] = {"session": session, "dataset": "training"}
         for lineage in (1, 3):
             with pytest.raises(StaleLease, match="lineage 2"):
-                fake.lease(lease_call(session, lineage, 3))
+                fake.call(lease_call(session, lineage, 3))
             with pytest.raises(StaleLease, match="lineage 2"):
-                fake.report(
-                    ReportCall(**common, fence=fence_of(lineage), request=1000, acknowledgements=done)
-                )
+                fake.call(ReportCall(**common, fence=fence_of(lineage), request=1000, acknowledgements=done))
             with pytest.raises(StaleLease, match="lineage 2"):
-                fake.confirm(ConfirmCall(**common, fence=fence_of(lineage), leases=held))
+                fake.call(ConfirmCall(**common, fence=fence_of(lineage), leases=held))
         # Even under the new lineage's name the old leases are nobody's.
-        told = fake.report(ReportCall(**common, fence=fence_of(2), request=1001, acknowledgements=done))
+        told = fake.call(ReportCall(**common, fence=fence_of(2), request=1001, acknowledgements=done))
         assert set(told.stale) == {grant.task for grant in grants}
-        assert fake.confirm(ConfirmCall(**common, fence=fence_of(2), leases=held)).void == told.stale
+        assert fake.call(ConfirmCall(**common, fence=fence_of(2), leases=held)).void == told.stale
         assert fake.dataset_status("training").acknowledged == 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sim_model import BrokenPromise
 from sim_session import SimSession
 from sim_weights import Judge, Weights
 
@@ -26,11 +27,15 @@ class Checkpoint:
 
     weights: Weights
     token: str
+    data: int
 
 
 @dataclass(slots=True)
 class Folder:
-    """Complete checkpoints by number, and partial ones; on a file system that all incarnations share."""
+    """Complete checkpoints by number, and partial ones; on a file system that all incarnations share.
+
+    The judge is of the data that the job has now.
+    """
 
     judge: Judge
     complete: dict[int, Checkpoint] = field(default_factory=dict)
@@ -84,7 +89,8 @@ def save(folder: Folder, session: SimSession, weights: Weights, point: Point) ->
     yield from point("save: written")
     token = yield from session.trainer.position.snapshot()
     yield from point("save: token taken")
-    folder.finish(number, partial, Checkpoint(captured, token), session.id)
+    checkpoint = Checkpoint(captured, token, folder.judge.data)
+    folder.finish(number, partial, checkpoint, session.id)
     session.checkpoints[FOLDER] = str(number)
     yield from point("saved")
 
@@ -102,9 +108,14 @@ def load(folder: Folder, session: SimSession, point: Point) -> Procedure[Weights
         return folder.judge.nothing()
     checkpoint = folder.read(number)
     yield from point("load: read")
-    weights = checkpoint.weights.copy()
     yield from session.restore(checkpoint.token)
-    folder.judge.same(weights, checkpoint.token, f"checkpoint {number}, loaded by {session.id}")
+    if checkpoint.data == folder.judge.data:
+        weights = checkpoint.weights.copy()
+        folder.judge.same(weights, checkpoint.token, f"checkpoint {number}, loaded by {session.id}")
+    elif session.description.data_changed:
+        weights = folder.judge.nothing()
+    else:
+        raise BrokenPromise(f"{session.id} went back to checkpoint {number}, which is of other data")
     yield from point("loaded")
     return weights
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from sim_hub import Hub
 from sim_model import BrokenPromise, History, Position
@@ -17,13 +18,17 @@ from sim_model import BrokenPromise, History, Position
 from edl_torch.core.calls import (
     ConfirmCall,
     DatasetStatus,
-    FencedCall,
     LeaseAnswer,
     LeaseCall,
+    MasterStatus,
     PassState,
+    ProgressCall,
     RegisterCall,
     ReportCall,
+    Request,
     RestoreCall,
+    SnapshotCall,
+    StatusCall,
 )
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
@@ -39,6 +44,14 @@ CALL_BACK_S = 0.2
 KEPT = 2000  # commits that can be taken back
 WAKE_S = 0.02  # news are told to all that wait together
 DATASET = "training"
+
+
+@dataclass(frozen=True)
+class LeaveCall(Request[None]):
+    """A session says goodbye: `MasterApi.leave`, on a way where it may be late or lost."""
+
+    session: str
+    member: int
 
 
 class SimMaster:
@@ -163,8 +176,10 @@ class SimMaster:
         elif reply is not None:
             reply.send(value, error)
 
-    def _status(self, _: None) -> NoReturn:
-        raise Unsupported("nobody reads what a waiting trainer would say of the others")
+    def _status(self, call: StatusCall) -> MasterStatus:
+        if call.dataset is None:
+            raise Unsupported("nobody reads what a waiting trainer would say of the others")
+        return self.dispatcher.observe(call, self.hub.now)
 
     def _see(self, watch: Callable[..., None], *arguments: Any) -> None:
         """Something happened; the model hears of it when it is committed."""
@@ -214,7 +229,7 @@ class SimMaster:
         self.model.note(self.hub.now, "confirm", call.session)
         return self.dispatcher.confirm(call, self.hub.now)
 
-    def _snapshot(self, call: FencedCall) -> str:
+    def _snapshot(self, call: SnapshotCall) -> str:
         token = self.dispatcher.snapshot(call, self.hub.now)
         self._see(lambda: self.tokens.append((token, self.model.position())))
         return token
@@ -233,18 +248,14 @@ class SimMaster:
             self._see(self.model.restored, position, lineage)
         return lineage
 
-    def _progress(self, call: FencedCall) -> DatasetStatus:
+    def _progress(self, call: ProgressCall) -> DatasetStatus:
         return self.dispatcher.progress(call, self.hub.now)
 
-    def _dataset_status(self, dataset: str) -> DatasetStatus:
-        return self.dispatcher.dataset_status(dataset)
-
-    def _leave(self, call: tuple[str, int]) -> None:
-        session, member = call
-        self.model.note(self.hub.now, "leave", session, member)
-        self._see(self.model.released, self.dispatcher.leave(session, member))
-        if self.dispatcher.members.get(session) is None:
-            self._streams.pop(session, None)
+    def _leave(self, call: LeaveCall) -> None:
+        self.model.note(self.hub.now, "leave", call.session, call.member)
+        self._see(self.model.released, self.dispatcher.leave(call.session, call.member))
+        if self.dispatcher.members.get(call.session) is None:
+            self._streams.pop(call.session, None)
 
     # Leases, and those that wait for one ----------------------------------------------------------------
 

@@ -8,6 +8,7 @@ whatever it was in. The weights are compared with tokens at every save and resto
 from __future__ import annotations
 
 import gc
+import json
 import random
 import time
 from collections import Counter
@@ -39,6 +40,7 @@ FAULTS: dict[str, int] = {
     "rollback": 12,
     "forget": 2,
 }
+DATA = 2  # as such a number: how often the data become others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +99,13 @@ class ModelJob:
         )
         self.network = Network(self.hub, random.Random(options.seed + 1), options.weather)
         self.folder = Folder(Judge(options.job))
+        self.job = options.job  # as the data are now
         self.counts: Counter[str] = Counter()
         self.died_of: Counter[str] = Counter()
         self.current: Incarnation | None = None
         self.superseded: list[Incarnation] = []
         self.done = False  # the runner has seen an incarnation end well
+        self._knows_old_data = False  # the master: they were others when it began
         self._lives = self._zombies = self._rolled_back = 0
         self._left = options.faults
         self._learnt = (0.0, (0, 0))
@@ -167,7 +171,7 @@ class ModelJob:
                 self._bury(self.superseded[0])
         self._lives += 1
         self.current = Incarnation(
-            *(self._lives, self.options.job),
+            *(self._lives, self.job),
             hub=self.hub,
             network=self.network,
             master=self.master,
@@ -200,11 +204,22 @@ class ModelJob:
             self.superseded.remove(trainer)
         if trainer is self.current:
             self.current = None
+            self._heed(trainer.died_of)
             if trainer.finished and not trainer.died_of:
                 self.done = True
                 self._left = 0
             else:
                 self.hub.after(self.chance.uniform(0, 2), self._start_if_none)
+
+    def _heed(self, died_of: str) -> None:
+        """Where the data have changed, the user does what the error says."""
+        if died_of == "DatasetConflict" and self._knows_old_data:
+            self._knows_old_data = False
+            self._master_dies(self.master.forget)
+        elif died_of == "TokenError" and not self.job.follows_data:
+            self.job = replace(self.job, follows_data=True)
+        elif died_of in ("DatasetConflict", "TokenError"):
+            raise BrokenPromise(f"a trainer of the data as they are was refused: {died_of}")
 
     def _start_if_none(self) -> None:
         if self.current is None:
@@ -314,6 +329,33 @@ class ModelJob:
     def _forget(self, _: Incarnation) -> None:
         self._master_dies(self.master.forget)
 
+    def _data(self, _: Incarnation) -> None:
+        """All trainers end, and the data are others when the next one begins; it may know of it, or not.
+
+        So may the user know that a master which keeps their old names must go, or not.
+        """
+        newest = self.folder.newest
+        cursor = json.loads(self.folder.read(newest).token)["cursor"] if newest else [0, 0, 0]
+        first_epoch = cursor[0] + bool(cursor[1] or cursor[2])
+        if first_epoch >= self.job.epochs or not self.master.up:
+            return
+        while self.superseded:
+            self._bury(self.superseded[0])
+        if self.current is not None:
+            self._end(self.current)
+            self.current = None
+        self.job = replace(
+            self.job,
+            size=self.job.size + self.chance.choice((0, 0, 5, -5)),
+            data=self.job.data + 1,
+            follows_data=self.chance.random() < 0.5,
+        )
+        self.folder.judge = Judge(self.job, first_epoch, compared=self.folder.judge.compared)
+        self._knows_old_data = self.chance.random() < 0.5
+        if not self._knows_old_data:
+            self._master_dies(self.master.forget)
+        self.hub.after(0, self._start_if_none)
+
     def _master_dies(self, meanwhile: Callable[[], object]) -> None:
         if not self.master.up:
             return
@@ -323,8 +365,12 @@ class ModelJob:
         self.hub.after(away_s, self.master.start)
 
 
-def model_options(seed: int, *, shards: int = 4000, faults: int = 240) -> ModelOptions:
-    """What kind of job it is depends on the seed, so that a few seeds go through all kinds."""
+def model_options(seed: int, *, shards: int = 4000, faults: int = 240, simple: bool = False) -> ModelOptions:
+    """What kind of job it is depends on the seed, so that a few seeds go through all kinds.
+
+    A `simple` one mixes no records, its data stay as they are, and it has no wrapper that reads ahead, no
+    padding batches, no windows left.
+    """
     kind = random.Random(seed)
     job = Job(
         size=8 * shards - 3,
@@ -344,6 +390,13 @@ def model_options(seed: int, *, shards: int = 4000, faults: int = 240) -> ModelO
         workers=kind.choice((0, 0, 1, 2)),
         accumulates=kind.choice((0, 1, 1, 2, 3)),
     )
-    job = replace(job, shuffle_window=kind.choice((None, 1, 2, 16, 10**6)))
-    steps_s = pace.step_s * job.size * job.epochs / job.batch
-    return ModelOptions(seed=seed, job=job, pace=pace, faults=faults, fault_every_s=steps_s / faults)
+    kinds = dict(FAULTS)
+    if not simple:
+        job = replace(job, shuffle_window=kind.choice((None, 1, 2, 16, 10**6)))
+        pace = replace(pace, tells=kind.choice((0, 1, 3)), pads=kind.choice((0.0, 0.1)))
+        if kind.random() < 0.5:
+            job, pace = replace(job, breaks=0.02), replace(pace, keeps=0.5)
+        if kind.random() < 0.5:
+            kinds["data"] = DATA
+    every_s = pace.step_s * job.size * job.epochs / job.batch / faults
+    return ModelOptions(seed=seed, job=job, pace=pace, faults=faults, fault_every_s=every_s, kinds=kinds)

@@ -31,7 +31,7 @@ RARELY = 0.01  # as often as points of loading and saving something happens afte
 class Batch(tuple[tuple[int, int, int], ...]):
     """A ticket, and the records that its batch holds as its reader read them."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...] = ()
 
 
 class Lease(NamedTuple):
@@ -66,6 +66,8 @@ class Fates:
 
 class Incarnation(Trainer):
     """`on_stop` stops it for a while, `on_kill` kills it; both are the runner's, who must know."""
+
+    padding = Batch()
 
     def __init__(
         self,

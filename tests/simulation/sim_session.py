@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sim_hub import PARKED, Hub, Process, Task
-from sim_master import SimMaster
+from sim_master import LeaveCall, SimMaster
 from sim_network import Network, SimPort
 
 from edl_torch.audit.log import AuditLog
@@ -49,6 +49,8 @@ class SimSession:
         network: Network,
         master: SimMaster,
         audit_dir: Path | None = None,
+        *,
+        manual: bool = False,
     ) -> None:
         self.id = name
         self.description = description
@@ -57,7 +59,9 @@ class SimSession:
             session=name,
             dataset=description.name,
             batch_size=description.batch_size,
+            lookahead=None if manual else 0,
             audited=audit_dir is not None,
+            follows_data=description.data_changed is not None,
         )
         self.liveness = Liveness()
         self.trainer = Trainer(config, self.liveness)
@@ -93,7 +97,7 @@ class SimSession:
 
     def _perform(self, task: Task, action: Action) -> Any:
         if isinstance(action, Call):
-            self.port.call(task, action.method, action.request, action.wait_s)
+            self.port.call(task, action.request.name(), action.request, action.wait_s)
             return PARKED
         if isinstance(action, Register):
             self.port.call(task, "register", self._registration(again=action.again))
@@ -156,6 +160,6 @@ class SimSession:
             self._audit.close()
             self._audit = None
         if self._state.registered.plan is not None:
-            yield Call("leave", (self.id, self._state.fence.member))
+            yield Call(LeaveCall(self.id, self._state.fence.member))
         if failed is not None:
             raise failed

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from sim_hub import Hub, Sleep
 from sim_master import DATASET, SimMaster
-from sim_model import History
+from sim_model import BrokenPromise, History
 from sim_network import Network
 from sim_session import SimSession
 
@@ -47,6 +47,8 @@ class Job:
     breaks: float = 0.0  # how likely it is that a loop breaks after a batch
     saves: float = 0.0  # how likely it is that it takes a token
     step_s: float = 0.5
+    data: int = 0  # which data they are
+    follows_data: bool = False  # whether it goes on, on purpose, from a token of other data
 
     def spec(self) -> DatasetSpec:
         """As a master has it."""
@@ -73,6 +75,8 @@ class Job:
             shuffle_window=self.shuffle_window,
             seed=self.seed,
             max_bad_records=self.size * self.epochs if self.bad_every else 0,
+            fingerprint=f"data {self.data}",
+            data_changed="new_epoch" if self.follows_data else None,
         )
 
     def is_bad(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -83,7 +87,12 @@ class Job:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """What one trainer is like: seconds for a step, give or take the part `jitter`, and to read a batch; its
-    loader workers and how long one takes to start; batches for one step of its optimizer (0: it has none)."""
+    loader workers and how long one takes to start; batches for one step of its optimizer (0: it has none).
+
+    `tells` is how many batches a wrapper reads ahead, which says of each when it passes it on (0: none);
+    `pads` how likely it is that a batch is a padding batch, as ranks in step have them; `keeps` how likely it
+    is that a loop that was left keeps the gradients that it gathered, for a step in its next pass.
+    """
 
     step_s: float
     jitter: float = 0.0
@@ -91,20 +100,28 @@ class Pace:
     accumulates: int = 0
     read_s: float = 0.0
     start_s: float = 0.0
+    tells: int = 0
+    pads: float = 0.0
+    keeps: float = 0.0
 
 
-def any_pace(job: Job, chance: random.Random) -> Pace:
-    """One in twenty is slow."""
+def any_pace(job: Job, chance: random.Random, number: int) -> Pace:
+    """One in twenty is slow; one in eight is behind a wrapper, and one in eight is a rank in step."""
+    habits = random.Random(job.seed * 7919 + number)
     slow = chance.random() < 0.05
     return Pace(
         step_s=job.step_s * chance.uniform(0.5, 1.5) * (4 if slow else 1),
         workers=chance.choice((0, 0, 0, 0, 0, 0, 0, 1, 2)),
         accumulates=chance.choice((0, 0, 0, 0, 1, 2, 3)),
+        tells=habits.choice((0,) * 7 + (2,)),
+        pads=habits.choice((0.0,) * 7 + (0.2,)),
     )
 
 
 class Trainer:
     """One life of a trainer. `token` is restored first: a text, None for the beginning, or False for none."""
+
+    padding: Ticket = ()
 
     def __init__(
         self,
@@ -128,17 +145,27 @@ class Trainer:
         self.inner_passes = 0
         self.batches_read = 0
         self.ended = False
+        chance = self._chance = random.Random(job.seed * 1_000_003 + number)
+        self.pace = pace or any_pace(job, chance, number)
         self.shell = SimSession(
-            self.session, f"t{number}", job.description(), hub, network, master, audit_dir
+            self.session,
+            f"t{number}",
+            job.description(),
+            hub,
+            network,
+            master,
+            audit_dir,
+            manual=bool(self.pace.tells),
         )
         self.process, self.port = self.shell.process, self.shell.port
         self.job, self.hub = job, hub
         self._model, self._token = model, token
         self._on_end = on_end
-        chance = self._chance = random.Random(job.seed * 1_000_003 + number)
-        self.pace = pace or any_pace(job, chance)
         self._trainer = self.shell.trainer
         self._in_loop: list[Ticket] = []  # handed, not stepped on
+        self._left: Ticket | None = None  # the batch that was in hand when the loop was left
+        self._ahead: deque[Ticket] = deque()  # a wrapper has read them, and not passed them on
+        self._is_read = False  # all of the pass, by the wrapper
         self._inner: Batches | None = None  # what reads, while there is something to read
         self._optimizer = -1
         hub.after(0, self.process.run, self._main())
@@ -179,10 +206,11 @@ class Trainer:
             self._optimizer = self._trainer.state.batches.attach("optimizer")
 
     def _pass(self) -> Procedure[None]:
-        passes = self._trainer.elastic
         number = yield from self._trainer.open()
-        while (ticket := (yield from self._next_batch(number))) is not None:
-            self._model.handed(self.session, ticket)
+        self._ahead.clear()
+        self._is_read = False
+        while (ticket := (yield from self._next_in_loop(number))) is not None:
+            self._left = None
             self._in_loop.append(ticket)
             yield Sleep(self._step_takes_s() + self.hang_s)
             self.hang_s = 0.0
@@ -191,12 +219,16 @@ class Trainer:
             if self.job.saves and self._chance.random() < self.job.saves:
                 yield from self._save()
             if self.leave or (self.job.breaks and self._chance.random() < self.job.breaks):
+                yield from self._break(number)
                 break
-        if passes.is_open(number):
-            yield from self._break(number)
-        if self._in_loop:  # what is left at the end of a job counts without a step, and is not learnt
+        # What is left at the end of a job counts without a step, and is not learnt.
+        if self._in_loop and not self._keeps():
             yield from self._step()
         self._stop_reading()
+
+    def _keeps(self) -> bool:
+        """Whether what was gathered waits for the next pass: only a loop that was left may have one."""
+        return bool(self._left and self.pace.keeps) and self._chance.random() < self.pace.keeps
 
     def _step_takes_s(self) -> float:
         jitter = self.pace.jitter
@@ -204,9 +236,10 @@ class Trainer:
 
     def _break(self, number: int) -> Procedure[None]:
         """What was not stepped on is taken from the batch in hand only; a later step may cover the others."""
+        # Behind a wrapper that has read the pass to its end nobody hears of it before the next one.
         yield from self._trainer.elastic.close(number)
         if self._in_loop:
-            self._in_loop.pop()
+            self._left = self._in_loop.pop()
         self.breaks += 1
 
     def _step(self) -> Procedure[None]:
@@ -214,11 +247,30 @@ class Trainer:
         for ticket in self._in_loop:
             self._model.trained(ticket)
         self._in_loop.clear()
-        if self.pace.accumulates and self._trainer.elastic.step_now(self._optimizer):
+        passes, left = self._trainer.elastic, self._left is not None
+        if self.pace.accumulates and passes.step_now(self._optimizer, before_hand=left):
             yield from self._trainer.reporter.send()
 
     def _save(self) -> Procedure[None]:
         yield from self._trainer.position.snapshot()
+
+    # What a wrapper does that reads ahead -----------------------------------------------------------------
+
+    def _next_in_loop(self, number: int) -> Procedure[Ticket | None]:
+        if not self.pace.tells:
+            return (yield from self._next_batch(number))
+        while not self._is_read and len(self._ahead) <= self.pace.tells:
+            ticket = yield from self._next_batch(number)
+            if ticket is None:
+                self._is_read = True
+            else:
+                self._ahead.append(ticket)
+        passed = yield from self._trainer.elastic.passed_on()
+        ticket = self._ahead.popleft() if self._ahead else None
+        void = passed is not None and not passed.ticket
+        if not void and ticket != (None if passed is None else passed.ticket):
+            raise BrokenPromise(f"{self.session} was passed {ticket}, and its trainer says {passed}")
+        return ticket
 
     # What `data.loader_pass` does -------------------------------------------------------------------------
 
@@ -229,6 +281,9 @@ class Trainer:
             return None
         if is_open is None:
             yield from self._trainer.reporter.send()
+        if self.pace.pads and self._chance.random() < self.pace.pads:
+            passes.pad()
+            return self.padding
         while True:
             if self._inner is None:
                 if not (yield from passes.more_to_read()):
@@ -242,6 +297,7 @@ class Trainer:
             elif self.job.drop_last and ticket_size(ticket) < self.job.batch:
                 yield from passes.return_remainder(ticket)
             elif passes.hand_now(ticket) or (yield from passes.hand(ticket)):
+                self._model.handed(self.session, ticket)
                 return ticket
 
     def _stop_reading(self) -> None:

@@ -44,10 +44,15 @@ class Weights:
 
 
 class Judge:
-    """Compares weights with tokens of one job. Every method raises BrokenPromise."""
+    """Compares weights with tokens of one job. Every method raises BrokenPromise.
 
-    def __init__(self, job: Job) -> None:
+    Epochs before `first_epoch` were of other data: nobody looks at what was learnt there.
+    """
+
+    def __init__(self, job: Job, first_epoch: int = 0, *, compared: int = 0) -> None:
         self._job = job
+        self._first_epoch = min(first_epoch, job.epochs)
+        self.data = job.data
         plan = Plan(job.spec())
         self._is_bad = job.is_bad(np.arange(job.size))
         # Of each epoch: its windows in their order, where they begin, and all records in theirs.
@@ -67,15 +72,17 @@ class Judge:
             order = np.concatenate([plan.indices(window).numbers for window in whole])
             assert (np.sort(order) == np.arange(job.size)).all(), "an epoch has each record once"
             self._order[epoch] = order
-        self.compared = 0
+        self.compared = compared
 
     def first_records(self, count: int) -> npt.NDArray[np.int64]:
         """The first records of epoch 0."""
         return self._order[0][:count]
 
     def nothing(self) -> Weights:
-        """A model that has learnt nothing."""
-        return Weights(np.zeros((self._job.epochs, self._job.size), np.uint8))
+        """A model that has learnt nothing of these data."""
+        counts = np.zeros((self._job.epochs, self._job.size), np.uint8)
+        counts[: self._first_epoch] = 1
+        return Weights(counts)
 
     def same(self, weights: Weights, token: str, where: str) -> None:
         """Weights and token are the same instant: what the token counts was learnt once, nothing else was."""
@@ -123,7 +130,7 @@ class Judge:
         allowed = self._job.batch - 1 if self._job.drop_last else 0
         if (missing.sum(axis=1) > allowed).any():
             raise BrokenPromise(
-                f"{where}: {int(missing.sum())} of {int(wanted.sum()) * self._job.epochs} records were never "
+                f"{where}: {int(missing.sum())} of {int(wanted.sum())} records were never "
                 f"trained, {self._named(missing)}"
             )
 
@@ -135,7 +142,9 @@ class Judge:
             raise BrokenPromise(f"{where}: trained too often {self._named(surplus)}")
 
     def _wanted(self) -> Counts:
-        return (~self._is_bad).astype(np.uint8)
+        wanted = np.tile((~self._is_bad).astype(np.uint8), (self._job.epochs, 1))
+        wanted[: self._first_epoch] = 1
+        return wanted
 
     def _named(self, which: npt.NDArray[np.bool_]) -> str:
         """How many records, and the first of them as epoch:number."""

@@ -16,25 +16,26 @@ from sim_model_trainer import Fates
 from sim_network import Weather
 from sim_weights import Judge, Weights
 
-from edl_torch.core.calls import FencedCall, RestoreCall
+from edl_torch.core import dispatcher
+from edl_torch.core.calls import ProgressCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.rollback import Rollback
+from edl_torch.core.token import Token
+from edl_torch.shard import DatasetSpec
+from edl_torch.trainer.batches import Batches
+from edl_torch.trainer.elastic import ElasticPasses
 from edl_torch.trainer.state import State
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "4").split()]
-SHORT = {"shards": 300, "faults": 40}
+SHORT: dict[str, int] = {"shards": 300, "faults": 40}
 QUIET = Fates(stop=0.0, kill=0.0)
 SUPERSEDED = {"supersede": 1}
 
 
 def job(seed: int, kinds: dict[str, int] | None = None, fates: Fates | None = None) -> ModelOptions:
-    """A short job; its records are not mixed, as when the seeds below were found."""
-    options = unmixed(model_options(seed, **SHORT))
+    """A short and simple job, as when the seeds below were found."""
+    options = model_options(seed, **SHORT, simple=True)
     return replace(options, kinds=kinds or options.kinds, fates=fates or options.fates)
-
-
-def unmixed(options: ModelOptions) -> ModelOptions:
-    return replace(options, job=replace(options.job, shuffle_window=None))
 
 
 def run(options: ModelOptions) -> ModelResult:
@@ -90,7 +91,7 @@ def test_a_trainer_given_up_by_a_master_whose_journal_went_back_saves_no_token()
 
 def test_a_repeated_call_that_finds_its_member_given_up_hides_no_later_answer() -> None:
     """A lease call from before the last report's answer was sent again: found by this seed of `run.py`."""
-    run(unmixed(model_options(5164)))
+    run(model_options(5164, simple=True))
 
 
 def test_acknowledgements_that_were_never_sent_are_not_forgotten() -> None:
@@ -127,7 +128,7 @@ def broken_restore(patch: pytest.MonkeyPatch) -> None:
 def broken_progress(patch: pytest.MonkeyPatch) -> None:
     """Whoever asks is told whether the job is finished."""
 
-    def progress(self: Dispatcher, call: FencedCall, now: float) -> Any:
+    def progress(self: Dispatcher, call: ProgressCall, now: float) -> Any:
         return self.dataset_status(call.dataset)
 
     patch.setattr(Dispatcher, "progress", progress)
@@ -169,6 +170,125 @@ def test_code_that_lets_model_and_token_part_is_found_out(
 ) -> None:
     break_it(monkeypatch)
     options = replace(job(seed, kinds, fates), weather=Weather(0.002, 0.002, repeat=0.05, late=0.002))
+    with pytest.raises(BrokenPromise, match=promise):
+        run(options)
+
+
+def lost_count_of_what_is_ahead(patch: pytest.MonkeyPatch) -> None:
+    """A trainer that was given up forgets what its wrapper has still: later batches pass for those."""
+
+    def clear(self: Batches) -> None:
+        self.take_back([*self.unfinished, *self.ahead])
+        self.in_hand = None
+
+    patch.setattr(Batches, "clear", clear)
+
+
+def broken_wrapper(patch: pytest.MonkeyPatch) -> None:
+    """What a wrapper held when its loop was left does not go back."""
+    withdraw = ElasticPasses._withdraw
+
+    def some(self: ElasticPasses) -> None:
+        batches = self._state.batches
+        ahead = list(batches.ahead)
+        batches.ahead.clear()
+        withdraw(self)
+        batches.ahead.extend(ahead)
+
+    patch.setattr(ElasticPasses, "_withdraw", some)
+
+
+def broken_window(patch: pytest.MonkeyPatch) -> None:
+    """A loop that is left gives back all that it gathered, whose gradients stay."""
+
+    def all_of_it(self: ElasticPasses) -> None:
+        state, batches = self._state, self._state.batches
+        back = [*batches.unfinished, *batches.ahead]
+        batches.take_back(back)
+        state.outbox.note(give_backs=state.inflight.withdraw(batch.ticket for batch in back))
+
+    patch.setattr(ElasticPasses, "_withdraw", all_of_it)
+
+
+def broken_padding(patch: pytest.MonkeyPatch) -> None:
+    """The newest batch is taken for the one in hand, where that is a padding batch."""
+    withdraw = ElasticPasses._withdraw
+
+    def newest(self: ElasticPasses) -> None:
+        batches = self._state.batches
+        if batches.in_hand is not None and not batches.in_hand.ticket and batches.unfinished:
+            batches.in_hand = batches.unfinished[-1]
+        withdraw(self)
+
+    patch.setattr(ElasticPasses, "_withdraw", newest)
+
+
+def broken_step(patch: pytest.MonkeyPatch) -> None:
+    """A step counts the batch in hand, whose gradient is not in it."""
+    stepped = Batches.stepped
+    patch.setattr(Batches, "stepped", lambda self, number, before_hand: stepped(self, number))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "seed", "kind", "habits", "promise"),
+    [
+        (lost_count_of_what_is_ahead, 2, "stop", {"tells": 2}, "and its trainer says Batch"),
+        (broken_wrapper, 1, "supersede", {"tells": 2}, "not in the model [1-9]"),
+        (broken_window, 3, "supersede", {"accumulates": 3}, "too often in it [1-9]"),
+        (broken_padding, 2, "supersede", {"accumulates": 3, "pads": 0.3}, "too often in it [1-9]"),
+        (broken_step, 1, "supersede", {"accumulates": 3, "tells": 2}, "not in the model [1-9]"),
+    ],
+)
+def test_code_that_does_not_know_which_batch_a_loop_has_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, break_it: Any, seed: int, kind: str, habits: dict[str, Any], promise: str
+) -> None:
+    """A wrapper reads ahead, a window is left, a padding batch is in hand: the code as it is passes these."""
+    options = job(seed, {kind: 1}, QUIET)
+    options = replace(
+        options, job=replace(options.job, breaks=0.1), pace=replace(options.pace, **habits, keeps=0.5)
+    )
+    run(options)
+    break_it(monkeypatch)
+    with pytest.raises(BrokenPromise, match=promise):
+        run(options)
+
+
+def broken_token(patch: pytest.MonkeyPatch) -> None:
+    """A token of other data is as good as any."""
+    patch.setattr(Token, "check", lambda self, spec: None)
+
+
+def broken_way_on(patch: pytest.MonkeyPatch) -> None:
+    """The new data begin in the epoch that the old ones were in."""
+    onto = Token.onto
+
+    def in_its_epoch(self: Token, spec: DatasetSpec) -> Token:
+        found = onto(self, spec)
+        return found if found is self else replace(found, epoch=self.epoch, first_epoch=self.epoch)
+
+    patch.setattr(Token, "onto", in_its_epoch)
+
+
+def broken_registration(patch: pytest.MonkeyPatch) -> None:
+    """A master that keeps the old data takes a trainer of the new ones for one of its own."""
+    patch.setattr(dispatcher, "reconcile", lambda registered, asked, *, alone: registered)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "promise"),
+    [
+        (broken_token, "which is of other data"),
+        (broken_way_on, "too often in it [1-9]"),
+        (broken_registration, "too often in it [1-9]"),
+    ],
+)
+def test_code_that_takes_other_data_for_the_same_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, break_it: Any, promise: str
+) -> None:
+    """The data change between two lives, and the user may not know of it: the code as it is passes this."""
+    options = replace(job(9, {"data": 1, "kill": 3}, QUIET), faults=20)
+    assert run(options).died_of.keys() >= {"DatasetConflict", "TokenError", "finished"}
+    break_it(monkeypatch)
     with pytest.raises(BrokenPromise, match=promise):
         run(options)
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from statuses import dataset_status, master_status, trainer_status
 
 from edl_torch.cli import top
-from edl_torch.cli.figures import duration, percent, rate, share, short
 from edl_torch.cli.main import main
+from edl_torch.cli.status import duration, percent, rate, share, short
 from edl_torch.core.calls import MasterStatus, TrainerState
 from edl_torch.core.events import Event, EventKind
 from edl_torch.core.measures import Histogram, Measures

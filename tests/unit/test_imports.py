@@ -58,7 +58,6 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "elasticdl.servicer",
         ),
         *("client.grpc.client", "client.grpc.channel", "client.grpc.heartbeat", "client.grpc.calling"),
-        "client.grpc.following",
     ),
     "grpc_health": ("master.health",),
     "aiohttp": ("master.web.app",),

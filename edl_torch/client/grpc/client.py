@@ -11,32 +11,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.grpc.calling import Caller
-from edl_torch.client.grpc.channel import MasterChannel, build_channel
-from edl_torch.client.grpc.following import FollowingChannel
+from edl_torch.client.grpc.channel import FollowingChannel, MasterChannel, build_channel
 from edl_torch.client.grpc.heartbeat import Heartbeat
-from edl_torch.client.master_api import Listener
-from edl_torch.core.calls import (
-    ConfirmAnswer,
-    ConfirmCall,
-    DatasetStatus,
-    FencedCall,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    RegisterAnswer,
-    RegisterCall,
-    ReportAnswer,
-    ReportCall,
-    RestoreCall,
-)
+from edl_torch.core.calls import ConfirmCall, Request
+from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.errors import EdlError
-from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.rpc.convert import ROUTES, MasterStub
 from edl_torch.rpc.credentials import Credentials
-from edl_torch.rpc.stub import MasterStub
 from edl_torch.system.forks import ForkGuard
 from edl_torch.trainer.silence import Silence
 
@@ -44,22 +30,20 @@ __all__ = ["MasterClient", "build_channel"]
 
 log = logging.getLogger("edl_torch.client")
 
+A = TypeVar("A")
+
 LEAVE_S = 2.0
 LOOK_S = 0.2  # how soon a wait for the stream notices `close`
 
 
-class MasterClient:
-    """A `MasterApi` over grpc. Takes an address, or a channel (of `build_channel`, or one that
+class MasterClient(MasterApi):
+    """A master over grpc. Takes an address, or a channel (of `build_channel`, or one that
     follows a master) that it then owns.
 
     A call that finds no master is repeated, with pauses of at most a second, for `master_timeout_s`; then it
     raises MasterUnavailable. `credentials` are for a master that asks for some; default: those of the
     environment. `close()` ends calls that wait; they raise ServiceClosed.
     """
-
-    in_process = False
-    report_delay_s = 0.0
-    keeps_ledger = True
 
     def __init__(
         self,
@@ -73,6 +57,7 @@ class MasterClient:
         self._channel = build_channel(master, credentials) if isinstance(master, str) else master
         self._caller = Caller(str(self._channel.address), master_timeout_s, self._channel.explain)
         self._stub = MasterStub(self._channel)
+        self._routes = {kind: (route, self._stub.methods[route.method]) for kind, route in ROUTES.items()}
         self._guard = ForkGuard(self._channel.address)
         self._lock = threading.Lock()
         self._heartbeats: dict[str, Heartbeat] = {}
@@ -83,29 +68,16 @@ class MasterClient:
         """Host and port of the master."""
         return str(self._channel.address)
 
-    # Calls ----------------------------------------------------------------------------------------------
-
-    def register(self, call: RegisterCall) -> RegisterAnswer:
-        """Join a dataset."""
-        answer = self._caller.call(self._stub.Register, convert.REGISTER.to_wire(call))
-        return convert.REGISTERED.from_wire(answer)
-
-    def lease(self, call: LeaseCall, wait_s: float = 0.0) -> LeaseAnswer:
-        """Ask for leases; the master lets the call wait up to `wait_s`."""
-        request = convert.LEASE.to_wire(call)
-        request.wait_s = wait_s
-        return convert.LEASED.from_wire(self._caller.call(self._stub.Lease, request, wait_s=wait_s))
-
-    def report(self, call: ReportCall) -> ReportAnswer:
-        """Tell outcomes and give back."""
-        request = convert.REPORT.to_wire(call)
-        return convert.REPORTED.from_wire(self._caller.call(self._stub.Report, request))
-
-    def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """Present leases once the session's stream stands: without it the master would take them soon."""
-        request = convert.CONFIRM.to_wire(call)
-        self._await_stream(call.session)
-        return convert.CONFIRMED.from_wire(self._caller.call(self._stub.Confirm, request))
+    def call(self, request: Request[A], wait_s: float = 0.0) -> A:
+        """As `MasterApi.call`: repeated until the master answers."""
+        route, rpc = self._routes[type(request)]
+        message = route.request.to_wire(request)
+        if wait_s:
+            message.wait_s = wait_s
+        if isinstance(request, ConfirmCall):  # without the stream the master would take the leases soon
+            self._await_stream(request.session)
+        answer: A = route.answer.from_wire(self._caller.call(rpc, message, wait_s=wait_s))
+        return answer
 
     def _await_stream(self, session: str) -> None:
         with self._lock:
@@ -120,30 +92,6 @@ class MasterClient:
                 raise self._caller.unavailable("the session's stream did not stand")
             if silence.is_due(waited_s):
                 self._caller.say_waiting(waited_s, "the session's stream does not stand")
-
-    def snapshot(self, call: FencedCall) -> str:
-        """The dataset's token."""
-        request = convert.SNAPSHOT.to_wire(call)
-        return self._caller.call(self._stub.Snapshot, request).token
-
-    def restore(self, call: RestoreCall) -> int:
-        """Take the dataset back to a token; returns the new lineage."""
-        request = convert.RESTORE.to_wire(call)
-        return self._caller.call(self._stub.Restore, request).lineage
-
-    def progress(self, call: FencedCall) -> DatasetStatus:
-        """The dataset's progress, as its trainers see it."""
-        request = convert.PROGRESS.to_wire(call)
-        return convert.DATASET_STATUS.from_wire(self._caller.call(self._stub.Progress, request).dataset)
-
-    def dataset_status(self, dataset: str) -> DatasetStatus:
-        """The dataset's progress, from outside."""
-        answer = self._caller.call(self._stub.Status, pb.StatusRequest(dataset=dataset))
-        return convert.STATUS.from_wire(answer).datasets[0]
-
-    def status(self) -> MasterStatus:
-        """The master's whole state."""
-        return convert.STATUS.from_wire(self._caller.call(self._stub.Status, pb.StatusRequest()))
 
     # Liveness -------------------------------------------------------------------------------------------
 

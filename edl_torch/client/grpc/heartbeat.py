@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import grpc
 
 from edl_torch.client.liveness import suspended_clock
-from edl_torch.client.master_api import Listener
+from edl_torch.core.master_api import Listener
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb

@@ -5,7 +5,6 @@ Format: https://parquet.apache.org/docs/file-format/. It reads footers, never ro
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,8 @@ _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL = 8  # bytes after the footer: its length, and the magic
 _LOOKED_INTO = 16  # files whose pages are looked at, or one in so many
-_GROUPS, _COLUMNS, _BLOCKS, _BLOCK_BYTES = 64, 4, 4, 2048
+_PAIRS, _COLUMNS, _BLOCK_BYTES, _SMALL_BLOCKS, _PIECES = 24, 16, 2048, 4, 16
+_STRIDE = 0x9E3779B1  # far from any period that data have
 _SMALL_BYTES = 1 << 16  # which Arrow reads at once when it opens a file
 _NOTED = 2  # reads: Arrow reads the end of a file, and then what it lacks of the footer
 
@@ -259,40 +259,60 @@ class ParquetFile:
         return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
 
     def footer(self) -> int:
-        """The footer's length and checksum: a digest that costs less than a twentieth of parsing it."""
+        """The footer's length and a checksum of it, of a large one in pieces: where a column of a row group
+        has another length all that follow begin elsewhere."""
         length = int(self._file.metadata.serialized_size) + _TAIL
-        return length << 32 | zlib.crc32(self._read(max(0, self.size - length), self.size))
+        data = self._read(max(0, self.size - length), self.size)
+        if len(data) > _SMALL_BYTES:
+            pieces = range(0, len(data), len(data) // _PIECES)
+            data = b"".join(data[at : at + _BLOCK_BYTES] for at in pieces)
+        return length << 32 | zlib.crc32(data)
 
     def pages(self, files: int) -> int:
-        """A digest of blocks of a column in some row groups, the largest of a few columns of the first group.
+        """A checksum of blocks of two columns in some row groups: the largest, and the smallest.
 
-        Of a small file all bytes count. The fewer `files` are looked into, the more row groups of each.
+        Of a small file all bytes count, and of a small column of a row group. The fewer `files` are looked
+        into, the more row groups and blocks of each.
         """
-        footer, looks = self._file.metadata, []
         if self.size <= _SMALL_BYTES:
             return zlib.crc32(self._read(0, self.size))
-        groups, blocks = (1, 1) if self.remote else (_GROUPS // files, _BLOCKS)
-        number = None
-        for group in chosen(footer.num_row_groups, groups):
+        footer, checksum = self._file.metadata, 0
+        pairs = 1 if self.remote else max(1, _PAIRS // files)  # of blocks, one of each column
+        groups = chosen(footer.num_row_groups, pairs)
+        columns: list[int] = []
+        for group in groups:
             row_group = footer.row_group(group)
-            if number is None:
-                few = chosen(row_group.num_columns, _COLUMNS)
-                number = max(few, key=lambda n: int(row_group.column(n).total_compressed_size))
-            column = row_group.column(number)
-            start = column.dictionary_page_offset or column.data_page_offset
-            end = min(self.size, start + column.total_compressed_size)
-            for block in chosen(-(-(end - start) // _BLOCK_BYTES), blocks):
-                at = start + block * _BLOCK_BYTES
-                looks.append(self._read(at, min(at + _BLOCK_BYTES, end)))
-        made = hashlib.blake2b(b"".join(looks), digest_size=8)
-        return int.from_bytes(made.digest()) >> 1  # 63 bits: an index keeps one for each file
+            if not columns:
+                by_size = sorted(
+                    chosen(row_group.num_columns, _COLUMNS),
+                    key=lambda number: int(row_group.column(number).total_compressed_size),
+                )
+                columns = by_size[-1:] if self.remote else list(dict.fromkeys((by_size[-1], by_size[0])))
+            for number in columns:
+                for start, end in self._blocks(row_group.column(number), group, pairs // len(groups)):
+                    checksum = zlib.crc32(self._read(start, end), checksum)
+        return checksum
+
+    def _blocks(self, column: Any, group: int, most: int) -> Iterator[tuple[int, int]]:
+        """Yield where some of a column's blocks lie, spread over it, at other places in each row group."""
+        first = column.dictionary_page_offset or column.data_page_offset
+        end = min(self.size, first + column.total_compressed_size)
+        count = -(-(end - first) // _BLOCK_BYTES)
+        if count <= max(most, _SMALL_BLOCKS) and not self.remote:
+            yield first, end
+            return
+        for block in range(most):
+            start = first + (group * _STRIDE + block * count // most) % count * _BLOCK_BYTES
+            yield start, min(start + _BLOCK_BYTES, end)
 
     def is_as_it_was(self) -> bool:
         """Whether what has its name was not written to since this file was opened, as far as can be seen."""
         return self.stamp == self._opened.stamp()
 
     def _read(self, start: int, end: int) -> bytes:
-        if self._noted is not None and (found := self._noted.found(start, end)) is not None:
+        if self._noted is None:
+            return bytes(self._opened.handle.read_at(end - start, start))  # Arrow's own: one call
+        if (found := self._noted.found(start, end)) is not None:
             return found
         self._opened.handle.seek(start)
         return bytes(self._opened.handle.read(end - start))

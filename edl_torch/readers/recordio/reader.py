@@ -6,10 +6,8 @@ Reads a chunk whole, verifies its checksum once and keeps the last chunks. It mu
 
 from __future__ import annotations
 
-import glob
 import os
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
@@ -24,15 +22,14 @@ from edl_torch.readers.recordio.index import Arrays, build_index, check_dialect
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
 from edl_torch.readers.recordio.source import ChunkCache, RecordIOSource, sources_of_index
 from edl_torch.readers.shared.files import OpenFile, OpenFiles, Read
+from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import below, listing
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType
 
 DEFAULT_CACHE_BYTES = 64 << 20
-Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_NOT_DATA = (".", "_")  # hidden files; marks such as _SUCCESS
-_INDEX = ".edl-index"
+_FINDER = Finder(deep=True)
 _LOOKED_AT = 64  # files of a folder
 
 
@@ -63,7 +60,7 @@ class RecordIODataReader(AbstractDataReader):
 
     def __init__(
         self,
-        data: Data,
+        data: Paths,
         *,
         dialect: str | None = None,
         decode: Decode | str | None = None,
@@ -76,7 +73,7 @@ class RecordIODataReader(AbstractDataReader):
             raise InvalidArgument(f"cache_bytes={cache_bytes!r}: expected a number of bytes")
         self.decode: Decode | None = decoder(decode)
         self.cache_bytes = cache_bytes
-        files = files_of(data)
+        files = _FINDER.files(data)
         self._arrays: Arrays = build_index(files, dialect, index_dir)
         self._names = StringTable(files)
         self._setup()
@@ -216,52 +213,11 @@ class RecordIODataReader(AbstractDataReader):
         return f"<RecordIODataReader {first} files={len(names)} records={self.count}>"
 
 
-def files_of(data: Data) -> list[str]:
-    """The files in order: those of a folder and of a glob sorted by name, those of a list as they stand.
-
-    A folder stands for all files in it and below, but for names that begin with `.` or `_`. Raises
-    DataFormatError where there is none, or one twice.
-    """
-    several = [data] if isinstance(data, str | os.PathLike) else list(data)
-    files = [file for each in several for file in _files_of(os.fspath(each))]
-    if len(set(files)) != len(files):
-        twice, _ = Counter(files).most_common(1)[0]
-        raise DataFormatError(f"'{twice}' is listed twice: each file is one source of the dataset")
-    if not files:
-        raise DataFormatError(f"{several!r} names no file; check the path")
-    return files
-
-
-def _files_of(path: str) -> list[str]:
-    if os.path.isdir(path):
-        files = sorted(_below(path))
-    elif os.path.lexists(path):
-        return [path]
-    else:
-        files = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
-    if not files:
-        what = "holds no file" if os.path.isdir(path) else "does not exist, and matches no file as a pattern"
-        raise DataFormatError(f"'{path}' {what}; check the path")
-    return files
-
-
-def _below(top: str) -> Iterator[str]:
-    def fail(error: OSError) -> None:
-        raise DataFormatError(f"the folder '{error.filename}' cannot be listed: {error.strerror}") from error
-
-    for folder, subfolders, names in os.walk(top, onerror=fail):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith(_NOT_DATA))
-        for name in names:
-            if not name.startswith(_NOT_DATA) and not name.endswith(_INDEX):
-                yield os.path.join(folder, name)
-
-
 def holds_recordio(path: str) -> bool:
     """Whether a path, or one of the first files of a folder or glob, starts with the magic number."""
     try:
-        if os.path.isdir(path):
-            return any(map(_has_magic, islice(_below(path), _LOOKED_AT)))
-        return any(map(_has_magic, islice(_files_of(path), _LOOKED_AT)))
+        named = _FINDER.below(path) if os.path.isdir(path) else _FINDER.files(path)
+        return any(map(_has_magic, islice(named, _LOOKED_AT)))
     except DataFormatError:
         return False
 

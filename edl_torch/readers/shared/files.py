@@ -60,12 +60,18 @@ class FileStamp:
 
     def check(self) -> None:
         """Raise SourceChanged if the file is another one now, or may be."""
+        if self.check_content().ctime_ns != self.ctime_ns:
+            raise self.changed(self)
+
+    def check_content(self) -> FileStamp:
+        """Raise SourceChanged if the file has another size or time of modification; return how it is now."""
         try:
             now = self._of(self.path, os.stat(self.path))
         except OSError as exc:
             raise SourceChanged(f"'{self.path}' was there and is gone: {exc.strerror}") from exc
-        if now != self or now.ctime_ns != self.ctime_ns:
+        if now != self:
             raise self.changed(now)
+        return now
 
     def changed(self, now: FileStamp) -> SourceChanged:
         """Return the error for a file that is as `now`."""

@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from edl_torch.fingerprint import Fingerprint, Part
+from edl_torch.readers.shared.files import FileStamp
 from edl_torch.readers.shared.looks import (
     ARRAYS_OWN,
     LISTED_BYTES,
@@ -46,6 +49,16 @@ def fingerprint_of(dataset: Any) -> Fingerprint | None:
     return Fingerprint.of(strength, (), attributes=parts) if parts else None
 
 
+def mapped_files(dataset: Any) -> list[FileStamp]:
+    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are."""
+    held = [dataset]
+    for value in getattr(dataset, "__dict__", {}).values():
+        is_few = isinstance(value, list | tuple) and len(value) <= _MOST_INSIDE
+        held += value if is_few else [value]
+    mapped = (one for one in held if isinstance(one, np.memmap) and one.mode in ("r", "c"))
+    return [FileStamp.of(one.filename) for one in mapped if one.filename and os.path.isfile(one.filename)]
+
+
 class _MadeOf:
     """What a dataset has, each with its name within it and a digest, and whether it may have more."""
 
@@ -73,10 +86,9 @@ class _MadeOf:
 
     def _look_inside(self, value: Any, name: str, count: int) -> None:
         """Look at an attribute of what has so many records."""
-        inside = _inside(value)
         if _has_entries(value, count) or (_is_map_style(value) and not _is_container(value)):
             self.look_at(value, name)
-        elif inside:
+        elif inside := _inside(value):
             for place in chosen(len(inside), _MOST_INSIDE):
                 self.look_at(inside[place], f"{name}[{place}]")
             self.lacks |= len(inside) > _MOST_INSIDE

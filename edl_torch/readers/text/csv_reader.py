@@ -17,6 +17,7 @@ import numpy as np
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.text.csv_layout import (
     Header,
     checked_fills,
@@ -29,17 +30,13 @@ from edl_torch.readers.text.csv_values import CsvDialect, CsvLayout, RowParser, 
 from edl_torch.readers.text.row_index import CHUNK_BYTES
 from edl_torch.readers.text.sources import (
     Gathered,
-    Paths,
     SourceFiles,
     TextSource,
-    find_files,
-    has_suffix,
-    is_made_of,
     open_source,
 )
 from edl_torch.shard import IndexArray, Task, TaskType
 
-SUFFIXES = (".csv", ".tsv")
+_FINDER = Finder(suffixes=(".csv", ".tsv"))
 _DELIMITERS = ";\t|,"
 _HEAD = 100  # records that a heading is told by
 _SAMPLE = 1000  # records that types are inferred from, spread over all files
@@ -100,7 +97,7 @@ class CsvReader(AbstractDataReader):
             raise InvalidArgument(f"null_values={null_values!r} is one string: pass a sequence of strings")
         if header not in (True, False, "auto"):
             raise InvalidArgument(f"header={header!r}: expected True, False or 'auto'")
-        paths = find_files(data, SUFFIXES)
+        paths = _FINDER.files(data)
         usual = _delimiter(paths) if delimiter is None else delimiter
         self._dialect = CsvDialect(delimiter=usual, quote_char=quote_char, encoding=encoding)
         rules = self._dialect.rules
@@ -173,7 +170,7 @@ class CsvReader(AbstractDataReader):
         """Constructor arguments for a `.csv` or `.tsv` file (or with `.gz`), or a folder of nothing else."""
         if given.keys() & _MANIFEST_ONLY:
             return None
-        return {"data": data} if is_made_of(data, SUFFIXES) else None
+        return {"data": data} if _FINDER.is_all_of(data) else None
 
     @property
     def _skips(self) -> int:
@@ -267,7 +264,7 @@ class CsvReader(AbstractDataReader):
 
 
 def _delimiter(paths: list[str]) -> str:
-    kinds = {has_suffix(path, (".tsv",)) for path in paths}
+    kinds = {Finder(suffixes=(".tsv",)).is_named(path) for path in paths}
     if len(kinds) > 1:
         raise InvalidArgument(
             "some of the files are .tsv and some are not: read them by two readers, or pass delimiter="

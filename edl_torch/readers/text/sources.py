@@ -1,25 +1,23 @@
-"""The text files of a reader: found by path, folder, glob or list, unpacked, indexed, and read by byte range.
+"""The text files of a reader: unpacked, indexed, and read by byte range.
 
 It must not know what a record means.
 """
 
 from __future__ import annotations
 
-import glob
 import gzip
 import logging
 import os
 import shutil
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.errors import DataFormatError, ReaderError
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.shared.files import FileStamp, OpenFiles, Read, file_lock, read_range, whole_file
 from edl_torch.readers.shared.index_cache import cached_index, index_place
@@ -32,8 +30,6 @@ from edl_torch.readers.text.row_index import (
     RowRules,
     build_row_index,
 )
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _KIND = "rows1"
 _GAP_BYTES = 16 << 10  # what lies between two wanted records is read too if it is less
@@ -50,69 +46,6 @@ _FOREIGN = {
 _UNPACKED = "unpacked1"
 
 log = logging.getLogger("edl_torch.readers")
-
-
-def find_files(data: Paths, suffixes: tuple[str, ...]) -> list[str]:
-    """The files that `data` names: a file, a folder (its files with these suffixes), a glob, a list of those.
-
-    Files of a folder or glob come sorted; names that begin with `.` or `_` (as `_SUCCESS`) do not count.
-    Raises DataFormatError for what is not there, for a folder or glob without such a file, and for a file
-    named twice.
-    """
-    if isinstance(data, str | os.PathLike):
-        found = _named_by(os.fspath(data), suffixes)
-    else:
-        found = [path for entry in data for path in _named_by(os.fspath(entry), suffixes)]
-    if not found:
-        raise InvalidArgument("the list of data files is empty")
-    if len(set(found)) < len(found):
-        twice, _ = Counter(found).most_common(1)[0]
-        raise DataFormatError(f"the file '{twice}' is named twice: its records would be read twice")
-    return found
-
-
-def _named_by(path: str, suffixes: tuple[str, ...]) -> list[str]:
-    if os.path.isdir(path):
-        found = folder_files(path, suffixes)
-        expected = f"a name that ends in {', '.join(suffixes)} (others can be named by a glob)"
-    elif os.path.exists(path):
-        return [path]
-    elif glob.has_magic(path):
-        found = sorted(name for name in glob.glob(path, recursive=True) if _counts(name))
-        expected = "a file that matches it"
-    else:
-        raise DataFormatError(f"the data file '{path}' does not exist; check the path")
-    if not found:
-        raise DataFormatError(f"'{path}' has no data file: expected {expected}")
-    return found
-
-
-def folder_files(folder: str, suffixes: tuple[str, ...]) -> list[str]:
-    """The files directly in a folder with these suffixes, or these and `.gz`, sorted."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError as exc:
-        raise DataFormatError(f"the folder '{folder}' cannot be listed: {exc.strerror}") from exc
-    paths = (os.path.join(folder, name) for name in names if has_suffix(name, suffixes))
-    return [path for path in paths if _counts(path)]
-
-
-def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file's name ends in one of the suffixes, or in one and `.gz`."""
-    return name.lower().removesuffix(".gz").endswith(suffixes)
-
-
-def is_made_of(data: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a path is a file with one of the suffixes, or a folder or glob of nothing else."""
-    if not os.path.isdir(data):
-        named = [data] if os.path.exists(data) else glob.glob(data, recursive=True)
-        return bool(named) and all(os.path.isfile(path) and has_suffix(path, suffixes) for path in named)
-    visible = [name for name in os.listdir(data) if not name.startswith((".", "_"))]
-    return bool(visible) and len(folder_files(data, suffixes)) == len(visible)
-
-
-def _counts(path: str) -> bool:
-    return not os.path.basename(path).startswith((".", "_")) and os.path.isfile(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

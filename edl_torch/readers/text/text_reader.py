@@ -12,19 +12,17 @@ from typing import Any
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.text.csv_values import check_encoding
 from edl_torch.readers.text.row_index import CHUNK_BYTES, RowRules
 from edl_torch.readers.text.sources import (
-    Paths,
     SourceFiles,
     TextSource,
-    find_files,
-    is_made_of,
     open_source,
 )
 from edl_torch.shard import Task, TaskType
 
-SUFFIXES = (".txt", ".jsonl", ".ndjson")
+_FINDER = Finder(suffixes=(".txt", ".jsonl", ".ndjson"))
 
 
 class TextReader(AbstractDataReader):
@@ -75,7 +73,7 @@ class TextReader(AbstractDataReader):
         rules = RowRules(cr_ends_line=universal_newlines, keeps_empty=not skip_empty)
         self._files = SourceFiles(
             open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes, binary=as_bytes)
-            for path in find_files(data, SUFFIXES)
+            for path in _FINDER.files(data)
         )
         if not any(self.create_shards().values()):
             raise DataFormatError(f"{self._files.names()}: there is no line")
@@ -103,8 +101,8 @@ class TextReader(AbstractDataReader):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a file with one of `SUFFIXES` (or with `.gz`), or a folder of those."""
-        return {"data": data} if is_made_of(data, SUFFIXES) else None
+        """Constructor arguments for a text file by its suffix (or with `.gz`), or a folder of those."""
+        return {"data": data} if _FINDER.is_all_of(data) else None
 
     def _source(self, name: str, start: int, end: int) -> TextSource:
         source = self._files.named(name, type(self).__name__)

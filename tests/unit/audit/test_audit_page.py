@@ -15,10 +15,9 @@ from test_verdict_property import falsify, histories, play, specs
 from verdict_kit import SMALL, Writer
 
 from edl_torch.audit.chain import FinalWord
-from edl_torch.audit.drawing import MOST_EPOCHS, MOST_TRAINERS, OUTCOMES, WRONG
-from edl_torch.audit.tree import MOST_LINEAGES
+from edl_torch.audit.drawing import MOST_EPOCHS, MOST_LINEAGES, MOST_TRAINERS, OUTCOMES, WRONG
 from edl_torch.audit.verdict import Judgement, judge
-from edl_torch.cli.drawn.page import render
+from edl_torch.cli.audit_page import render
 from edl_torch.cli.main import main
 from edl_torch.shard import Source
 

@@ -337,7 +337,7 @@ def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
         Dropped(acknowledgements=tuple(ack(3, task=2, attempt=1)), returned=((2, 2, 3),), on_its_way=False),
         Voided(((2, 3, 4),)),
         Uncounted(3),
-        TokenTaken(token="{}", exact=False, uncounted=3, partly=0),
+        TokenTaken(token="{}", exact=False, uncounted=3, half_stepped=0),
         Restored(token=None, lineage=2),
     ):
         by_facts.write(fact)

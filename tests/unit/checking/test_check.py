@@ -21,9 +21,9 @@ from checked_readers import (
 )
 from image_files import write_coco, write_manifest, write_voc
 
-from edl_torch.checking import processes
-from edl_torch.checking.check import Report, check, validate_sources
-from edl_torch.checking.findings import Finding, Findings, a_sample, all_records, found, joined, named, spread
+from edl_torch.checking import check as check_module
+from edl_torch.checking.check import CheckReport, check, validate_sources
+from edl_torch.checking.findings import Flaw, Flaws, a_sample, all_records, found, joined, named, spread
 from edl_torch.checking.sheet import cells
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable, SourceUnavailable
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader
@@ -33,13 +33,13 @@ from edl_torch.shard import Source, TaskType
 HERE_AND_ELSEWHERE = pytest.mark.parametrize("workers", [0, 2])
 
 
-def checked(reader: Any, **options: Any) -> Report:
+def checked(reader: Any, **options: Any) -> CheckReport:
     sources = reader_sources(reader)
     validate_sources(sources, TaskType.TRAINING)
     return check(reader, sources, **options)
 
 
-def bad(report: Report, kind: Any = "unreadable") -> list[tuple[int, int]]:
+def bad(report: CheckReport, kind: Any = "unreadable") -> list[tuple[int, int]]:
     return [(item.start, item.end) for item in report.findings.kept(kind)]
 
 
@@ -109,7 +109,7 @@ def test_a_record_that_kills_its_process_is_named_and_the_rest_is_read() -> None
 
 
 def test_a_span_that_kills_one_process_after_the_other_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_MOST_DEATHS", 4)  # each costs a new process
+    monkeypatch.setattr(check_module, "_MOST_DEATHS", 4)  # each costs a new process
     report = checked(Lethal(300, bad=tuple(range(10, 256))), workers=1)
     assert report.read == 300
     ((first, last),) = bad(report)
@@ -219,11 +219,11 @@ def test_a_reader_of_ones_own_may_list_files(tmp_path: Path) -> None:
     assert (bad(report, "duplicate"), bad(report, "missing")) == ([(2, 3)], [(3, 4)])
 
 
-# Findings -------------------------------------------------------------------------------------------------
+# Flaws -------------------------------------------------------------------------------------------------
 
 
 def test_findings_are_bounded_and_counted_in_full() -> None:
-    findings = Findings()
+    findings = Flaws()
     findings.add(found("unreadable", "n", 2 * number, "why") for number in range(20_000))
     assert findings.counts["unreadable"] == 20_000
     assert len(findings.kept("unreadable")) == 10_000
@@ -240,7 +240,7 @@ def test_a_reason_is_one_line_of_bounded_length() -> None:
     item = found("unreadable", "n", 0, "two\nlines " + "x" * 5000)
     assert item.reason.startswith("two lines x")
     assert len(item.reason) < 1100
-    assert isinstance(item, Finding)
+    assert isinstance(item, Flaw)
 
 
 def test_no_number_of_workers_below_0() -> None:

@@ -13,7 +13,7 @@ from checked_readers import Numbers
 from image_files import render, write_image_folder
 
 from edl_torch.checking.findings import found
-from edl_torch.checking.sheet import Cell, View, cells, draw, save, view
+from edl_torch.checking.sheet import SheetCell, View, cells, draw, save, view
 from edl_torch.errors import OutputError
 from edl_torch.readers import ImageFolderReader, read_image
 from edl_torch.shard import Source, TaskType
@@ -62,7 +62,7 @@ def test_boxes_have_their_class() -> None:
 
 def test_a_sheet_shows_the_image_itself_and_text_below() -> None:
     plain, labelled = (
-        draw([Cell(heading="0", view=View(image=IMAGE, lines=text))]) for text in ([], ["label"])
+        draw([SheetCell(heading="0", view=View(image=IMAGE, lines=text))]) for text in ([], ["label"])
     )
     top, left = 20, 6
     height, width = 244 * 24 // 32, 244
@@ -77,15 +77,15 @@ def test_a_sheet_shows_the_image_itself_and_text_below() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda: Cell(heading="0", error="broken"),
-        lambda: Cell(heading="0", view=View(lines=["text"])),
-        lambda: Cell(heading="0", view=View(lines=["ça – “été” …", "x" * 5000, ""])),
-        lambda: Cell(heading="0", view=View(image=IMAGE[:1, :1], lines=[])),
-        lambda: Cell(heading="0", view=View(image=IMAGE, lines=[], boxes=[(-9e9, 0, 9e9, 5, "é")])),
+        lambda: SheetCell(heading="0", error="broken"),
+        lambda: SheetCell(heading="0", view=View(lines=["text"])),
+        lambda: SheetCell(heading="0", view=View(lines=["ça – “été” …", "x" * 5000, ""])),
+        lambda: SheetCell(heading="0", view=View(image=IMAGE[:1, :1], lines=[])),
+        lambda: SheetCell(heading="0", view=View(image=IMAGE, lines=[], boxes=[(-9e9, 0, 9e9, 5, "é")])),
     ],
 )
-def test_each_kind_of_cell_leaves_ink(change: Callable[[], Cell]) -> None:
-    empty = draw([Cell(heading="0", view=View(lines=[]))])
+def test_each_kind_of_cell_leaves_ink(change: Callable[[], SheetCell]) -> None:
+    empty = draw([SheetCell(heading="0", view=View(lines=[]))])
     assert (draw([change()]) != empty).any()
 
 
@@ -113,4 +113,4 @@ def test_a_sheet_of_a_folder_is_a_png_on_disk(tmp_path: Path) -> None:
 
 def test_a_sheet_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
-        save(draw([Cell(heading="0")]), tmp_path / "no" / "sheet.png")
+        save(draw([SheetCell(heading="0")]), tmp_path / "no" / "sheet.png")

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edl_torch.client.grpc.following import FollowingStream
+from edl_torch.client.grpc.channel import FollowingStream
 from edl_torch.client.grpc.heartbeat import Heartbeat
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb

@@ -198,7 +198,7 @@ def test_leases_are_not_presented_without_a_stream(nobody):
         client.attend("s", 1, listening)
         client.attend("s", 1, Listening(1))
         with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.1 s.*stream did not stand"):
-            client.confirm(ConfirmCall(session="s", dataset="d", fence=Fence()))
+            client.call(ConfirmCall(session="s", dataset="d", fence=Fence()))
         assert not listening.standing
 
 
@@ -209,7 +209,7 @@ def test_close_ends_the_wait_for_a_stream(silent):
 
     def call():
         try:
-            client.confirm(ConfirmCall(session="s", dataset="d", fence=Fence()))
+            client.call(ConfirmCall(session="s", dataset="d", fence=Fence()))
         except ServiceClosed as error:
             caught.append(error)
 

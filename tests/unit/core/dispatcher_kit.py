@@ -12,7 +12,6 @@ from edl_torch.core.calls import (
     Acknowledgement,
     DatasetStatus,
     Failure,
-    FencedCall,
     GiveBack,
     Grant,
     LeaseAnswer,
@@ -23,6 +22,7 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump
@@ -57,8 +57,8 @@ class Trainer:
     def member(self) -> int:
         return self.fence.member
 
-    def call(self, dataset: str = "training", **change: Any) -> FencedCall:
-        return FencedCall(session=self.session, dataset=dataset, **fenced(self.fence, change))
+    def call(self, dataset: str = "training", **change: Any) -> SnapshotCall:
+        return SnapshotCall(session=self.session, dataset=dataset, **fenced(self.fence, change))
 
     def snapshot(self, dataset: str = "training", **change: Any) -> str:
         return self.dispatcher.snapshot(self.call(dataset, **change), self.now)

@@ -17,8 +17,10 @@ from edl_torch.core.calls import (
     Fence,
     FencedCall,
     LeaseCall,
+    ProgressCall,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.events import Event
 from edl_torch.core.lease import Lease, Span
@@ -46,6 +48,8 @@ MADE_OFTEN = {
     ConfirmCall,
     Fence,
     FencedCall,
+    ProgressCall,
+    SnapshotCall,
     LeaseCall,
     ReportCall,
     RestoreCall,

@@ -308,16 +308,16 @@ def test_an_endless_job_counts_its_epochs() -> None:
     assert job.lines[-2:] == ["training: epoch 0 over", "training: epoch 1 over"]
 
 
-def test_a_look_tells_whether_any_dataset_is_elsewhere() -> None:
+def test_a_look_tells_what_has_ended_since_the_last_one_and_a_restore_ends_nothing() -> None:
     registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=2)
     job = Job("a", registration=registration)
-    looks = [job.dispatcher.look(0.0), job.dispatcher.look(0.0)]
-    while job.dispatcher.dataset_status("training").acknowledged < 8:
+    looks = [job.dispatcher.look(0.0)]
+    while not job.dataset.finished:
         job.train("a")
         looks.append(job.dispatcher.look(0.0))
     job.dispatcher.go_back("training", None)
     looks += [job.dispatcher.look(0.0), job.dispatcher.look(0.0)]
-    assert looks == [True, False, False, True, True, False]
+    assert [[end.epoch for end in ends] for ends in looks] == [[], [], [0], [], [1, None], [], []]
 
 
 def test_the_master_starts_once_whatever_its_clock_is_set_to() -> None:

@@ -124,3 +124,14 @@ def test_a_window_that_is_named_without_a_trainer_mixes_records() -> None:
 def test_an_option_out_of_range_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="num_epochs is -1"):
         reconcile(SPEC, replace(SAME, num_epochs=-1), alone=True)
+
+
+def test_who_comes_with_other_data_is_told_how_the_job_goes_on_with_them() -> None:
+    fewer = replace(SAME, sources=SOURCES[:1])
+    with pytest.raises(
+        DatasetConflict, match=r'another --state.*load the checkpoint with data_changed="new_epoch"'
+    ):
+        reconcile(SPEC, fewer, alone=True)
+    with pytest.raises(DatasetConflict) as raised:
+        reconcile(SPEC, replace(SAME, seed=7), alone=True)
+    assert "data_changed" not in str(raised.value)

@@ -20,13 +20,14 @@ from edl_torch.core.calls import (
     Acknowledgement,
     ConfirmCall,
     Fence,
-    FencedCall,
     LeaseAnswer,
     LeaseCall,
+    ProgressCall,
     RegisterCall,
     Registration,
     ReportCall,
     RestoreCall,
+    SnapshotCall,
 )
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
@@ -183,10 +184,10 @@ class Trainer:
             self.held.pop(task)
 
     def look(self) -> None:
-        self.master.dispatcher.progress(self._call(FencedCall), self.master.now)
+        self.master.dispatcher.progress(self._call(ProgressCall), self.master.now)
 
     def snapshot(self) -> str:
-        return self.master.dispatcher.snapshot(self._call(FencedCall), self.master.now)
+        return self.master.dispatcher.snapshot(self._call(SnapshotCall), self.master.now)
 
     def restore(self, token: str | None) -> None:
         self.restores += 1

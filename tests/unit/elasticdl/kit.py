@@ -11,7 +11,7 @@ from by_number import WireTask, get_task_request, params_request, result_request
 from loop_thread import LoopThread
 
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.elasticdl.door import servicer
+from edl_torch.elasticdl import make_servicer
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.server import MasterServer
 
@@ -40,7 +40,7 @@ class Server:
             self.dispatcher,
             "127.0.0.1:0",
             commits=self._make_commits and self._make_commits(),
-            foreign=[servicer({"elasticdl_task_timeout_s": self._task_timeout_s})],
+            foreign=[make_servicer({"elasticdl_task_timeout_s": self._task_timeout_s})],
         )
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -8,7 +8,7 @@ import threading
 import pytest
 from loop_kit import on_loop, settle
 
-from edl_torch.core.calls import Acknowledgement, Failure, Fence, FencedCall, RestoreCall
+from edl_torch.core.calls import Acknowledgement, Failure, Fence, RestoreCall, SnapshotCall
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
@@ -81,7 +81,7 @@ async def test_answer_waits_for_its_commit(calls):
 @on_loop
 async def test_reads_wait_for_what_they_have_seen(calls):
     rig = Rig()
-    rig.host.register(calls.register())
+    await rig.host.call(calls.register())
     await rig.writes(1)
     status = rig.answer(lambda d, now: d.status(now))
     snapshot = rig.answer(lambda d, now: d.token("d"))
@@ -97,7 +97,7 @@ async def test_reads_wait_for_what_they_have_seen(calls):
 @on_loop
 async def test_refusals_wait_too(calls):
     rig = Rig()
-    rig.host.register(calls.register("s"))
+    await rig.host.call(calls.register("s"))
     rig.host.leave("s", 1)
     refusal = rig.answer(lambda d, now: d.lease(calls.lease(1), now))
     await rig.writes(1)
@@ -112,7 +112,7 @@ async def test_refusals_wait_too(calls):
 @on_loop
 async def test_nothing_waits_where_nothing_changed(calls):
     rig = Rig()
-    rig.host.register(calls.register())
+    await rig.host.call(calls.register())
     rig.disk.end_writes()
     await rig.host.committed()
     before = len(rig.disk.begun)
@@ -158,7 +158,7 @@ async def test_what_a_death_changes_is_committed_without_being_asked_for(calls):
     rig = Rig(grace_s=0.01)
     rig.disk.end_writes(2)
     rig.host.start()
-    rig.host.register(calls.register())
+    await rig.host.call(calls.register())
     await rig.writes(1)
     with rig.host.attending("s"):
         pass  # its stream breaks
@@ -202,7 +202,7 @@ async def test_a_bug_in_a_write_is_a_failure(calls):
 @on_loop
 async def test_close_commits_the_rest(calls):
     rig = Rig()
-    rig.host.register(calls.register())
+    await rig.host.call(calls.register())
     rig.disk.end_writes()
     await rig.host.close()
     assert len(rig.disk.begun) == 1
@@ -230,24 +230,22 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
         answered.clear()
 
     first = {"session": "s", "dataset": "d", "fence": Fence(ledger="ledger", lineage=1, member=1)}
-    call(lambda: client.register(calls.register()))
+    call(lambda: client.call(calls.register()))
     expect_held_back(1, 1)
-    call(lambda: client.lease(calls.lease(1)))
+    call(lambda: client.call(calls.lease(1)))
     expect_held_back(1, 2)
     done = Acknowledgement(task=1, attempt=1, upto=2)
-    call(lambda: client.report(calls.report(1, acknowledgements=(done,))))
+    call(lambda: client.call(calls.report(1, acknowledgements=(done,))))
     wait_until(lambda: len(disk.begun) == 3)
     call(client.status)
-    call(lambda: client.snapshot(FencedCall(**first)))
+    call(lambda: client.call(SnapshotCall(**first)))
     expect_held_back(3, 3)
-    call(
-        lambda: client.report(calls.report(2, failures=(Failure(task=1, attempt=1, position=2, reason="x"),)))
-    )
+    call(lambda: client.call(calls.report(2, failures=(Failure(task=1, attempt=1, position=2, reason="x"),))))
     wait_until(lambda: len(disk.begun) == 4)
     disk.end_writes()
     wait_until(lambda: answered)
     answered.clear()
-    call(lambda: client.restore(RestoreCall(**first, request=1, token=None)))
+    call(lambda: client.call(RestoreCall(**first, request=1, token=None)))
     expect_held_back(1, 5)
     call(lambda: client.leave("s", 1))
     expect_held_back(1, 6)

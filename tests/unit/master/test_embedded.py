@@ -21,21 +21,21 @@ def drain(master, calls, session):
     slices, request = [], 0
     while True:
         request += 1
-        answer = master.lease(calls.lease(request, session, count=2), wait_s=1.0)
+        answer = master.call(calls.lease(request, session, count=2), wait_s=1.0)
         if answer.state is not PassState.OPEN:
             return slices
         slices += [g.slice for g in answer.grants]
         done = tuple(
             Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in answer.grants
         )
-        master.report(calls.report(request, session, acknowledgements=done))
+        master.call(calls.report(request, session, acknowledgements=done))
 
 
 def test_two_sessions_drain_a_dataset_exactly_once(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     taken = {}
     for session in "ab":
-        master.register(calls.register(session, size=101))
+        master.call(calls.register(session, size=101))
     threads = [threading.Thread(target=lambda s=s: taken.update({s: drain(master, calls, s)})) for s in "ab"]
     for thread in threads:
         thread.start()
@@ -48,15 +48,15 @@ def test_two_sessions_drain_a_dataset_exactly_once(calls):
 
 def test_sessions_tell_what_they_have_kept_back_before_anything_is_answered_but_reports(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
-    master.register(calls.register("a", size=80, records_per_shard=40))
-    (grant,) = master.lease(calls.lease(1, "a")).grants
-    master.register(calls.register("b", size=80, records_per_shard=40))
+    master.call(calls.register("a", size=80, records_per_shard=40))
+    (grant,) = master.call(calls.lease(1, "a")).grants
+    master.call(calls.register("b", size=80, records_per_shard=40))
     told = []
 
     def tell():
         told.append(len(told) + 1)
         done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=told[-1])
-        master.report(calls.report(told[-1], "a", acknowledgements=(done,)))
+        master.call(calls.report(told[-1], "a", acknowledgements=(done,)))
 
     listening = Listening(1)
     listening.tell = tell
@@ -64,9 +64,9 @@ def test_sessions_tell_what_they_have_kept_back_before_anything_is_answered_but_
     begun = len(told)
     assert master.dataset_status("d").acknowledged == begun + 1
     assert master.status().datasets[0].acknowledged == begun + 2
-    master.report(calls.report(9, "b"))
+    master.call(calls.report(9, "b"))
     assert len(told) == begun + 2
-    master.lease(calls.lease(1, "b"))
+    master.call(calls.lease(1, "b"))
     assert len(told) == begun + 3
     master.leave("a", 1)
     master.status()
@@ -75,7 +75,7 @@ def test_sessions_tell_what_they_have_kept_back_before_anything_is_answered_but_
 
 def test_status_has_what_sessions_have_measured_by_now(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
-    master.register(calls.register("a", size=2))
+    master.call(calls.register("a", size=2))
     assert master.status().trainers[0].measures is None
     listening = Listening(1)
     master.attend("a", 1, listening)
@@ -87,18 +87,18 @@ def test_status_has_what_sessions_have_measured_by_now(calls):
 def test_waiting_lease_wakes_when_records_come_back(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     for session in "ab":
-        master.register(calls.register(session, size=2))
-    (grant,) = master.lease(calls.lease(1, "a")).grants
+        master.call(calls.register(session, size=2))
+    (grant,) = master.call(calls.lease(1, "a")).grants
     wanted = threading.Event()
     master.attend("a", 1, Listening(1, lambda dataset: wanted.set()))
     answers = []
     waiting = threading.Thread(
-        target=lambda: answers.append(master.lease(calls.lease(1, "b", epoch=0), wait_s=20))
+        target=lambda: answers.append(master.call(calls.lease(1, "b", epoch=0), wait_s=20))
     )
     waiting.start()
     assert wanted.wait(5)
     back = GiveBack(task=grant.task, attempt=grant.attempt, start=0)
-    master.report(calls.report(1, "a", give_backs=(back,)))
+    master.call(calls.report(1, "a", give_backs=(back,)))
     waiting.join(5)
     assert [g.slice for g in answers[0].grants] == [grant.slice]
 
@@ -106,21 +106,21 @@ def test_waiting_lease_wakes_when_records_come_back(calls):
 def test_waiting_ends_with_an_empty_answer_of_an_open_pass(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     for session in "ab":
-        master.register(calls.register(session, size=2))
-    master.lease(calls.lease(1, "a"))
-    assert master.lease(calls.lease(1, "b", epoch=0), wait_s=0.01).nothing_yet
+        master.call(calls.register(session, size=2))
+    master.call(calls.lease(1, "a"))
+    assert master.call(calls.lease(1, "b", epoch=0), wait_s=0.01).nothing_yet
 
 
 def test_close_ends_waiting_calls(calls):
     master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
     for session in "ab":
-        master.register(calls.register(session, size=2))
-    master.lease(calls.lease(1, "a"))
+        master.call(calls.register(session, size=2))
+    master.call(calls.lease(1, "a"))
     caught = []
 
     def wait():
         try:
-            master.lease(calls.lease(1, "b", epoch=0), wait_s=20)
+            master.call(calls.lease(1, "b", epoch=0), wait_s=20)
         except ServiceClosed as error:
             caught.append(error)
 
@@ -138,7 +138,7 @@ def test_close_ends_waiting_calls(calls):
 @pytest.mark.parametrize("size", [0, -1])
 def test_size_below_one_is_refused(calls, size):
     with pytest.raises(InvalidArgument):
-        LocalMaster().register(calls.register(size=size))
+        LocalMaster().call(calls.register(size=size))
 
 
 def test_unknown_dataset_is_named():
@@ -148,7 +148,7 @@ def test_unknown_dataset_is_named():
 
 def test_repr_shows_state(calls):
     master = LocalMaster("me")
-    master.register(calls.register())
+    master.call(calls.register())
     assert "worker='me'" in repr(master)
     assert "datasets=1" in repr(master)
 

@@ -19,7 +19,7 @@ class Job:
         self.now = 100.0
         self.host = MasterHost(Dispatcher(ledger_id="ledger"), clock=lambda: self.now)
         self.calls, self.number = calls, 0
-        self.host.register(calls.register("a", **options))
+        self.host.apply(lambda d, now: d.register(calls.register("a", **options), now))
 
     async def train(self, epochs=1, *, give_back=False):
         (ledger,) = self.host.dispatcher.ledgers
@@ -27,7 +27,7 @@ class Job:
         self.now += 5.0
         while ledger.acknowledged < upto:
             self.number += 1
-            answer = await self.host.lease(self.calls.lease(self.number, "a"), 0)
+            answer = await self.host.call(self.calls.lease(self.number, "a"), 0)
             (grant,) = answer.grants
             done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=grant.slice.stop)
             back = GiveBack(task=grant.task, attempt=grant.attempt, start=grant.slice.skip)

@@ -23,11 +23,11 @@ def new_host(**options):
 @on_loop
 async def test_waiting_lease_is_answered_when_records_come_back(calls):
     host = new_host()
-    host.register(calls.register("a", size=4))
-    host.register(calls.register("b", size=4))
-    held = await host.lease(calls.lease(1, "a"), 0)
-    rest = await host.lease(calls.lease(2, "a"), 0)
-    waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+    await host.call(calls.register("a", size=4))
+    await host.call(calls.register("b", size=4))
+    held = await host.call(calls.lease(1, "a"), 0)
+    rest = await host.call(calls.lease(2, "a"), 0)
+    waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
     await settle()
     assert not waiting.done()
     grant = (held.grants + rest.grants)[0]
@@ -40,36 +40,36 @@ async def test_waiting_lease_is_answered_when_records_come_back(calls):
 @on_loop
 async def test_empty_look_of_a_waiting_lease_is_not_replayed(calls):
     host = new_host()
-    host.register(calls.register("a", size=2))
-    host.register(calls.register("b", size=2))
-    await host.lease(calls.lease(1, "a"), 0)
-    waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.register("b", size=2))
+    await host.call(calls.lease(1, "a"), 0)
+    waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
     await settle()
     waiting.cancel()
     await settle()
     host.leave("a", 1)
-    again = await host.lease(calls.lease(1, "b", epoch=0), 30)
+    again = await host.call(calls.lease(1, "b", epoch=0), 30)
     assert len(again.grants) == 1
 
 
 @on_loop
 async def test_empty_answer_that_was_sent_is_replayed(calls):
     host = new_host()
-    host.register(calls.register("a", size=2))
-    host.register(calls.register("b", size=2))
-    await host.lease(calls.lease(1, "a"), 0)
-    sent = await host.lease(calls.lease(1, "b", epoch=0), 0.01)
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.register("b", size=2))
+    await host.call(calls.lease(1, "a"), 0)
+    sent = await host.call(calls.lease(1, "b", epoch=0), 0.01)
     host.leave("a", 1)
-    assert await host.lease(calls.lease(1, "b", epoch=0), 30) is sent
+    assert await host.call(calls.lease(1, "b", epoch=0), 30) is sent
 
 
 @on_loop
 async def test_repeated_call_that_waits_twice_gets_one_answer(calls):
     host = new_host()
-    host.register(calls.register("a", size=2))
-    host.register(calls.register("b", size=2))
-    await host.lease(calls.lease(1, "a"), 0)
-    both = [asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30)) for _ in range(2)]
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.register("b", size=2))
+    await host.call(calls.lease(1, "a"), 0)
+    both = [asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30)) for _ in range(2)]
     await settle()
     host.leave("a", 1)
     first, second = await asyncio.gather(*both)
@@ -80,10 +80,10 @@ async def test_repeated_call_that_waits_twice_gets_one_answer(calls):
 @on_loop
 async def test_waiting_lease_learns_the_end(calls):
     host = new_host()
-    host.register(calls.register("a", size=2))
-    host.register(calls.register("b", size=2))
-    (grant,) = (await host.lease(calls.lease(1, "a"), 0)).grants
-    waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.register("b", size=2))
+    (grant,) = (await host.call(calls.lease(1, "a"), 0)).grants
+    waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
     await settle()
     done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=2)
     host.apply(lambda d, now: d.report(calls.report(1, "a", acknowledgements=(done,)), now))
@@ -93,11 +93,11 @@ async def test_waiting_lease_learns_the_end(calls):
 @on_loop
 async def test_drain_answers_waiting_leases_and_ends_streams(calls):
     host = new_host()
-    host.register(calls.register("a", size=2))
-    host.register(calls.register("b", size=2))
-    await host.lease(calls.lease(1, "a"), 0)
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.register("b", size=2))
+    await host.call(calls.lease(1, "a"), 0)
     with host.attending("b") as stream:
-        waiting = asyncio.create_task(host.lease(calls.lease(1, "b", epoch=0), 30))
+        waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
         await settle()
         host.drain()
         assert (await waiting).nothing_yet
@@ -107,11 +107,11 @@ async def test_drain_answers_waiting_leases_and_ends_streams(calls):
 @on_loop
 async def test_others_are_told_that_a_trainer_waits(calls):
     host = new_host()
-    host.register(calls.register("a", size=2))
-    host.register(calls.register("b", size=2))
-    await host.lease(calls.lease(1, "a"), 0)
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.register("b", size=2))
+    await host.call(calls.lease(1, "a"), 0)
     with host.attending("a") as a, host.attending("b") as b:
-        await host.lease(calls.lease(1, "b", epoch=0), 0.01)
+        await host.call(calls.lease(1, "b", epoch=0), 0.01)
         assert await a.next() == "d"
         host.drain()
         assert await b.next() is None
@@ -135,11 +135,11 @@ async def test_a_stream_that_nobody_wants_anything_of_is_looked_at_until_then():
 async def test_broken_stream_releases_leases_after_the_grace(calls):
     host = new_host(grace_s=0.05)
     host.start()
-    host.register(calls.register("a", size=2))
-    host.register(calls.register("b", size=2))
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.register("b", size=2))
     with host.attending("a"):
-        await host.lease(calls.lease(1, "a"), 0)
-    answer = await host.lease(calls.lease(1, "b", epoch=0), 5)
+        await host.call(calls.lease(1, "a"), 0)
+    answer = await host.call(calls.lease(1, "b", epoch=0), 5)
     assert len(answer.grants) == 1
     await host.close()
 
@@ -148,7 +148,7 @@ async def test_broken_stream_releases_leases_after_the_grace(calls):
 async def test_stream_that_comes_back_within_the_grace_keeps_the_leases(calls):
     host = new_host(grace_s=0.05)
     host.start()
-    host.register(calls.register("a", size=2))
+    await host.call(calls.register("a", size=2))
     with host.attending("a"):
         pass
     with host.attending("a"):
@@ -161,7 +161,7 @@ async def test_stream_that_comes_back_within_the_grace_keeps_the_leases(calls):
 async def test_older_stream_that_breaks_late_does_no_harm(calls):
     host = new_host(grace_s=0.01)
     host.start()
-    host.register(calls.register("a", size=2))
+    await host.call(calls.register("a", size=2))
     older = host.attending("a")
     stream = older.__enter__()
     with host.attending("a"):
@@ -176,12 +176,12 @@ async def test_older_stream_that_breaks_late_does_no_harm(calls):
 async def test_looks_of_a_waiting_call_do_not_keep_a_silent_session_alive(calls):
     host = new_host(lease_timeout_s=0.1)
     host.start()
-    host.register(calls.register("a", size=2))
-    await host.lease(calls.lease(1, "a"), 0)
-    host.register(calls.register("b", size=2))
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.lease(1, "a"), 0)
+    await host.call(calls.register("b", size=2))
     with pytest.raises(StaleLease):
-        await host.lease(calls.lease(1, "b", epoch=0, ledger="other"), 0)
-    waiting = asyncio.create_task(host.lease(calls.lease(2, "a", epoch=0), 30))
+        await host.call(calls.lease(1, "b", epoch=0, ledger="other"), 0)
+    waiting = asyncio.create_task(host.call(calls.lease(2, "a", epoch=0), 30))
     with pytest.raises(StaleLease):
         await waiting
     await host.close()
@@ -193,7 +193,7 @@ async def test_a_master_that_was_stopped_hears_its_trainers_before_it_gives_them
     host = new_host(lease_timeout_s=0.3)
     host.start()
     for session in ("a", "b"):
-        host.register(calls.register(session, size=2))
+        await host.call(calls.register(session, size=2))
     await settle()
     left = asyncio.get_running_loop().create_future()
     expire = host.dispatcher.expire
@@ -218,7 +218,7 @@ async def test_a_master_gives_nobody_up_before_it_has_run_for_a_while(calls, mon
     monkeypatch.setattr(host_module, "STOPPED_S", 0.1)
     host = new_host(lease_timeout_s=0.6)
     host.start()
-    host.register(calls.register("a", size=2))
+    await host.call(calls.register("a", size=2))
     await settle()
     happened = []
     expire = host.dispatcher.expire
@@ -238,8 +238,8 @@ async def test_a_master_gives_nobody_up_before_it_has_run_for_a_while(calls, mon
 @on_loop
 async def test_session_that_leaves_gives_everything_back_at_once(calls):
     host = new_host()
-    host.register(calls.register("a", size=2))
-    await host.lease(calls.lease(1, "a"), 0)
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.lease(1, "a"), 0)
     with host.attending("a") as stream:
         host.leave("a", 1)
         assert await stream.next() is None
@@ -270,7 +270,7 @@ async def test_trainers_that_come_and_go_do_not_each_cost_a_look_at_all_the_othe
     host = MasterHost(Counting(ledger_id="ledger", grace_s=30.0))
     host.start()
     for number in range(100):
-        host.register(calls.register(f"s{number}"))
+        await host.call(calls.register(f"s{number}"))
         with host.attending(f"s{number}"):
             await settle()
         await settle()

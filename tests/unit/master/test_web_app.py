@@ -89,7 +89,7 @@ def test_the_page_has_nothing_of_another_host_and_no_markup_from_names() -> None
 @on_loop
 async def test_the_status_is_that_of_the_master(calls) -> None:
     async with Site() as site:
-        site.host.register(calls.register("<script>"))
+        await site.host.call(calls.register("<script>"))
         status, _, text = await site.get("/api/status")
     assert status == 200
     value = json.loads(text)
@@ -143,7 +143,7 @@ async def test_a_death_is_in_the_stream_at_once(calls, monkeypatch) -> None:
     monkeypatch.setattr(app, "REFRESH_S", 60.0)
     async with Site() as site, site.stream() as content:
         first = await frame(content)
-        site.host.register(calls.register("a"))
+        await site.host.call(calls.register("a"))
         joined = await frame(content)
         site.host.apply(lambda d, now: d.stream_broke("a", now))
         site.now += 2.0
@@ -158,7 +158,7 @@ async def test_a_death_is_in_the_stream_at_once(calls, monkeypatch) -> None:
 async def test_a_frame_has_a_short_row_for_each_trainer_that_says_what_the_status_says(calls) -> None:
     async with Site() as site, site.stream() as content:
         await frame(content)
-        site.host.register(calls.register("a"))
+        await site.host.call(calls.register("a"))
         value = await frame(content)
         status = json.loads((await site.get("/api/status"))[2])
     (row,) = value["trainers"]
@@ -196,7 +196,7 @@ async def test_all_viewers_share_one_status(calls, monkeypatch) -> None:
             for number in range(1, 4):
                 assert len({json.dumps(await frame(content)) for content in contents}) == 1
                 assert len(made) == number
-                site.host.register(calls.register(f"session-{number}"))
+                await site.host.call(calls.register(f"session-{number}"))
             monkeypatch.setattr(app, "REFRESH_S", 0.05)  # of the next one, which the event brings
             await frame(contents[0])
             await frame(contents[0])
@@ -237,8 +237,8 @@ async def test_the_page_is_for_reading_alone() -> None:
 @on_loop
 async def test_the_picture_moves_with_the_job(calls) -> None:
     async with Site() as site:
-        site.host.register(calls.register("a", records_per_shard=8))
-        (grant,) = (await site.host.lease(calls.lease(1, "a"), 0)).grants
+        await site.host.call(calls.register("a", records_per_shard=8))
+        (grant,) = (await site.host.call(calls.lease(1, "a"), 0)).grants
         done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=2)
         site.host.apply(lambda d, now: d.report(calls.report(1, "a", acknowledgements=(done,)), now))
         picture = json.loads((await site.get("/api/status"))[2])["datasets"][0]["picture"]

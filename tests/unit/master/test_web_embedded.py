@@ -21,7 +21,7 @@ from edl_torch.master.web.threaded import show
 def test_the_page_is_that_of_the_master(calls) -> None:
     master = LocalMaster()
     url = show(master, "127.0.0.1:0")
-    master.register(calls.register("a"))
+    master.call(calls.register("a"))
     with urllib.request.urlopen(f"{url}api/status", timeout=10) as answer:
         assert json.load(answer)["trainers"][0]["worker_id"] == "w-a"
     master.close()

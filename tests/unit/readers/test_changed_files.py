@@ -16,6 +16,7 @@ from recordio_kit import write as write_records
 from edl_torch.errors import SourceChanged
 from edl_torch.readers import ParquetReader, RecordIODataReader
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.shared.files import FileStamp
 from edl_torch.readers.text.csv_reader import CsvReader
 from edl_torch.readers.text.text_reader import TextReader
@@ -84,6 +85,33 @@ def test_a_file_that_is_written_over_by_as_many_records_has_changed(
     assert replaces, "what is open is no more the file that was indexed"
     indexed = make(tmp_path / "again", range(COUNT))
     assert before == read(indexed, tmp_path / "again", 0, COUNT)
+
+
+class Held:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return np.size(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return int(np.ravel(self.data)[index])
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, Held, lambda data: Held((data,))])
+def test_an_array_whose_file_is_written_over_has_changed(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
+    file = tmp_path / "data.npy"
+    np.save(file, np.arange(COUNT))
+    reader = MapDatasetReader(wrap(np.load(file, mmap_mode="r")))
+    read(reader, Path(reader.name), 0, 1)
+    np.save(file, np.arange(COUNT)[::-1])
+    with pytest.raises(SourceChanged, match="has changed since"):
+        read(reader, Path(reader.name), 0, 1)
+    np.save(file, np.arange(COUNT))
+    written = np.load(file, mmap_mode="r+")  # a job's own: it may write to it
+    reader = MapDatasetReader(written)
+    written[7] = 3
+    assert read(reader, Path(reader.name), 7, 8) == [3]
 
 
 @pytest.mark.parametrize("make", [lines, rows, chunks, groups])

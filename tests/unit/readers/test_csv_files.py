@@ -25,7 +25,7 @@ def test_files_folders_globs_and_lists(tmp_path):
     assert list(CsvReader(tmp_path).create_shards()) == [a, b]
     assert list(CsvReader(str(tmp_path / "?.*")).create_shards()) == [a, b, c]
     assert list(CsvReader([Path(b), a]).create_shards()) == [b, a]
-    with pytest.raises(DataFormatError, match=r"is named twice"):
+    with pytest.raises(DataFormatError, match=r"is listed twice"):
         CsvReader([a, str(tmp_path)])
 
 

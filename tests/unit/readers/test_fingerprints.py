@@ -228,6 +228,25 @@ def test_a_row_group_of_a_parquet_file_in_another_order_is_seen(
     assert differ(*prints)
 
 
+@pytest.mark.parametrize("groups", [1, 20])
+def test_labels_of_a_parquet_file_in_another_order_are_seen(tmp_path: Path, groups: int) -> None:
+    draw, prints, footers = np.random.default_rng(1), [], []
+    images, labels = draw.random(40_000), draw.integers(0, 100, 40_000).astype(np.int8)
+    for number in range(2):
+        file = tmp_path / f"{number}" / "a.parquet"
+        file.parent.mkdir()
+        table = pa.table({"image": images, "label": labels})
+        pq.write_table(
+            table, file, 40_000 // groups, use_dictionary=False, compression="none", write_statistics=False
+        )
+        prints.append(reader_fingerprint(ParquetReader(file)))
+        footers.append(footer_of(file))
+        labels = labels.copy()
+        labels[:20_000] = labels[:20_000][::-1]
+    assert footers[0] == footers[1]
+    assert differ(*prints)
+
+
 # Map-style datasets ---------------------------------------------------------------------------------------
 
 

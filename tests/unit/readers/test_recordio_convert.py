@@ -17,7 +17,7 @@ from image_files import write_image_folder
 from recordio_kit import RECORDS, everything, write
 
 from edl_torch.cli.main import main
-from edl_torch.cli.progress import Progress
+from edl_torch.cli.progress import ProgressLine
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError, SourceUnavailable
 from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader, RecordIOWriter
 from edl_torch.readers.recordio.convert import convert
@@ -248,7 +248,7 @@ class Terminal(io.StringIO):
 
 def test_progress_is_drawn_on_a_terminal_and_goes_away() -> None:
     now, stream = [0.0], Terminal()
-    with Progress(200, "records", stream, lambda: now[0]) as show:
+    with ProgressLine(200, "records", stream, lambda: now[0]) as show:
         for count in range(1, 101):
             now[0] += 1 / 128
             show(count)
@@ -261,7 +261,7 @@ def test_progress_is_drawn_on_a_terminal_and_goes_away() -> None:
 def test_progress_of_nothing_and_without_a_terminal() -> None:
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
-        with Progress(0, "records", stream) as show:
+        with ProgressLine(0, "records", stream) as show:
             show(0)
     assert "100%" in terminal.getvalue()
     assert file.getvalue() == ""

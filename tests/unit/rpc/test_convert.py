@@ -18,6 +18,15 @@ from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 
+CONFIRM = convert.ROUTES[calls.ConfirmCall]
+REGISTER = convert.ROUTES[calls.RegisterCall]
+LEASE = convert.ROUTES[calls.LeaseCall]
+REPORT = convert.ROUTES[calls.ReportCall]
+SNAPSHOT = convert.ROUTES[calls.SnapshotCall]
+PROGRESS = convert.ROUTES[calls.ProgressCall]
+RESTORE = convert.ROUTES[calls.RestoreCall]
+STATUS = convert.ROUTES[calls.StatusCall]
+
 INT = st.integers(-(1 << 63), (1 << 63) - 1)
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 FLAG = st.booleans()
@@ -182,21 +191,21 @@ ROUND_TRIPS = {
             **FENCED,
             leases=many(st.tuples(INT, INT)),
         ),
-        convert.CONFIRM,
+        CONFIRM.request,
     ),
     "confirm answer": (
         st.builds(calls.ConfirmAnswer, void=many(INT)),
-        convert.CONFIRMED,
+        CONFIRM.answer,
     ),
     "register call": (
         st.builds(
             calls.RegisterCall, session=TEXT, worker_id=TEXT, batch_size=INT, registration=REGISTRATIONS
         ),
-        convert.REGISTER,
+        REGISTER.request,
     ),
     "register answer": (
         st.builds(calls.RegisterAnswer, spec=SPECS, fence=FENCES, epoch=INT),
-        convert.REGISTERED,
+        REGISTER.answer,
     ),
     "lease call": (
         st.builds(
@@ -208,7 +217,7 @@ ROUND_TRIPS = {
             drained=FLAG,
             ahead=FLAG,
         ),
-        convert.LEASE,
+        LEASE.request,
     ),
     "lease answer": (
         st.builds(
@@ -218,27 +227,27 @@ ROUND_TRIPS = {
             state=st.sampled_from(calls.PassState),
             grants=many(GRANTS),
         ),
-        convert.LEASED,
+        LEASE.answer,
     ),
-    "report call": (REPORTS, convert.REPORT),
+    "report call": (REPORTS, REPORT.request),
     "report answer": (
         st.builds(calls.ReportAnswer, request=INT, stale=many(INT), wanted=FLAG),
-        convert.REPORTED,
+        REPORT.answer,
     ),
     "snapshot call": (
-        st.builds(calls.FencedCall, **FENCED),
-        convert.SNAPSHOT,
+        st.builds(calls.SnapshotCall, **FENCED),
+        SNAPSHOT.request,
     ),
     "progress call": (
-        st.builds(calls.FencedCall, **FENCED),
-        convert.PROGRESS,
+        st.builds(calls.ProgressCall, **FENCED),
+        PROGRESS.request,
     ),
     "restore call": (
         st.builds(calls.RestoreCall, **FENCED, request=INT, token=st.none() | TEXT),
-        convert.RESTORE,
+        RESTORE.request,
     ),
     "measures": (MEASURES, convert.MEASURES),
-    "status": (STATUSES, convert.STATUS),
+    "status": (STATUSES, STATUS.answer),
 }
 
 
@@ -259,9 +268,15 @@ def test_members_have_the_numbers_of_the_wire(ours, wire):
 @pytest.mark.parametrize(
     ("message", "from_wire"),
     [
-        (pb.LeaseResponse(state=99), convert.LEASED.from_wire),
-        (pb.RegisterResponse(spec=pb.DatasetSpec(task_type=99)), convert.REGISTERED.from_wire),
-        (pb.StatusResponse(datasets=[pb.DatasetStatus(task_type=99)]), convert.STATUS.from_wire),
+        (pb.LeaseResponse(state=99), LEASE.answer.from_wire),
+        (
+            pb.RegisterResponse(spec=pb.DatasetSpec(task_type=99)),
+            REGISTER.answer.from_wire,
+        ),
+        (
+            pb.StatusResponse(datasets=[pb.DatasetStatus(task_type=99)]),
+            STATUS.answer.from_wire,
+        ),
     ],
 )
 def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
@@ -280,8 +295,8 @@ PAIRS = [
     (calls.ConfirmCall, pb.ConfirmRequest),
     (calls.ConfirmAnswer, pb.ConfirmResponse),
     (calls.ReportCall, pb.ReportRequest),
-    (calls.FencedCall, pb.SnapshotRequest),
-    (calls.FencedCall, pb.ProgressRequest),
+    (calls.SnapshotCall, pb.SnapshotRequest),
+    (calls.ProgressCall, pb.ProgressRequest),
     (calls.RestoreCall, pb.RestoreRequest),
     (calls.ReportAnswer, pb.ReportResponse),
     (calls.Acknowledgement, pb.Acknowledgement),
@@ -338,13 +353,13 @@ def report(**fields):
 )
 def test_what_does_not_fit_the_wire_is_an_invalid_argument(call):
     with pytest.raises(InvalidArgument, match="ReportCall does not fit the wire format"):
-        convert.REPORT.to_wire(call)
+        REPORT.request.to_wire(call)
 
 
 def test_unknown_task_type_is_an_invalid_argument():
     message = pb.RegisterRequest(registration=pb.Registration(name="d", task_type=77))
     with pytest.raises(InvalidArgument, match="77"):
-        convert.REGISTER.from_wire(message)
+        REGISTER.request.from_wire(message)
 
 
 def test_empty_buckets_at_the_end_cost_nothing_on_the_wire():
@@ -354,14 +369,14 @@ def test_empty_buckets_at_the_end_cost_nothing_on_the_wire():
 
 
 def test_empty_message_is_a_call_with_nothing_in_it():
-    call = convert.REGISTER.from_wire(pb.RegisterRequest())
+    call = REGISTER.request.from_wire(pb.RegisterRequest())
     assert call.registration == calls.Registration(name="")
 
 
 def test_texts_of_a_newer_master_are_left_out_or_read_as_the_default():
     events = [pb.Event(number=1, kind="eclipse"), pb.Event(number=2, kind="joined")]
     message = pb.StatusResponse(events=events, trainers=[pb.TrainerStatus(session="s", state="asleep")])
-    status = convert.STATUS.from_wire(message)
+    status = STATUS.answer.from_wire(message)
     assert [(event.number, event.kind) for event in status.events] == [(2, EventKind.JOINED)]
     assert [trainer.state for trainer in status.trainers] == [calls.TrainerState.LIVE]
 
@@ -376,7 +391,7 @@ def test_nothing_in_a_status_is_too_large_or_no_text_for_the_wire():
         suspended={"\udcff": "x"},
         event_counts={"joined": 1},
     )
-    assert convert.STATUS.from_wire(convert.STATUS.to_wire(status)).suspended == {"\\udcff": "x"}
+    assert STATUS.answer.from_wire(STATUS.answer.to_wire(status)).suspended == {"\\udcff": "x"}
     dataset = calls.DatasetStatus(
         **dict.fromkeys(("dataset", "ledger"), "d"),
         **dict.fromkeys(
@@ -387,5 +402,5 @@ def test_nothing_in_a_status_is_too_large_or_no_text_for_the_wire():
         finished=False,
         quarantine=(bad,),
     )
-    (shown,) = convert.DATASET_STATUS.from_wire(convert.DATASET_STATUS.to_wire(dataset)).quarantine
+    (shown,) = PROGRESS.answer.from_wire(PROGRESS.answer.to_wire(dataset)).quarantine
     assert (shown.epoch, shown.name) == ((1 << 63) - 1, "\\udcff")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.rpc.stub import MasterStub
+from edl_torch.rpc.convert import ROUTES, MasterStub
 
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Master"].methods}
 
@@ -29,13 +29,15 @@ class Channel:
         return Made("unary_stream", path, request_serializer, response_deserializer)
 
 
-def test_it_declares_the_methods_of_the_service_and_no_others() -> None:
-    assert set(MasterStub.__annotations__) == set(METHODS)
+def test_each_method_of_the_service_carries_a_call_or_keeps_a_session_alive() -> None:
+    routes = [route.method for route in ROUTES.values()]
+    assert sorted([*routes, "Attend", "Heartbeat", "Leave"]) == sorted(METHODS)
+    assert set(MasterStub(Channel()).methods) == set(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_each_call_has_its_path_and_its_messages(name: str) -> None:
-    made = getattr(MasterStub(Channel()), name)
+    made = MasterStub(Channel()).methods[name]
     assert made.kind == ("unary_stream" if name == "Attend" else "unary_unary")
     assert made.path == f"/edl_torch.v1.Master/{name}"
     request = getattr(pb, METHODS[name].input_type.name)

@@ -125,6 +125,28 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     assert master.status.acknowledged == 8
 
 
+def test_what_a_wrapper_holds_when_its_trainer_is_given_up_is_passed_on_before_what_comes_after(
+    master: Master,
+) -> None:
+    """Else a step on a batch that is void acknowledges one that the wrapper still has."""
+    shell = Shell(master, attended=False)
+    shell.state.batches.__init__(None)  # type: ignore[misc]
+    optimizer = shell.state.batches.attach()
+    number = shell.begin_elastic()
+    assert shell.elastic.request_now(number) is True
+    assert shell.hand(shell.draw())
+    master.give_up_all()
+    shell.run(shell.trainer.position.progress())  # it takes part anew
+    assert shell.elastic.request_now(number) is True
+    assert shell.hand(shell.draw())
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.elastic.stepped(optimizer))
+    assert master.status.acknowledged == 0, "the loop steps on the void batch"
+    shell.run(shell.elastic.passed_on())
+    shell.run(shell.elastic.stepped(optimizer))
+    assert master.status.acknowledged == 8
+
+
 def test_padding_batches_fill_the_last_window_of_a_loop_that_gathers_gradients(master: Master) -> None:
     shell = Shell(Master(records=40), batch_size=8, attended=False)
     optimizer = shell.state.batches.attach()

@@ -21,7 +21,7 @@ class Cut(Master):
 
     def answer(self, call: Call) -> Any:
         answer = super().answer(call)
-        if call.method == "lease":
+        if call.request.name() == "lease":
             self._cut -= 1
             if not self._cut:
                 assert answer.grants

@@ -39,7 +39,7 @@ def test_a_token_has_the_batch_in_hand(master: Master, shell: Shell) -> None:
     token = snapshot(shell)
     assert reports_of(master)[-1].acknowledgements == (ack(1, 8),)
     assert token == master.dispatcher.token(DATASET)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, partly=0)]
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
 
 
 def test_a_token_waits_until_all_is_reported(master: Master) -> None:
@@ -51,7 +51,7 @@ def test_a_token_waits_until_all_is_reported(master: Master) -> None:
 
 
 def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Master, shell: Shell) -> None:
-    taking = shell.start(shell.trainer.position.snapshot()).to("dataset_status")
+    taking = shell.start(shell.trainer.position.snapshot()).to("status")
     taking.fail(UnknownDataset("who?"))
     assert isinstance(taking.action, Describe)
     taking.answer("from the beginning")
@@ -61,7 +61,7 @@ def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Mast
 
 
 def test_data_without_a_plan_are_registered_for_their_token(master: Master, shell: Shell) -> None:
-    taking = shell.start(shell.trainer.position.snapshot()).to("dataset_status")
+    taking = shell.start(shell.trainer.position.snapshot()).to("status")
     taking.fail(UnknownDataset("who?"))
     taking.answer("")
     assert Token.decode(taking.finish()).open == ()
@@ -70,14 +70,7 @@ def test_data_without_a_plan_are_registered_for_their_token(master: Master, shel
 
 def test_data_that_a_master_knows_are_registered_for_their_token(master: Master, shell: Shell) -> None:
     assert snapshot(shell) == master.dispatcher.token(DATASET)
-    assert [method for method, _ in master.calls] == ["dataset_status", "register", "snapshot"]
-
-
-def test_a_master_without_a_ledger_is_not_asked_for_a_beginning(master: Master) -> None:
-    shell = Shell(master, keeps_ledger=False, attended=False)
-    assert shell.run(shell.trainer.position.beginning()) == ""
-    shell.run(shell.trainer.position.look())
-    assert master.calls == []
+    assert [method for method, _ in master.calls] == ["status", "register", "snapshot"]
 
 
 def test_a_token_says_what_it_lacks(shell: Shell) -> None:
@@ -86,7 +79,7 @@ def test_a_token_says_what_it_lacks(shell: Shell) -> None:
         shell.draw(stream)
     shell.report()
     token = snapshot(shell)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=False, uncounted=4, partly=0)]
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=False, uncounted=4, half_stepped=0)]
 
 
 def test_a_token_of_one_stream_is_exact(shell: Shell) -> None:
@@ -94,7 +87,7 @@ def test_a_token_of_one_stream_is_exact(shell: Shell) -> None:
     shell.draw()
     shell.report()
     token = snapshot(shell)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, partly=0)]
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
 
 
 def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) -> None:

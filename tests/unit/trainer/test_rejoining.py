@@ -105,7 +105,7 @@ def test_a_lease_call_between_a_registration_and_its_answer_is_lent_nothing(
     answer = master.register(shell.session, shell.batch_size)
     late = master.of("lease")[-1]
     with pytest.raises(SessionLost, match="registered again"):
-        master.answer(Call("lease", replace(late, request=late.request + 1)))
+        master.answer(Call(replace(late, request=late.request + 1)))
     telling.answer(answer)
     telling.finish()
     assert master.status.leases == 0

@@ -54,7 +54,7 @@ class Watched(Master):
         self.ledger = ledger
 
     def ask(self, call: Call) -> Any:
-        if call.method == "report":
+        if call.request.name() == "report":
             loop = self.loops[call.request.session]
             for done in call.request.acknowledgements:
                 loop.check_done(done.task, done.upto)
@@ -62,9 +62,9 @@ class Watched(Master):
                 assert (failure.task, failure.position) in loop.failed
         lineage = self.ledger.lineage
         answer = super().ask(call)
-        if call.method == "snapshot":
+        if call.request.name() == "snapshot":
             self.saved[answer] = self.told
-        if call.method == "restore" and self.ledger.lineage != lineage:
+        if call.request.name() == "restore" and self.ledger.lineage != lineage:
             for loop in self.loops.values():
                 loop.is_quiet = False
             self.undone = self.outcomes.acknowledged + self.outcomes.quarantined

@@ -7,8 +7,10 @@ from typing import Any, Generic, TypeVar
 
 from edl_torch.core.calls import (
     Acknowledgement,
+    ConfirmCall,
     GiveBack,
     Grant,
+    LeaseCall,
     RegisterAnswer,
     RegisterCall,
     Registration,
@@ -97,21 +99,19 @@ class Master:
             raise MasterUnavailable("the master is away")
         if (error := self.errors.pop(0) if self.errors else None) is not None:
             raise error
-        self.calls.append((call.method, call.request))
+        self.calls.append((call.request.name(), call.request))
         return self.ask(call)
 
     def ask(self, call: Call) -> Any:
         """Return what the dispatcher answers to a call that nobody takes note of."""
-        if call.method == "dataset_status":
-            return self.dispatcher.dataset_status(call.request)
-        if call.method == "confirm":
-            self.dispatcher.stream_opened(call.request.session, self.now)
-        arguments = () if call.request is None else (call.request,)
-        answer = getattr(self.dispatcher, call.method)(*arguments, self.now)
-        if call.method == "lease":
+        request: Any = call.request
+        if isinstance(request, ConfirmCall):
+            self.dispatcher.stream_opened(request.session, self.now)
+        answer: Any = self.dispatcher.call(request, self.now)
+        if isinstance(request, LeaseCall):
             self.outcomes.granted(answer)
-        if call.method == "report":
-            self.outcomes.reported(call.request, answer)
+        if isinstance(request, ReportCall):
+            self.outcomes.reported(request, answer)
         self.answers.append(answer)
         return answer
 
@@ -121,7 +121,7 @@ class Master:
         call = RegisterCall(
             session=session, worker_id=session, batch_size=batch_size, registration=registration
         )
-        answer = self.answer(Call("register", call))
+        answer = self.answer(Call(call))
         assert isinstance(answer, RegisterAnswer)
         return answer
 
@@ -147,7 +147,7 @@ class ScriptedMaster(Master):
     """Answers every report with nothing but its number, whatever leases it is of."""
 
     def ask(self, call: Call) -> Any:
-        if call.method != "report":
+        if not isinstance(call.request, ReportCall):
             return super().ask(call)
         answer = ReportAnswer(request=call.request.request)
         self.answers.append(answer)
@@ -221,7 +221,7 @@ class Running(Generic[T]):
         for _ in range(MOST_ACTIONS):
             assert self.action is not None, f"it ended before {what}"
             if isinstance(what, str):
-                if isinstance(self.action, Call) and self.action.method == what:
+                if isinstance(self.action, Call) and self.action.request.name() == what:
                     return self
             elif isinstance(self.action, what):
                 return self
@@ -334,7 +334,7 @@ class Shell:
         asked_at = self.master.now
         answer = self.master.answer(call)
         if self.state.liveness is not None:
-            if call.method == "confirm":
+            if call.request.name() == "confirm":
                 self._stand(asked_at)
             self.state.liveness.answered(asked_at)  # there is no heartbeat: any call is one
         return answer
