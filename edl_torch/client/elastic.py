@@ -335,6 +335,11 @@ class ElasticSession:
         """Note that a backward pass reaches a parameter; `is_first` where none has a gradient before."""
         self._trainer.state.batches.mark(is_first=is_first)
 
+    def mark_window(self) -> None:
+        """Note, as an adapter says, that each batch since the last step is trained on before the next."""
+        for batch in self._trainer.state.batches.untouched():
+            batch.marked = True
+
     def _see(self) -> None:
         """Look for a gradient of the batch in hand where none was seen to come."""
         batches = self._trainer.state.batches

@@ -141,11 +141,14 @@ def one_ahead(batches: Any) -> Iterator[Any]:
 
 
 def unsaid_read_ahead(loader: Any, model: Counts, optimizer: Any) -> None:
-    """It is left with a batch on its way, on which the step before did not come."""
+    """It is left after a step, with a batch on its way that this step counts."""
     for number, batch in enumerate(one_ahead(loader), 1):
         model(batch).backward()
+        if number % EVERY == 0:
+            optimizer.step()
+            optimizer.zero_grad()
         if number == 2 * EVERY:
-            break
+            return
     optimizer.step()
     optimizer.zero_grad()
 
