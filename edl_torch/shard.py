@@ -181,7 +181,7 @@ def _option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """A registered dataset: its sources, and its options with their defaults. `core.spec` checks them.
+    """A registered dataset: sources, and options with their defaults; `core.registration` checks them.
 
     Those that are marked with `orders` are its identity with the sources: with `epoch` they fix the order of
     every record. `fingerprint` tells which data these are (`edl_torch.fingerprint`; '' where none is known).

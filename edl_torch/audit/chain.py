@@ -16,6 +16,7 @@ from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, Question, Settled, examine, records_of
 from edl_torch.audit.reading import Answer
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.lease import Range
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
@@ -25,13 +26,13 @@ from edl_torch.errors import AuditError, TokenError
 class FinalWord:
     """Final state of a dataset by the master; it decides what no log can.
 
-    `token` is its position: exactly what has an outcome in it must have one in the logs. `settled` says how
-    far leases were acknowledged, by (task, attempt), for reports whose answer a kill cut off. `ledger` and
+    `token` is its position: exactly what has an outcome in it must have one in the logs. `settled` says what
+    of each lease has its outcome, for reports whose answer a kill cut off. `ledger` and
     `lineage` are those that it speaks of, where it says so: the logs must end in them.
     """
 
     token: str | None = None
-    settled: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    settled: Settled = field(default_factory=dict)
     ledger: str | None = None
     lineage: int | None = None
 
@@ -287,12 +288,10 @@ def final_words(dispatcher: Dispatcher) -> dict[str, FinalWord]:
     }
 
 
-def _settled(ledger: ShardLedger) -> Iterator[tuple[tuple[int, int], int]]:
-    """How far each lease is acknowledged of which the master still knows: those that live or just ended."""
-    for task in ledger.tasks:
-        lease = ledger.lease_of(task)
-        if lease is not None:
-            yield (task, lease.attempt), lease.done
+def _settled(ledger: ShardLedger) -> Iterator[tuple[tuple[int, int], list[Range]]]:
+    """What has an outcome of each lease of which the master still knows: those that live or just ended."""
+    for lease in ledger.leases:
+        yield (lease.task, lease.attempt), list(lease.outcomes())
     for session in ledger.participants.sessions:
         for task, attempt in ledger.leases.ended(session).items():
-            yield (task, attempt), ledger.plan.size  # to wherever it ended
+            yield (task, attempt), [(0, ledger.plan.size)]  # to wherever it ended

@@ -30,10 +30,10 @@ class Intervals:
         return cls(np.array([start], dtype=np.int64), np.array([end], dtype=np.int64))
 
     @classmethod
-    def points(cls, values: list[int]) -> Intervals:
-        """Single integers, in any order; one named twice counts once."""
-        starts = np.array(values, dtype=np.int64)
-        return covered(starts, starts + 1)
+    def of(cls, runs: list[tuple[int, int]]) -> Intervals:
+        """Runs from one integer up to another, in any order; what is named twice counts once."""
+        starts, ends = np.array(runs, dtype=np.int64).reshape(-1, 2).T
+        return covered(starts, ends)
 
     @property
     def count(self) -> int:

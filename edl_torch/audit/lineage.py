@@ -6,7 +6,7 @@ A lineage is one history of the model; `audit.verdict` decides which of its ackn
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -285,7 +285,7 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int
     acknowledged = Reports.join([_acknowledged(item, coordinates) for item in placed])
     return Lineage(
         key=key,
-        acknowledged=_around(acknowledged, quarantined),
+        acknowledged=acknowledged,
         quarantined=quarantined,
         repeated=Reports.join([_repeated(item, coordinates) for item in placed]),
         uncounted=[(place, line, n) for place, _, chapter in placed for n, line in chapter.uncounted],
@@ -361,33 +361,3 @@ def _numbered(
         )
     base, _ = line.windows(epochs, shards)
     return base + starts, base + stops, np.full(len(lines), place, dtype=np.int64)
-
-
-def _around(acknowledged: Reports, quarantined: Reports) -> Reports:
-    """An acknowledgement passes over what its own lease put into quarantine: cut it there."""
-    touched = np.isin(acknowledged.tasks, np.unique(quarantined.tasks))
-    if not touched.any():
-        return acknowledged
-    holes: defaultdict[tuple[int, int, int], set[int]] = defaultdict(set)
-    for lease, number in zip(_leases(quarantined), quarantined.starts.tolist(), strict=True):
-        holes[lease].add(number)
-    return Reports.join([acknowledged.at(~touched), _cut(acknowledged.at(touched), holes)])
-
-
-def _leases(reports: Reports) -> Iterator[tuple[int, int, int]]:
-    """Whose each is, its task and attempt."""
-    return zip(reports.who.tolist(), reports.tasks.tolist(), reports.attempts.tolist(), strict=True)
-
-
-def _cut(runs: Reports, holes: dict[tuple[int, int, int], set[int]]) -> Reports:
-    places, starts, ends = [], [], []
-    for place, lease in enumerate(_leases(runs)):
-        begin, stop = int(runs.starts[place]), int(runs.ends[place])
-        for end in [*sorted(hole for hole in holes.get(lease, ()) if begin <= hole < stop), stop]:
-            places.append(place)
-            starts.append(begin)
-            ends.append(end)
-            begin = end + 1
-    cut = runs.at(np.array(places, dtype=np.int64))
-    cut.starts, cut.ends = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
-    return cut.at(cut.starts < cut.ends)

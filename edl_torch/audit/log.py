@@ -187,7 +187,7 @@ class AuditLog:
 
     def _quarantine(self, failure: Failure) -> Iterable[bytes]:
         lease = self._held(failure.task, failure.attempt)
-        if lease is None or not lease.punch(failure.position):
+        if lease is None or not lease.close(failure.position, failure.position + 1):
             return
         self._pending.add(failure.task)
         self._finish(failure.task, lease)
@@ -206,18 +206,20 @@ class AuditLog:
         if lease is None:
             yield from self._report_in_vain(done)
             return
-        if done.upto <= lease.done:
+        if not (pieces := list(lease.pieces(done.start, done.upto))):
             return
-        where = f"{lease.epoch} {lease.shard} {lease.done} {done.upto}"
-        lease.advance(done.upto)
+        lease.close(done.start, done.upto)
         self._pending.add(done.task)
         self._finish(done.task, lease)
-        yield f"{where} {done.task} {done.attempt} {tail}".encode()
+        for first, after in pieces:
+            yield f"{lease.epoch} {lease.shard} {first} {after} {done.task} {done.attempt} {tail}".encode()
 
     def _repeated_runs(self, kind: str, runs: Iterable[Run]) -> Iterator[bytes]:
         for task, first, after in runs:
             lease = self._leases.get(task)
-            if lease is not None and first < lease.stop:  # else it is written down, or void since
+            if lease is not None and any(
+                lease.pieces(first, after)
+            ):  # else it is written down, or void since
                 yield self._run(kind, lease, (task, first, after))
 
     def _run(self, kind: str, lease: _Lease, run: Run) -> bytes:
@@ -227,20 +229,19 @@ class AuditLog:
     def _report_in_vain(self, done: Acknowledgement) -> Iterator[bytes]:
         """A report was on its way here when the session joined anew: the master will refuse it."""
         lease = self._gone.get(done.task)
-        if lease is not None and lease.attempt == done.attempt and lease.done < done.upto:
-            run = done.task, lease.done, done.upto
-            lease.advance(done.upto)
-            yield self._run("void", lease, run)
+        if lease is not None and lease.attempt == done.attempt:
+            for first, after in list(lease.pieces(done.start, done.upto)):
+                lease.close(first, after)
+                yield self._run("void", lease, (done.task, first, after))
 
     def _give_back(self, back: GiveBack) -> Iterable[bytes]:
         lease = self._held(back.task, back.attempt)
-        if lease is None or back.start >= lease.stop:
+        if lease is None or not (pieces := list(lease.pieces(back.start, back.upto))):
             return
-        upto = lease.stop
-        lease.cut(back.start)
+        lease.close(back.start, lease.stop if back.upto is None else back.upto)
         self._finish(back.task, lease)
-        if back.remainder:
-            yield self._line("remainder", epoch=lease.epoch, shard=lease.shard, start=back.start, upto=upto)
+        for first, after in pieces if back.remainder else ():
+            yield self._line("remainder", epoch=lease.epoch, shard=lease.shard, start=first, upto=after)
 
     def _held(self, task: int, attempt: int) -> _Lease | None:
         """Return the lease, unless it is void: then the master refuses whatever is said of it."""
@@ -278,8 +279,12 @@ class AuditLog:
     ) -> None:
         """The leases are void, and this will not be reported (again). Another report may be on its way."""
         told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
-        trained = [(done.task, lease.done, done.upto) for done, lease in told if lease is not None]
-        unwritten = [run for run in trained if run[1] < run[2]]
+        unwritten = [
+            (done.task, *piece)
+            for done, lease in told
+            if lease is not None
+            for piece in lease.pieces(done.start, done.upto)
+        ]
         self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
         if self._pending and not on_its_way:
             self._event("lost")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,11 +12,12 @@ from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals, covered
 from edl_torch.audit.lineage import Lineage, Reports
 from edl_torch.audit.reading import Answer, Kind
+from edl_torch.core.lease import Range
 from edl_torch.trainer.facts import Way
 
 _UNSURE = Answer.NONE, Answer.LOST  # an earlier try may have been heard
 
-Settled = Mapping[tuple[int, int], int]  # (task, attempt) -> the position that a lease is acknowledged to
+Settled = Mapping[tuple[int, int], list[Range]]  # (task, attempt) -> positions of a lease with outcomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,21 +159,26 @@ def records_of(reports: Reports) -> Intervals:
 
 
 def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
-    """Answer what had no answer and the master's journal knows: accepted up to a position, refused beyond."""
+    """Answer what had no answer and the master's journal knows: what has its outcome there was heard."""
     unsure = reports.answered(*_UNSURE)
-    leases = zip(unsure.tasks.tolist(), unsure.attempts.tolist(), strict=True)
-    upto = np.array([settled.get(lease, -1) for lease in leases], dtype=np.int64)
-    known = upto >= 0
+    leases = list(zip(unsure.tasks.tolist(), unsure.attempts.tolist(), strict=True))
+    known = np.array([lease in settled for lease in leases], dtype=np.bool_)
     if not known.any():
         return reports
-    heard, unheard = unsure.at(known), unsure.at(known)
-    limits = line.window_starts(heard.starts) + upto[known]
-    heard.ends = unheard.starts = np.clip(limits, heard.starts, heard.ends)
-    heard.answers = np.full(len(heard), Answer.ACCEPTED, dtype=np.int64)
-    unheard.answers = np.full(len(unheard), Answer.REFUSED, dtype=np.int64)
-    return Reports.join(
-        [reports.answered(Answer.ACCEPTED, Answer.REFUSED), unsure.at(~known), heard, unheard]
-    )
+    told = unsure.at(known)
+    bases = line.window_starts(told.starts).tolist()
+    parts: list[tuple[int, int, int, Answer]] = []
+    for place, lease in enumerate(itertools.compress(leases, known)):
+        run = Intervals.run(int(told.starts[place]), int(told.ends[place]))
+        heard = run & Intervals.of(
+            [(bases[place] + first, bases[place] + after) for first, after in settled[lease]]
+        )
+        parts += [(place, *piece, Answer.ACCEPTED) for piece in heard]
+        parts += [(place, *piece, Answer.REFUSED) for piece in run - heard]
+    places, starts, ends, answers = np.array(parts, dtype=np.int64).reshape(-1, 4).T
+    told = told.at(places)
+    told.starts, told.ends, told.answers = starts, ends, answers
+    return Reports.join([reports.answered(Answer.ACCEPTED, Answer.REFUSED), unsure.at(~known), told])
 
 
 def _dropped(line: Coordinates, remainders: Intervals, batch_size: int) -> Intervals:

@@ -7,7 +7,7 @@ from typing import Protocol
 from edl_torch.trainer.deliveries import Deliveries
 
 
-class Iterations(Protocol):
+class PlainIterations(Protocol):
     """Iterations over plain DataLoaders, numbered in the order in which this process began them.
 
     A run names one of them, as its workers do.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edl_torch.client.session import Session
 
 
-class Position:
+class SessionPosition:
     """One session's position. `lockstep` is what it shares with the ranks that it steps with; None where it
     trains alone."""
 
@@ -30,7 +30,7 @@ class Position:
         self._pure = session.trainer.position
 
     def __repr__(self) -> str:
-        return f"<Position {self._session.description.name!r} {self.lockstep or 'alone'}>"
+        return f"<SessionPosition {self._session.description.name!r} {self.lockstep or 'alone'}>"
 
     def progress(self) -> DatasetStatus:
         """The dataset's progress. Raises StaleLease when this trainer is not part of its history any more."""

@@ -18,13 +18,13 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.elastic import ElasticSession
-from edl_torch.client.iterations import Iterations, NoIterations
+from edl_torch.client.iterations import NoIterations, PlainIterations
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.lockstep import FollowedMaster
 from edl_torch.client.model import Model
 from edl_torch.client.neighbours import sessions
 from edl_torch.client.optimizers import Optimizers
-from edl_torch.client.position import Position
+from edl_torch.client.position import SessionPosition
 from edl_torch.core.calls import Grant
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.plan import Plan
@@ -91,9 +91,9 @@ class Session:
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
-        self._iterations: Iterations = NoIterations()
+        self._iterations: PlainIterations = NoIterations()
         self.elastic = ElasticSession(self)
-        self.position = Position(self)
+        self.position = SessionPosition(self)
         self.optimizers = Optimizers(self.elastic)
         self.model = None if audit_dir is None else Model()
         sessions.add(self)
@@ -295,7 +295,7 @@ class Session:
 
     # What reading processes ask -----------------------------------------------------------------------------
 
-    def watch(self, iterations: Iterations) -> None:
+    def watch(self, iterations: PlainIterations) -> None:
         """Ask `iterations` what iterations over plain DataLoaders deliver, and which are over."""
         self._iterations = iterations
 

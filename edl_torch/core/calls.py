@@ -164,11 +164,15 @@ class LeaseAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Acknowledgement:
-    """Outcome: records of a lease up to position `upto` (exclusive) were trained on."""
+    """Outcome: records of a lease from position `start` up to `upto` were trained on.
+
+    `start` may lie before the lease begins; without it all below `upto` are meant.
+    """
 
     task: int
     attempt: int
     upto: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +187,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBack:
-    """Return of a lease's records from position `start` on; as `remainder` if they were less than a batch."""
+    """Return of a lease's records from position `start` up to `upto` (None: all that follow), those without
+    outcome; as `remainder` if they were less than a batch."""
 
     task: int
     attempt: int
     start: int
+    upto: int | None = None
     remainder: bool = False
 
 

@@ -438,12 +438,13 @@ class Dispatcher:
                 stale.append(failure.task)
         for done in call.acknowledgements:
             try:
-                ledger.acknowledge(session, done.task, done.attempt, done.upto)
+                ledger.acknowledge(session, done.task, done.attempt, done.upto, start=done.start)
             except StaleLease:
                 stale.append(done.task)
         for back in call.give_backs:
             try:
-                ledger.give_back(session, back.task, back.attempt, back.start, remainder=back.remainder)
+                there = back.task, back.attempt, back.start, back.upto
+                ledger.give_back(session, *there, remainder=back.remainder)
             except StaleLease:
                 stale.append(back.task)
         return stale

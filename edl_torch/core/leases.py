@@ -6,10 +6,11 @@ A report is checked here as a whole, before any of it is applied.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from edl_torch.core.calls import Failure, ReportCall
 from edl_torch.core.changes import Mark, Version
-from edl_torch.core.lease import Lease, pass_over
+from edl_torch.core.lease import Lease
 from edl_torch.core.todo import Waiting, WindowsInProgress
 
 PAGE = 16  # of tasks: the leases of one page and one session are written down together
@@ -193,25 +194,26 @@ class Leases:
 def check_report(leases: Leases, call: ReportCall) -> None:
     """Raise InvalidArgument if a part of it would, were those before it applied. Changes nothing."""
     session = call.session
-    ahead: dict[int, int] = {}  # task -> where the acknowledged prefix will end
-    bad: dict[int, set[int]] = {}
-    for failure in call.failures:
-        lease = leases.live(session, failure.task, failure.attempt)
-        if lease is not None:
-            lease.check_failure(failure.position)
-            bad.setdefault(failure.task, set()).add(failure.position)
-    for done in call.acknowledgements:
-        lease = leases.live(session, done.task, done.attempt)
-        if lease is not None:
-            lease.check_acknowledgement(done.upto)
-            ahead[done.task] = max(done.upto, ahead.get(done.task, lease.done))
+    tried: dict[int, Lease] = {}  # the leases of which something goes back, as they will be by then
     for back in call.give_backs:
         lease = leases.live(session, back.task, back.attempt)
         if lease is not None:
-            holes = lease.holes | bad.get(back.task, set())
-            reached = pass_over(ahead.get(back.task, lease.done), holes)
-            if reached < lease.stop:  # else it has ended by then, and there is nothing to give back
-                lease.check_give_back(back.start, reached)
+            tried[back.task] = replace(lease)
+    for failure in call.failures:
+        lease = leases.live(session, failure.task, failure.attempt)
+        if lease is not None:
+            lease.check_end(failure.position + 1)
+            if failure.task in tried:
+                tried[failure.task].close(failure.position, failure.position + 1)
+    for done in call.acknowledgements:
+        lease = leases.live(session, done.task, done.attempt)
+        if lease is not None:
+            lease.check_end(done.upto)
+            if done.task in tried:
+                tried[done.task].close(done.start, done.upto)
+    for back in call.give_backs:
+        if leases.live(session, back.task, back.attempt) is not None:
+            tried[back.task].give_back(back.start, back.upto)
 
 
 def new_failures(
@@ -221,6 +223,6 @@ def new_failures(
     new: dict[tuple[int, int], tuple[Lease, int, str]] = {}
     for failure in failures:
         lease = leases.live(session, failure.task, failure.attempt)
-        if lease is not None and lease.is_open(failure.position):
+        if lease is not None and lease.is_open(failure.position, failure.position + 1):
             new.setdefault((failure.task, failure.position), (lease, failure.position, failure.reason))
     return new.values()

@@ -261,18 +261,18 @@ class ShardLedger:
 
     # Outcomes -------------------------------------------------------------------------------------------
 
-    def acknowledge(self, session: str, task: int, attempt: int, upto: int) -> None:
-        """Count the records of the lease below position `upto` as trained on. Monotone; may be repeated.
+    def acknowledge(self, session: str, task: int, attempt: int, upto: int, *, start: int = 0) -> None:
+        """Count the lease's records from position `start` up to `upto` as trained on. May be repeated.
 
-        Raises StaleLease for a lease that is not this session's any more, InvalidArgument for a position
-        outside of it; both leave the state as it was.
+        Raises StaleLease for a lease that is not this session's any more, and for records that it has given
+        back; InvalidArgument for a position outside of it. Each leaves the state as it was.
         """
         lease = self._find(session, task, attempt)
-        if lease is None or upto <= lease.done:
+        gained = 0 if lease is None else lease.acknowledge(start, upto)
+        if lease is None or not gained:
             return
-        lease.check_acknowledgement(upto)
-        self.participants.throughput.trained(session, upto - lease.done)
-        self.acknowledged += lease.advance(upto)
+        self.participants.throughput.trained(session, gained)
+        self.acknowledged += gained
         self._mark("head")
         self._changed(lease)
 
@@ -281,11 +281,10 @@ class ShardLedger:
         lease = self._find(session, task, attempt)
         if lease is None:
             return
-        lease.check_failure(position)
-        if not lease.is_open(position):
+        lease.check_end(position + 1)
+        if not lease.close(position, position + 1):
             return  # said before, or given back since: whoever reads it next will say so
         self.quarantine.add(self._bad(lease, position, reason))
-        lease.punch(position)
         if self.failure:
             self._version.grow()
         self._changed(lease)
@@ -301,18 +300,27 @@ class ShardLedger:
         )
 
     def give_back(
-        self, session: str, task: int, attempt: int, start: int, *, remainder: bool = False
+        self,
+        session: str,
+        task: int,
+        attempt: int,
+        start: int,
+        upto: int | None = None,
+        *,
+        remainder: bool = False,
     ) -> None:
-        """Cut the lease's records from position `start` on and let them wait again. May be repeated."""
+        """Let the lease's open records from position `start` up to `upto` (None: all that follow) wait again.
+
+        May be repeated. Raises as `acknowledge` does.
+        """
         lease = self._find(session, task, attempt)
-        if lease is None or start >= lease.stop:
+        back = [] if lease is None else lease.give_back(start, upto)
+        if lease is None or not back:
             return
-        lease.check_give_back(start, lease.done)
         put = self._todo.put_remainder if remainder else self._todo.put_back
-        for item in lease.slices(start):
+        for item in back:
             put(item, lease.attempt)
             self.given_back += item.limit
-        lease.cut(start)
         # Remainders too few for all that wait do not wake them: each trainer has some at an epoch's end.
         if not remainder or self.participants.can_use(self._todo.remainder_records(lease.epoch)):
             self._version.grow()

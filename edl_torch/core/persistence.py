@@ -11,7 +11,8 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | `head`, dataset | lineage, first epoch, cursor (epoch, position, offset), acknowledged, dropped, |
 | | next task and bundle, member and request that opened the lineage |
 | `waiting`, dataset, number | remainder or not, attempt, epoch, shard, skip, limit |
-| `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop, end[, handed, *holes] |
+| `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop[, handed, |
+| | holes, returned]: of each range the first position, and the one after the last |
 | `bad`, dataset, number | epoch, shard, position, name, index, reason |
 | `session`, session | worker id, number of its membership |
 | `next`, `member` | the number of the next member |
@@ -27,20 +28,21 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from edl_torch.core.calls import LeaseAnswer, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.lease import Lease
+from edl_torch.core.lease import Lease, Range
 from edl_torch.core.ledger import Head, ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_batch_size
 from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice
 
-VERSION = 4  # of the meaning of rows; older ones were never released
+VERSION = 5  # of the meaning of rows; older ones were never released
 
 Rows = dict[Key, Row]
 Update = dict[Key, Row | None]  # None: there is no such part any more
@@ -122,8 +124,14 @@ def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
 
 
 def _lease_row(lease: Lease) -> Row:
-    row = lease.task, lease.attempt, lease.epoch, lease.shard, lease.done, lease.stop, lease.end
-    return (*row, int(lease.handed), *sorted(lease.holes)) if lease.handed or lease.holes else row
+    row = lease.task, lease.attempt, lease.epoch, lease.shard, lease.done, lease.stop
+    if not (lease.handed or lease.holes or lease.returned):
+        return row
+    return (*row, int(lease.handed), _flat(lease.holes), _flat(lease.returned))
+
+
+def _flat(ranges: Iterable[Range]) -> Row:
+    return tuple(chain.from_iterable(ranges))
 
 
 def _bad(ledger: ShardLedger, number: int) -> Row | None:
@@ -305,8 +313,8 @@ def _resume_member(member: Member, name: str, answer: Row | None, report: Row | 
 
 
 def _lease_from(session: str, row: Row) -> Lease:
-    task, attempt, epoch, shard, done, stop, end, *more = row
-    handed, *holes = more or (0,)
+    task, attempt, epoch, shard, done, stop, *more = row
+    handed, holes, returned = more or (0, (), ())
     return Lease(
         task=task,
         attempt=attempt,
@@ -315,10 +323,14 @@ def _lease_from(session: str, row: Row) -> Lease:
         shard=shard,
         done=done,
         stop=stop,
-        end=end,
         handed=bool(handed),
-        holes=set(holes),
+        holes=_ranges(holes),
+        returned=_ranges(returned),
     )
+
+
+def _ranges(flat: Row) -> list[Range]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _waiting_from(row: Row) -> tuple[bool, Waiting]:

@@ -26,7 +26,7 @@ _FORK_S = 0.5
 NumThreads = int | Literal["auto"] | None
 
 
-class Job(Protocol):
+class ThreadJob(Protocol):
     """What a thread runs: first `read`, then `finish`. Neither may raise."""
 
     def read(self) -> None: ...
@@ -43,7 +43,7 @@ class ReaderThreads:
     """
 
     def __init__(self, count: int, *, one_reads: bool) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         self._turn: AbstractContextManager[object] = threading.Lock() if one_reads else nullcontext()
         self._running = _Running()
         self._pid = os.getpid()
@@ -74,7 +74,7 @@ class ReaderThreads:
         finally:
             torch.set_num_threads(before)  # the number for threads to come, which each of them has set
 
-    def add(self, jobs: Iterable[Job]) -> None:
+    def add(self, jobs: Iterable[ThreadJob]) -> None:
         """Let the threads run these, after those that wait."""
         for job in jobs:
             self._jobs.put(job)

@@ -93,7 +93,7 @@ def _leaves(root: Node | None) -> Iterator[Node]:
 # Weights ----------------------------------------------------------------------------------------------
 
 
-class Batches(Protocol):
+class LoopBatches(Protocol):
     """The batches that the loop is given."""
 
     discarded: int  # how often one in hand failed, or was given back
@@ -118,7 +118,7 @@ class Weights:
         peers: Peers | None = None,
         *,
         attached: Callable[[], Iterable[torch.optim.Optimizer]] = tuple,
-        batches: Batches | None = None,
+        batches: LoopBatches | None = None,
     ) -> None:
         self._peers = peers
         self._attached = attached

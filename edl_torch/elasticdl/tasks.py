@@ -114,7 +114,7 @@ class TaskLedger:
     def _fail(self, failure: Failure) -> None:
         task, lease = self._leases.get(failure.task, (0, None))
         position = failure.position
-        if lease is None or not lease.is_open(position):
+        if lease is None or not lease.close(position, position + 1):
             return
         name, index = self.plan.locate(lease.epoch, lease.shard, position)
         self.quarantine.add(
@@ -127,28 +127,23 @@ class TaskLedger:
                 reason=failure.reason,
             )
         )
-        lease.punch(position)
         self._tasks[task].failed += 1
         self._settle(task, lease, 1)
 
     def _acknowledge(self, done: Acknowledgement) -> None:
         task, lease = self._leases.get(done.task, (0, None))
-        if lease is None or done.upto <= lease.done:
-            return
-        lease.check_acknowledgement(done.upto)
-        records = lease.advance(done.upto)
-        self.acknowledged += records
-        self._settle(task, lease, records)
+        records = 0 if lease is None else lease.acknowledge(done.start, done.upto)
+        if lease is not None and records:
+            self.acknowledged += records
+            self._settle(task, lease, records)
 
     def _give_back(self, back: GiveBack) -> None:
         task, lease = self._leases.get(back.task, (0, None))
-        if lease is None or back.start >= lease.stop:
-            return
-        lease.check_give_back(back.start, lease.done)
-        queue = self._remainders if back.remainder else self._waiting
-        queue.extend((task, item) for item in lease.slices(back.start))
-        lease.cut(back.start)
-        self._settle(task, lease, 0)
+        items = [] if lease is None else lease.give_back(back.start, back.upto)
+        if lease is not None and items:
+            queue = self._remainders if back.remainder else self._waiting
+            queue.extend((task, item) for item in items)
+            self._settle(task, lease, 0)
 
     def _settle(self, task: int, lease: Lease, records: int) -> None:
         """Note that so many records of a task have their outcome."""

@@ -31,7 +31,7 @@ _EPOCH = "epoch"  # a key of `extended_config` that its clients pass over
 V = TypeVar("V")
 
 
-class Parcel(Generic[V]):
+class ForeignMessage(Generic[V]):
     """Values of one kind as bytes and back, by functions to a message and from one."""
 
     def __init__(self, to_wire: Callable[[V], Any], from_wire: Callable[[Any], V], message: type) -> None:
@@ -59,9 +59,9 @@ class Parcel(Generic[V]):
             ) from exc
 
 
-def _derived(kind: type[V], message: type[Any]) -> Parcel[V]:
+def _derived(kind: type[V], message: type[Any]) -> ForeignMessage[V]:
     wire: Wire[V, Any] = Wire(kind, message)
-    return Parcel(wire.to_wire, wire.from_wire, message)
+    return ForeignMessage(wire.to_wire, wire.from_wire, message)
 
 
 def _result_to_wire(result: TaskResult) -> pb.ReportTaskResultRequest:
@@ -106,6 +106,6 @@ def _task_from_wire(message: pb.Task) -> ForeignTask:
 
 
 CALL = _derived(GetTaskCall, pb.GetTaskRequest)
-RESULT = Parcel(_result_to_wire, _result_from_wire, pb.ReportTaskResultRequest)
+RESULT = ForeignMessage(_result_to_wire, _result_from_wire, pb.ReportTaskResultRequest)
 PARAMS = _derived(TrainingParams, pb.ReportTrainingParamsRequest)
-TASK = Parcel(_task_to_wire, _task_from_wire, pb.Task)
+TASK = ForeignMessage(_task_to_wire, _task_from_wire, pb.Task)

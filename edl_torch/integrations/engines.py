@@ -87,8 +87,13 @@ class EngineSteps:
     def remove(self) -> None:
         """Let the engine step unwatched, but for others that watch it."""
         self._before = self._after = _nothing
-        engine = self._engine()
-        if engine is not None and self._is_first and vars(engine).get("step") is self._watched():
+        engine, watched = self._engine(), self._watched()
+        if (
+            engine is not None
+            and watched is not None
+            and self._is_first
+            and vars(engine).get("step") is watched
+        ):
             del engine.step
 
 

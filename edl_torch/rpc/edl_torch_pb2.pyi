@@ -183,14 +183,16 @@ class Acknowledgement(_message.Message):
     task: int
     attempt: int
     upto: int
-    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
+    start: int
+    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., upto: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
 class GiveBack(_message.Message):
     task: int
     attempt: int
     start: int
     remainder: bool
-    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., start: _Optional[int] = ..., remainder: bool = ...) -> None: ...
+    upto: int
+    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[int] = ..., start: _Optional[int] = ..., remainder: bool = ..., upto: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     session: str

@@ -82,7 +82,6 @@ class Outcomes:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._slices: dict[int, Slice] = {}
-        self._done: dict[int, int] = {}  # where the next acknowledgement of a lease begins, or before that
         self._acknowledged: dict[tuple[int, int], Record] = {}  # by lease and position
         self._quarantined: dict[tuple[int, int], Record] = {}
 
@@ -100,7 +99,6 @@ class Outcomes:
         """Leases were handed out; an answer that is repeated counts once."""
         for grant in answer.grants:
             self._slices.setdefault(grant.task, grant.slice)
-            self._done.setdefault(grant.task, grant.slice.skip)
 
     def reported(self, call: calls.ReportCall, answer: calls.ReportAnswer) -> None:
         """Outcomes were told; what the master refused does not count."""
@@ -110,13 +108,10 @@ class Outcomes:
                 self._quarantined[failure.task, failure.position] = record
         for done in call.acknowledgements:
             if done.task not in answer.stale:
-                self._acknowledge(done.task, done.upto)
-
-    def _acknowledge(self, task: int, upto: int) -> None:
-        for position in range(self._done[task], upto):
-            if (task, position) not in self._quarantined:
-                self._acknowledged[task, position] = self._record(task, position)
-        self._done[task] = max(upto, self._done[task])
+                first = max(done.start, self._slices[done.task].skip)
+                for place in ((done.task, position) for position in range(first, done.upto)):
+                    if place not in self._quarantined:
+                        self._acknowledged[place] = self._record(*place)
 
     def _record(self, task: int, position: int) -> Record:
         cut = self._slices[task]

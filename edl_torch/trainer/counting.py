@@ -36,7 +36,7 @@ class _Stream:
 
     def fail(self, task: int, position: int) -> None:
         for number, span in self._leases:
-            if number == task and span.punch(position):
+            if number == task and span.close(position, position + 1):
                 self.granted -= 1
 
     def count_up_to(self, samples: int) -> list[tuple[int, int, int]]:
@@ -45,7 +45,7 @@ class _Stream:
         while self.counted < samples:
             task, span = self._leases[0]
             first = span.done
-            self.counted += span.advance(span.position_after(samples - self.counted))
+            self.counted += span.close(first, span.position_after(samples - self.counted))
             passed.append((task, first, span.done))
             if span.is_done:
                 self._leases.popleft()

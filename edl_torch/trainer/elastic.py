@@ -39,7 +39,6 @@ class ElasticPasses:
         self.read_ahead = 0  # the last pass of which a wrapper held batches when the data went back
         self.discarded = 0  # how often a batch in hand failed, or went back
         self._exhausted = False  # every batch of the pass was handed out
-        self._promised: Ticket = ()  # of the next step, on which the ranks have agreed
 
     def __repr__(self) -> str:
         return f"<ElasticPasses {self.phase.name} exhausted={self._exhausted} {self._state.supply}>"
@@ -251,7 +250,6 @@ class ElasticPasses:
         yield from self._reporter.wait_answered(unanswered)
         yield from self._make_sure()
         if self._state.inflight.is_mine(ticket):
-            self._promised = ticket
             return True
         yield from self._throw_away(ticket)
         return False
@@ -262,7 +260,6 @@ class ElasticPasses:
 
     def deliver(self, ticket: Ticket) -> bool:
         """Hand over a batch that was promised. False when it was lost meanwhile."""
-        self._promised = ()
         holds = self._state.inflight.hand(ticket)
         if holds is None:
             return False
@@ -289,7 +286,7 @@ class ElasticPasses:
 
     def return_remainder(self, ticket: Ticket) -> Procedure[None]:
         """Give a partial batch back, until it fills a whole one."""
-        self._state.outbox.note(give_backs=self._state.inflight.return_remainder(ticket))
+        self._state.outbox.note(give_backs=self._state.inflight.give_back([ticket], remainder=True))
         yield from self._reporter.send()
 
     # What the loop is done with ---------------------------------------------------------------------------
@@ -319,7 +316,7 @@ class ElasticPasses:
             return False  # what another report led to is raised before the batch is handed over
         done = state.batches.done()
         if done:
-            acknowledgements = state.inflight.acknowledge_all(done)
+            acknowledgements = state.inflight.acknowledge(done)
             state.outbox.note(acknowledgements=acknowledgements, way=Way.NEXT)
         return bool(done) and self._reporter.is_due
 
@@ -377,7 +374,7 @@ class ElasticPasses:
             return []
         if self._state.batches.take_unseen():
             way = max(way, Way.UNSEEN)
-        acknowledgements = self._state.inflight.acknowledge_all(done)
+        acknowledgements = self._state.inflight.acknowledge(done)
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
         lost = self._state.batches.take_lost()
         if lost and way <= Way.UNSEEN:
@@ -388,7 +385,7 @@ class ElasticPasses:
         """Acknowledge the batch in hand, as the loop says. Returns how many leases that completed."""
         state = self._state
         acknowledgements = self._settle(state.batches.reported(), Way.REPORT)
-        completed = sum(done.task not in state.inflight for done in acknowledgements)
+        completed = sum(task not in state.inflight for task in {done.task for done in acknowledgements})
         yield from self._reporter.send()
         return completed
 
@@ -401,25 +398,12 @@ class ElasticPasses:
         hand = batches.in_hand
         if not batches if window else hand is not None and not hand.ticket:
             return
-        if any(batch.ticket for batch in batches.ahead):
-            raise AccountingError(
-                f"a batch of {state.config.dataset!r} cannot be given back behind a wrapper that reads "
-                f"ahead: later batches of the same leases are on their way to the loop"
-            )
         back = [batch for batch in batches.unfinished if window or batch is hand]
         if not back:
             raise AccountingError(
                 f"there is no batch of {state.config.dataset!r} to give back: the one in hand was "
                 f"acknowledged, by the step of the last attached optimizer or a report. Give it back "
                 f"before that"
-            )
-        if not {run[0] for run in self._promised}.isdisjoint(
-            run[0] for run in runs_of(batch.ticket for batch in back)
-        ):
-            raise AccountingError(
-                f"a batch of {state.config.dataset!r} cannot be given back any more: the ranks have agreed "
-                f"on the next step, and this one's batch for it is of the same lease. Go back to the last "
-                f"checkpoint, on all ranks; or make shards of one batch, with records_per_shard"
             )
         returned = runs_of(batch.ticket for batch in batches.touched() if batch in back)
         batches.take_back(back)

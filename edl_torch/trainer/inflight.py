@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
-from edl_torch.core.lease import Span, pass_over
+from edl_torch.core.lease import Range, Span, joined
 from edl_torch.core.limits import shortened
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
@@ -17,9 +17,10 @@ from edl_torch.trainer.tickets import Ticket
 
 @dataclass(slots=True, kw_only=True)
 class Held(Span):
-    """One lease in this trainer: acknowledged below `done`, handed to the loop below `handed`.
+    """One lease in this trainer: closed is what was acknowledged, failed or given back.
 
-    `stream` names who reads it, and is empty until somebody does.
+    What lies below `handed` was handed to the loop. `stream` names who reads the lease, and is empty until
+    somebody does.
     """
 
     slice: Slice
@@ -87,9 +88,9 @@ class InFlight:
         """Return what a stream has begun to read and no batch has brought yet."""
         drawn = [held for held in self._held.values() if held.stream == stream]
         return [
-            replace(held.slice, skip=held.handed, limit=held.stop - held.handed)
+            replace(held.slice, skip=first, limit=after - first)
             for held in drawn
-            if held.handed < held.stop
+            for first, after in held.pieces(held.handed)
         ]
 
     # Batches go to the loop -------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class InFlight:
         leases = self._held
         for task, first, after in ticket:
             held = leases.get(task)
-            if held is None or after > held.stop:
+            if held is None or after > held.stop or (held.holes and not held.is_open(first, after)):
                 return None
             holds.append((held.slice, first, after))
         for task, first, after in ticket:
@@ -115,36 +116,35 @@ class InFlight:
 
     def is_mine(self, ticket: Ticket) -> bool:
         """Whether all leases of a batch are held."""
-        for task, _, after in ticket:
+        for task, first, after in ticket:
             held = self._held.get(task)
-            if held is None or after > held.stop:
+            if held is None or not held.is_open(first, after):
                 return False
         return True
 
-    def acknowledge_all(self, tickets: Iterable[Ticket]) -> list[Acknowledgement]:
-        """Acknowledge batches, oldest first: the loop is done with them."""
-        done: dict[int, Acknowledgement] = {}
-        for ticket in tickets:
-            for task, _, after in ticket:
-                acknowledgement = self.acknowledge(task, after)
-                if acknowledgement is not None:
-                    done[task] = acknowledgement
-        return list(done.values())
-
-    def acknowledge(self, task: int, upto: int) -> Acknowledgement | None:
-        """Note that positions of a lease below `upto` were trained on; None when the lease is void."""
-        held = self._held.get(task)
-        if held is None:
-            return None
-        held.advance(upto)
-        if held.handed < held.done or held.done >= held.stop:
-            self._close_if_done(task, held)
-        return Acknowledgement(task=task, attempt=held.attempt, upto=upto)
+    def acknowledge(self, batches: Iterable[Ticket]) -> list[Acknowledgement]:
+        """Note that the loop is done with batches. Returns what to say of them; nothing of void leases."""
+        said = []
+        for ticket in batches:
+            for task, first, after in ticket:
+                held = self._held.get(task)
+                if held is None:
+                    continue
+                if first == held.done and not held.holes:  # in order, as usual
+                    said.append(Acknowledgement(task=task, attempt=held.attempt, upto=after, start=first))
+                    held.done = after
+                else:
+                    for start, upto in held.pieces(first, after):
+                        said.append(Acknowledgement(task=task, attempt=held.attempt, upto=upto, start=start))
+                    held.close(first, after)
+                if held.handed < held.done or held.done >= held.stop:
+                    self._close_if_done(task, held)
+        return said
 
     def fail(self, task: int, position: int, reason: str) -> list[Failure]:
         """Note that a record cannot be read."""
         held = self._held.get(task)
-        if held is None or not held.punch(position):
+        if held is None or not held.close(position, position + 1):
             return []
         self._close_if_done(task, held)
         return [Failure(task=task, attempt=held.attempt, position=position, reason=shortened(reason))]
@@ -156,59 +156,54 @@ class InFlight:
 
     # Records go back --------------------------------------------------------------------------------------
 
-    def give_back(self, tickets: Iterable[Ticket]) -> list[GiveBack]:
-        """Give batches back: what of them is still this trainer's, and what follows it in their leases."""
-        return self._give_back_all(self._starts(tickets))
+    def give_back(self, batches: Iterable[Ticket], *, remainder: bool = False) -> list[GiveBack]:
+        """Give batches back, or parts of one that are less than a batch; nothing of void leases."""
+        runs: dict[int, list[Range]] = {}
+        for ticket in batches:
+            for task, first, after in ticket:
+                runs.setdefault(task, []).append((first, after))
+        return self._give_back(runs, remainder=remainder)
 
-    def _starts(self, tickets: Iterable[Ticket]) -> dict[int, int]:
-        starts: dict[int, int] = {}
-        for ticket in tickets:
-            for task, first, _ in ticket:
-                if task in self._held:
-                    starts[task] = min(first, starts.get(task, first))
-        return starts
-
-    def return_remainder(self, ticket: Ticket) -> list[GiveBack]:
-        """Give back a partial batch that is not to be trained, as a remainder."""
-        # One at a time: a lease may be done for after its first run.
-        held = ((task, first) for task, first, _ in ticket if task in self._held)
-        backs = [self._give_back(task, first, remainder=True) for task, first in held]
-        return [back for back in backs if back is not None]
-
-    def withdraw(self, tickets: Iterable[Ticket]) -> list[GiveBack]:
+    def withdraw(self, batches: Iterable[Ticket]) -> list[GiveBack]:
         """Give back the newest batches, and all that was never handed out: the pass ended early."""
-        undelivered = {task: held.handed for task, held in self._held.items()}
-        return self._give_back_all(undelivered | self._starts(tickets))
+        runs = {task: [(held.handed, held.stop)] for task, held in self._held.items()}
+        for ticket in batches:
+            for task, first, after in ticket:
+                runs.get(task, []).append((first, after))
+        return self._give_back(runs)
 
     def give_back_undelivered(self) -> list[GiveBack]:
         """Give back what streams have drawn and no batch has brought to the loop."""
-        drawn = {task: held.handed for task, held in self._held.items() if held.stream}
-        return self._give_back_all(drawn)
+        drawn = {task: [(held.handed, held.stop)] for task, held in self._held.items() if held.stream}
+        return self._give_back(drawn)
 
     def give_back_undrawn(self, grants: Iterable[Grant]) -> list[GiveBack]:
         """Give back leases that no stream has begun; those of a bundle were remainders, and are again."""
-        held = [grant for grant in grants if grant.task in self._held]
-        backs = (
-            self._give_back(grant.task, grant.slice.skip, remainder=bool(grant.bundle)) for grant in held
-        )
-        return [back for back in backs if back is not None]
+        backs = []
+        for grant in grants:
+            runs = {grant.task: [(grant.slice.skip, grant.slice.stop)]}
+            backs += self._give_back(runs, remainder=bool(grant.bundle))
+        return backs
 
     def give_back_unacknowledged(self) -> list[GiveBack]:
         """Give back all that is not acknowledged."""
-        return self._give_back_all({task: held.done for task, held in self._held.items()})
+        return self._give_back({task: [(held.done, held.stop)] for task, held in self._held.items()})
 
-    def _give_back_all(self, starts: dict[int, int]) -> list[GiveBack]:
-        backs = (self._give_back(task, start) for task, start in starts.items())
-        return [back for back in backs if back is not None]
-
-    def _give_back(self, task: int, start: int, *, remainder: bool = False) -> GiveBack | None:
-        held = self._held[task]
-        start = pass_over(start, held.holes)  # an acknowledgement up to there passes over them, too
-        if start >= held.stop:
-            return None
-        held.cut(start)
-        self._close_if_done(task, held)
-        return GiveBack(task=task, attempt=held.attempt, start=start, remainder=remainder)
+    def _give_back(self, runs: dict[int, list[Range]], *, remainder: bool = False) -> list[GiveBack]:
+        """Give back what is open in these ranges of leases, as few ranges as there can be."""
+        backs = []
+        for task, ranges in runs.items():
+            held = self._held.get(task)
+            if held is None:
+                continue
+            for first, after in joined([piece for run in ranges for piece in held.pieces(*run)]):
+                upto = after if after < held.stop else None
+                backs.append(
+                    GiveBack(task=task, attempt=held.attempt, start=first, upto=upto, remainder=remainder)
+                )
+                held.close(first, after)
+            self._close_if_done(task, held)
+        return backs
 
     def _close_if_done(self, task: int, held: Held) -> None:
         held.handed = max(held.handed, held.done)  # a hole at the front is no batch's
@@ -219,7 +214,8 @@ class InFlight:
 
     def drawn(self) -> Ticket:
         """Return what streams have begun to read and is not acknowledged."""
-        return tuple([(task, held.done, held.stop) for task, held in self._held.items() if held.stream])
+        drawn = [(task, held) for task, held in self._held.items() if held.stream]
+        return tuple([(task, first, after) for task, held in drawn for first, after in held.pieces()])
 
     def void(self, tasks: Iterable[int]) -> None:
         """Forget leases that the master took back."""
@@ -232,9 +228,8 @@ class InFlight:
 
 
 def _check_skipped(task: int, held: Held, first: int, after: int) -> None:
-    """Raise AccountingError unless what lies between the last batch and this one is in quarantine."""
-    skipped = range(held.handed, first)
-    if not (skipped and held.holes.issuperset(skipped)):
+    """Raise AccountingError unless what lies between the last batch and this one is closed."""
+    if first < held.handed or any(held.pieces(held.handed, first)):
         raise AccountingError(
             f"a batch holds positions {first}…{after - 1} of task {task}, expected {held.handed}"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -17,13 +17,18 @@ class Report:
     """Outcomes for one call. Several notes become one: failures, acknowledgements, then give-backs."""
 
     failures: list[Failure] = field(default_factory=list)
-    # By task: the later one says it all.
-    acknowledgements: dict[int, Acknowledgement] = field(default_factory=dict)
+    # By task and end: one that goes on where another ends is one with it.
+    acknowledgements: dict[tuple[int, int], Acknowledgement] = field(default_factory=dict)
     give_backs: list[GiveBack] = field(default_factory=list)
     returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
     way: int = 0  # of the acknowledgements: the `Way` that proves the least
     notes: int = 0  # how many notes it is made of
     fence: Fence = UNREGISTERED  # of the member that sends it, once it is sent
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Tasks that it acknowledges records of."""
+        return tuple(dict.fromkeys([task for task, _ in self.acknowledgements]))
 
     def __repr__(self) -> str:
         return f"<Report {len(self.failures)} {len(self.acknowledgements)} {len(self.give_backs)}>"
@@ -89,7 +94,10 @@ class Outbox:
         if acknowledgements:
             report.way = max(report.way, way)
             for done in acknowledgements:
-                report.acknowledgements[done.task] = done
+                before = report.acknowledgements.pop((done.task, done.start), None)
+                if before is not None:
+                    done.start = before.start
+                report.acknowledgements[done.task, done.upto] = done
 
     def retry(self) -> None:
         """Let what was not answered be sent again: somebody asks for it."""
@@ -150,8 +158,3 @@ class Outbox:
             self._sent = None
         self.retry()
         return void
-
-
-def tasks_of(reports: Iterable[Report]) -> tuple[int, ...]:
-    """Return the tasks that these reports acknowledge."""
-    return tuple([task for report in reports for task in report.acknowledgements])

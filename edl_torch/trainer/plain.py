@@ -162,10 +162,8 @@ class PlainPasses:
         state = self._state
         proved = state.plain.report(batch_size)
         state.measuring.reported(sum(after - first for _, first, after in proved))
-        done = {task: after for task, _, after in proved}
-        made = [state.inflight.acknowledge(task, upto) for task, upto in done.items()]
-        acknowledgements = [a for a in made if a is not None]
-        completed = sum(a.task not in state.inflight for a in acknowledgements)
+        acknowledgements = state.inflight.acknowledge([tuple(proved)])
+        completed = sum(task not in state.inflight for task in {run[0] for run in proved})
         way = Way.REPORT if state.plain.exact else Way.COUNT
         state.outbox.note(acknowledgements=acknowledgements, way=way)
         yield from self._reporter.send()

@@ -109,7 +109,7 @@ class Reporter:
             state.facts.append(Answered(answer.stale))
         state.registered.answered(report.fence, reported=state.outbox.request)
         if answer.stale:
-            state.refused(tuple([task for task in answer.stale if task in report.acknowledgements]))
+            state.refused(tuple([task for task in report.tasks if task in answer.stale]))
             state.void(answer.stale)
         state.outbox.may_wait_until = state.now + state.config.report_delay_s
         if answer.wanted:
@@ -124,7 +124,7 @@ class Reporter:
             state.facts.append(Refused() if refused else Unanswered())
         if isinstance(error, SessionLost):
             # The report counts as on its way until the trainer has registered anew.
-            state.refused(tuple(report.acknowledgements))
+            state.refused(report.tasks)
         elif refused:
             state.outbox.answered()
             self._keep_error(report, error)
@@ -158,4 +158,4 @@ class Reporter:
         state = self._state
         if (void := state.outbox.unanswered_by(state.fence, error)) is not None:
             state.drop(void)
-            state.refused(tuple(void.acknowledgements))
+            state.refused(void.tasks)

@@ -15,7 +15,7 @@ from edl_torch.trainer.facts import Dropped, Fact, Logged, Run, Uncounted, Voide
 from edl_torch.trainer.inflight import InFlight
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
-from edl_torch.trainer.outbox import Outbox, Report, tasks_of
+from edl_torch.trainer.outbox import Outbox, Report
 from edl_torch.trainer.phases import Membership
 from edl_torch.trainer.supply import Mode, Supply
 from edl_torch.trainer.tickets import runs_of
@@ -189,7 +189,7 @@ class State:
             self.liveness.member = fence.member
         for report in (void := self.outbox.void()):
             self.drop(report)
-        self.refused(tasks_of(void))
+        self.refused(tuple([task for report in void for task in report.tasks]))
         self.supply.clear()
         self.forget()
 

@@ -34,18 +34,18 @@ class Held:
     epoch: int
     shard: int
     base: int
-    done: int
     stop: int
-    holes: set[int] = field(default_factory=set)
+    open: set[int]  # positions without outcome that were not given back
+    returned: set[int] = field(default_factory=set)
 
     def pieces(self) -> set[Slice]:
         """What goes back when it is taken back now."""
-        found, begin = set(), self.done
-        for stop in [*sorted(self.holes), self.stop]:
-            if stop > begin:
-                found.add(Slice(epoch=self.epoch, shard=self.shard, skip=begin, limit=stop - begin))
-            begin = max(begin, stop + 1)
-        return found
+        firsts = sorted(position for position in self.open if position - 1 not in self.open)
+        afters = sorted(position + 1 for position in self.open if position + 1 not in self.open)
+        return {
+            Slice(epoch=self.epoch, shard=self.shard, skip=first, limit=after - first)
+            for first, after in zip(firsts, afters, strict=True)
+        }
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Model(History):
         self._records: dict[int, bytearray] = {}
         self._by_session: dict[str, set[int]] = defaultdict(set)
         self._finished_by: dict[int, str] = {}  # leases that ended with outcomes only: task -> session
-        self._trained: dict[int, int] = {}  # lease -> where the trained positions end
+        self._trained: dict[int, set[int]] = {}  # lease -> positions that a loop is done with
         self._over: set[int] = set()
         self._told: dict[str, tuple[int, tuple[int, ...]]] = {}  # of the last report: request, refused
 
@@ -153,24 +153,28 @@ class Model(History):
             raise BrokenPromise(f"lent again while lent or done: {grant} {bytes(records[first:after])!r}")
         records[first:after] = bytes((LENT,)) * cut.limit
         self.lent += cut.limit
-        self.leases[grant.task] = Held(session, grant.attempt, cut.epoch, cut.shard, base, cut.skip, cut.stop)
+        self.leases[grant.task] = Held(
+            *(session, grant.attempt, cut.epoch, cut.shard, base, cut.stop), set(range(cut.skip, cut.stop))
+        )
         self._by_session[session].add(grant.task)
-        self._trained[grant.task] = cut.skip
+        self._trained[grant.task] = set()
 
     # Training -------------------------------------------------------------------------------------------
 
     def handed(self, session: str, ticket: Ticket) -> None:
         """A batch goes to a training loop: its leases must be the session's, whatever it slept through."""
         if self.lineage == 1:  # after a restore others may train on until they hear of it
-            for task, _, after in ticket:
+            for task, first, after in ticket:
                 held = self.leases.get(task)
-                mine = held is not None and held.session == session and after <= held.stop
+                mine = (
+                    held is not None and held.session == session and held.open.issuperset(range(first, after))
+                )
                 self._expect(mine, "a batch of a lost lease was handed out", session, task, held)
 
     def trained(self, ticket: Ticket) -> None:
         """A training loop is done with a batch."""
         for task, first, after in ticket:
-            self._trained[task] = max(after, self._trained[task])
+            self._trained[task].update(range(first, after))
             self.trained_records += after - first
 
     # Outcomes -------------------------------------------------------------------------------------------
@@ -190,13 +194,13 @@ class Model(History):
                 self._fail(failure.task, held, failure.position)
         for done in call.acknowledgements:
             held = self._judge(call.session, done.task, done.attempt, stale)
-            if held is not None and done.upto > held.done:
-                self._acknowledge(done.task, held, done.upto)
+            if held is not None and not held.open.isdisjoint(range(done.start, done.upto)):
+                self._acknowledge(done.task, held, done.start, done.upto)
                 self.last_outcome_at = now
         for back in call.give_backs:
             held = self._judge(call.session, back.task, back.attempt, stale)
-            if held is not None and back.start < held.stop:
-                self._give_back(back.task, held, back.start)
+            if held is not None:
+                self._give_back(back.task, held, back.start, held.stop if back.upto is None else back.upto)
 
     def _judge(self, session: str, task: int, attempt: int, stale: tuple[int, ...]) -> Held | None:
         """The lease, where it is this session's; else the master must have refused."""
@@ -208,56 +212,39 @@ class Model(History):
         self._expect(task in stale or ended_well, "a late outcome was not refused", session, task, attempt)
         return None
 
-    def _acknowledge(self, task: int, held: Held, upto: int) -> None:
-        self._expect(upto <= self._trained[task], "acknowledged, not trained", held, upto)
-        first, after = held.base + held.done, held.base + upto
-        records = self._of(held.epoch)
-        passed = {hole for hole in held.holes if hole < upto} if held.holes else ()
-        fresh = upto - held.done - len(passed)
-        self._expect(records.count(LENT, first, after) == fresh, "two outcomes for a record", held, upto)
-        records[first:after] = bytes((DONE,)) * (after - first)
-        for hole in passed:
-            records[held.base + hole] = BAD
-            held.holes.discard(hole)
-        held.done = upto
-        self.done += fresh
-        self.lent -= fresh
+    def _acknowledge(self, task: int, held: Held, start: int, upto: int) -> None:
+        told = set(range(start, upto))
+        self._expect(told <= self._trained[task], "acknowledged, not trained", held, start, upto)
+        self._expect(told.isdisjoint(held.returned), "acknowledged after it went back", held, start, upto)
+        fresh = told & held.open
+        self._settle(held, fresh, DONE)
+        self.done += len(fresh)
         self._end_if_done(task, held)
 
     def _fail(self, task: int, held: Held, position: int) -> None:
-        if position < held.done or position >= held.stop or position in held.holes:
-            return
-        records = self._of(held.epoch)
-        self._expect(records[held.base + position] == LENT, "two outcomes for a record", held, position)
-        records[held.base + position] = BAD
-        held.holes.add(position)
-        self.bad += 1
-        self.lent -= 1
+        if position in held.open:
+            self._settle(held, {position}, BAD)
+            self.bad += 1
+            self._end_if_done(task, held)
+
+    def _give_back(self, task: int, held: Held, start: int, upto: int) -> None:
+        back = held.open.intersection(range(start, upto))
+        held.returned |= back
+        self._settle(held, back, WAITING)
         self._end_if_done(task, held)
 
-    def _give_back(self, task: int, held: Held, start: int) -> None:
-        rest = Held(
-            *(held.session, held.attempt, held.epoch, held.shard, held.base, start, held.stop),
-            {hole for hole in held.holes if hole >= start},
-        )
-        self._return(rest)
-        held.stop = start
-        held.holes -= rest.holes
-        self._end_if_done(task, held)
-
-    def _return(self, held: Held) -> None:
+    def _settle(self, held: Held, positions: set[int], state: int) -> None:
+        """Take positions out of a lease: their records are in this state now."""
         records = self._of(held.epoch)
-        first, after = held.base + held.done, held.base + held.stop
-        records[first:after] = bytes(after - first)
-        for hole in held.holes:
-            records[held.base + hole] = BAD
-        self.lent -= after - first - len(held.holes)
+        for position in positions:
+            if records[held.base + position] != LENT:
+                raise BrokenPromise(f"two outcomes for a record: {held} {position}")
+            records[held.base + position] = state
+        held.open -= positions
+        self.lent -= len(positions)
 
     def _end_if_done(self, task: int, held: Held) -> None:
-        while held.done in held.holes:
-            held.holes.discard(held.done)
-            held.done += 1
-        if held.done >= held.stop:
+        if not held.open and task in self.leases:
             del self.leases[task]
             self._by_session[held.session].discard(task)
             self._finished_by[task] = held.session
@@ -269,7 +256,7 @@ class Model(History):
             expected = {piece for held in mine for piece in held.pieces()}
             self._expect(set(item.slices) == expected, "not the rest came back", item, expected)
             for held in mine:
-                self._return(held)
+                self._settle(held, held.open.copy(), WAITING)
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
@@ -318,7 +305,7 @@ class Model(History):
         """Count all over again: outcomes record by record, and leases."""
         counted = sum(states.count(DONE) for states in self._records.values())
         self._expect(counted == self.done, "outcomes do not add up", counted, self.done)
-        lent = sum(held.stop - held.done - len(held.holes) for held in self.leases.values())
+        lent = sum(len(held.open) for held in self.leases.values())
         held = sum(lease.open_records for lease in ledger.leases)
         self._expect(lent == self.lent == held == ledger.leased_records, "leases do not add up", lent, ledger)
 

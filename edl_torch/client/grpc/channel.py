@@ -282,7 +282,7 @@ LOOKS = 2  # a master that stops ends a connection once, and is then not there
 _LONGEST_S = 1.0
 
 
-class Answer(Enum):
+class TlsAnswer(Enum):
     """What a server answers a caller that begins TLS without a certificate of its own."""
 
     NO_TLS = "nothing, or no TLS"
@@ -297,12 +297,12 @@ def explain(address: HostPort, credentials: Credentials, timeout_s: float) -> No
     """
     timeout_s = max(0.05, min(timeout_s, _LONGEST_S) / LOOKS)
     if not credentials.tls:
-        if look(address, timeout_s) is not Answer.NO_TLS:
+        if look(address, timeout_s) is not TlsAnswer.NO_TLS:
             raise AccessDenied(
                 f"the master at {address} speaks TLS: give the authority that signed its certificate, "
                 f"EDL_MASTER_TLS_CA=PATH (or EDL_MASTER_TLS=1 for those of the system)"
             )
-    elif all(look(address, timeout_s) is Answer.CLOSED for _ in range(LOOKS)):
+    elif all(look(address, timeout_s) is TlsAnswer.CLOSED for _ in range(LOOKS)):
         fault = "the one given is another, or has expired" if credentials.cert else "none was given"
         raise AccessDenied(
             f"the master at {address} wants callers with a certificate that its --tls-client-ca has signed, "
@@ -310,7 +310,7 @@ def explain(address: HostPort, credentials: Credentials, timeout_s: float) -> No
         )
 
 
-def look(address: HostPort, timeout_s: float) -> Answer:
+def look(address: HostPort, timeout_s: float) -> TlsAnswer:
     """Begin TLS at an address. The other's certificate does not matter: nothing is sent to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -323,14 +323,14 @@ def look(address: HostPort, timeout_s: float) -> Answer:
         ):
             return _first_word(encrypted)
     except OSError:
-        return Answer.NO_TLS
+        return TlsAnswer.NO_TLS
 
 
-def _first_word(encrypted: ssl.SSLSocket) -> Answer:
+def _first_word(encrypted: ssl.SSLSocket) -> TlsAnswer:
     """The master speaks first in HTTP/2: its settings, or the end."""
     try:
-        return Answer.WELCOME if encrypted.recv(1) else Answer.CLOSED
+        return TlsAnswer.WELCOME if encrypted.recv(1) else TlsAnswer.CLOSED
     except TimeoutError:
-        return Answer.WELCOME
+        return TlsAnswer.WELCOME
     except OSError:
-        return Answer.CLOSED
+        return TlsAnswer.CLOSED

@@ -32,7 +32,7 @@ def master_of_job() -> tuple[str, Credentials]:
     torchrun's.
     """
     job = Job.from_env()
-    entry = Finder(job, join_job(job)).find()
+    entry = MasterFinder(job, join_job(job)).find()
     return entry.address, _credentials(entry)
 
 
@@ -44,7 +44,7 @@ def _credentials(entry: MasterEntry) -> Credentials:
     return replace(given, token=AccessToken(entry.token.encode()), insecure=True)
 
 
-class Finder:
+class MasterFinder:
     """One worker's part in the agreement on the master.
 
     Masters of a job have numbers, from 1. The first worker to claim a number starts that master and writes

@@ -106,11 +106,11 @@ class OdpsConfig:
         """`project.table`, or `project.schema.table`."""
         return ".".join(part for part in (self.project, self.schema, self.table) if part)
 
-    def credentials(self, environment: Mapping[str, str] | None = None) -> Credentials | None:
+    def credentials(self, environment: Mapping[str, str] | None = None) -> AccessKey | None:
         """The keys to sign with, or None where neither arguments nor environment have any."""
         key = self.access_key.reveal()
         if self.access_id and key:
-            return Credentials(self.access_id, self.access_key, self.sts_token)
+            return AccessKey(self.access_id, self.access_key, self.sts_token)
         return _credentials(os.environ if environment is None else environment, self.access_id)
 
     def hide_in(self, text: str) -> str:
@@ -122,7 +122,7 @@ class OdpsConfig:
 
 
 @dataclass(frozen=True)
-class Credentials:
+class AccessKey:
     """What a request is signed with."""
 
     access_id: str
@@ -185,11 +185,11 @@ def missing_keys() -> InvalidArgument:
     )
 
 
-def _credentials(environment: Mapping[str, str], access_id: str | None) -> Credentials | None:
+def _credentials(environment: Mapping[str, str], access_id: str | None) -> AccessKey | None:
     for id_name, key_name, token_name in _KEYS:
         found, key = environment.get(id_name), environment.get(key_name)
         if found and key and access_id in (None, "", found):
-            return Credentials(found, Secret(key), Secret(environment.get(token_name) or None))
+            return AccessKey(found, Secret(key), Secret(environment.get(token_name) or None))
     return None
 
 

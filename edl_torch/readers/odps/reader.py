@@ -193,7 +193,7 @@ class ODPSDataReader(AbstractDataReader):
         return f"<ODPSDataReader {self.table!r} retries={self.retries}>"
 
 
-class Block:
+class RowBlock:
     """Rows that lie one after the other, as Arrow, and as Python values once single rows are asked for."""
 
     def __init__(self, table: pa.Table, fill_nulls: Mapping[str, Any]) -> None:
@@ -239,7 +239,7 @@ class RowBlocks:
         self._block_rows = block_rows
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[Key, Block] = OrderedDict()
+        self._blocks: OrderedDict[Key, RowBlock] = OrderedDict()
         self._expected: dict[str, list[tuple[int, int]]] = {}  # ranges by source, ascending
         self._keeps = False
 
@@ -290,14 +290,14 @@ class RowBlocks:
         place = bisect_right(ranges, index, key=_first) - 1
         return ranges[place] if place >= 0 and index < ranges[place][1] else None
 
-    def _block(self, key: Key) -> Block:
+    def _block(self, key: Key) -> RowBlock:
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
                 self._blocks.move_to_end(key)
                 return block
         name, first, after = key
-        block = Block(self._fetch(name, first, after - first), self._fill_nulls)
+        block = RowBlock(self._fetch(name, first, after - first), self._fill_nulls)
         with self._lock:
             self._blocks[key] = block
             kept = sum(held.nbytes for held in self._blocks.values())

@@ -88,13 +88,13 @@ class Budget:
         """The operation is complete."""
         self._retries.away = False
 
-    def spend(self, error: Exception, verdict: Verdict | None = None) -> None:
+    def spend(self, error: Exception, verdict: ErrorKind | None = None) -> None:
         """Sleep before the next try, or raise ReaderError from `error` where there is none left."""
         retries, verdict = self._retries, verdict or judge(error)
         allowed = 0 if retries.away else retries.limit
-        if verdict is Verdict.THROTTLED:
+        if verdict is ErrorKind.THROTTLED:
             allowed *= _THROTTLE_PATIENCE
-        passing = verdict in (Verdict.RETRY, Verdict.THROTTLED, Verdict.EXPIRED)
+        passing = verdict in (ErrorKind.RETRY, ErrorKind.THROTTLED, ErrorKind.EXPIRED)
         if not passing or self._made >= allowed:
             retries.away = retries.away or passing
             raise self._failure(error) from cause_without_secrets(error, self._hide)
@@ -114,7 +114,7 @@ class Budget:
         return self._hide(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-class Verdict(Enum):
+class ErrorKind(Enum):
     """What to do about an error."""
 
     RETRY = "it may pass"
@@ -158,23 +158,23 @@ def expired(download_id: str, status: str) -> Any:
     return ODPSError(message, code="StatusConflict", status_code=409)
 
 
-def judge(error: Exception) -> Verdict:
+def judge(error: Exception) -> ErrorKind:
     """What one of these errors means."""
     from odps.errors import BaseODPSError
     from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 
     if isinstance(error, InvalidSchema | InvalidURL | MissingSchema):
-        return Verdict.FATAL
+        return ErrorKind.FATAL
     if not isinstance(error, BaseODPSError):
-        return Verdict.RETRY
+        return ErrorKind.RETRY
     code = str(error.code or "").partition(":")[0]
     if code in _CHANGED:
-        return Verdict.CHANGED
+        return ErrorKind.CHANGED
     if code in _EXPIRED:
-        return Verdict.EXPIRED
+        return ErrorKind.EXPIRED
     if code in _THROTTLED or error.status_code in _THROTTLED_STATUS:
-        return Verdict.THROTTLED
-    return Verdict.RETRY if _passes(code, error.status_code) else Verdict.FATAL
+        return ErrorKind.THROTTLED
+    return ErrorKind.RETRY if _passes(code, error.status_code) else ErrorKind.FATAL
 
 
 def _passes(code: str, status: Any) -> bool:

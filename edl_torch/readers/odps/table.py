@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps.client import OdpsClient, require_packages
 from edl_torch.readers.odps.config import OdpsConfig, PartitionPattern, cause_without_secrets
-from edl_torch.readers.odps.retries import Budget, Retries, ShortStream, Verdict, expired, judge, troubled
+from edl_torch.readers.odps.retries import Budget, ErrorKind, Retries, ShortStream, expired, judge, troubled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +27,7 @@ _PARALLEL_SESSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class DownloadSession:
     """A session of the service: a snapshot of a partition's rows, readable for a day by its id."""
 
     id: str
@@ -51,7 +51,7 @@ class OdpsTable:
         self.columns = _names(columns)
         self.retries = retries or Retries()
         self._partitions: dict[str, str] | None = None  # specification to when it was last changed
-        self._downloads: dict[str, Download] = {}
+        self._downloads: dict[str, DownloadSession] = {}
         self._columns_known = columns is None
         self._forget_process()
 
@@ -107,7 +107,7 @@ class OdpsTable:
         """When each partition was last changed, by its name."""
         return {self.name(partition): modified for partition, modified in self._listed().items()}
 
-    def download(self, partition: str) -> Download:
+    def download(self, partition: str) -> DownloadSession:
         """The session of a partition, made once."""
         known = self._downloads.get(partition)
         if known is None:
@@ -163,14 +163,14 @@ class OdpsTable:
 
     def _recover(self, error: Exception, partition: str, budget: Budget) -> None:
         verdict = judge(error)
-        if verdict is Verdict.CHANGED:
+        if verdict is ErrorKind.CHANGED:
             hide = self.config.hide_in
             raise self._changed(partition, hide(str(error))) from cause_without_secrets(error, hide)
         budget.spend(error, verdict)
         with self._lock:
-            if verdict is Verdict.EXPIRED:
+            if verdict is ErrorKind.EXPIRED:
                 self._renew(partition)
-            elif verdict is Verdict.RETRY:  # the way to the service may be another one now
+            elif verdict is ErrorKind.RETRY:  # the way to the service may be another one now
                 self._client = None
                 self._sessions.clear()
 
@@ -202,11 +202,11 @@ class OdpsTable:
                 self._sessions[partition] = session
         return session
 
-    def _session_anew(self, partition: str, modified: str) -> Download:
+    def _session_anew(self, partition: str, modified: str) -> DownloadSession:
         session = self._process().download(partition)
         with self._lock:
             self._sessions[partition] = session
-        return Download(session.id, session.count, modified)
+        return DownloadSession(session.id, session.count, modified)
 
     def _renew(self, partition: str) -> None:
         """A new session in the place of one that is a day old, if the rows are those of before."""

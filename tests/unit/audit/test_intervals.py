@@ -53,8 +53,8 @@ def test_sets_of_intervals_are_sets(first, second):
 def test_single_runs_and_points():
     assert list(Intervals.run(3, 5)) == [(3, 5)]
     assert not Intervals.run(5, 5)
-    assert list(Intervals.points([4, 2, 3, 9, 2])) == [(2, 5), (9, 10)]
-    assert repr(Intervals.points([4, 9])) == "<Intervals n=2 integers=2>"
+    assert list(Intervals.of([(4, 5), (2, 4), (9, 10), (2, 3)])) == [(2, 5), (9, 10)]
+    assert repr(Intervals.of([(4, 5), (9, 10)])) == "<Intervals n=2 integers=2>"
     assert Intervals() != 0
 
 

@@ -49,7 +49,7 @@ def every_record(plan: Plan, epochs: int) -> list[tuple[int, str, int]]:
 def test_ranges_are_the_records_that_the_plan_has_there(order, chosen):
     line = make(**order)
     records = every_record(line.plan, 3)
-    ranges = name_records(line, Intervals.points(sorted(chosen)), 1000)
+    ranges = name_records(line, Intervals.of([(one, one + 1) for one in chosen]), 1000)
     named = [(r.epoch, r.name, index) for r in ranges for index in range(r.start, r.end)]
     assert sorted(named) == sorted(records[number] for number in chosen)
     keys = [(r.epoch, "ab".index(r.name), r.start) for r in ranges]

@@ -124,7 +124,7 @@ def test_the_masters_journal_settles_what_a_kill_cut_off(tmp_path):
     writer.take(2, 1, 0, 8)
     writer.say(2, 2)
     writer.say(2, 8, answered=False)
-    word = FinalWord(settled={(2, 1): 5})
+    word = FinalWord(settled={(2, 1): [(0, 5)]})
     verdict = one(tmp_path, words={"training": word})
     assert findings(verdict, "lost") == [(0, "a.csv", 113, 116)]
     assert verdict.unsettled == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 from edl_torch.core.calls import NEW_PASS, Grant, PassState
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
+from edl_torch.errors import StaleLease
 from edl_torch.shard import DatasetSpec, Slice, Source
 
 Record = tuple[int, int, int]  # epoch, window, position
@@ -29,7 +31,7 @@ class ModelLease:
     positions: list[int]  # without outcome
     start: int
     stop: int
-    bad: set[int] = field(default_factory=set)
+    back: set[int] = field(default_factory=set)  # given back
 
     def record(self, position: int) -> Record:
         return self.grant.slice.epoch, self.grant.slice.shard, position
@@ -221,20 +223,28 @@ class LedgerBesideModel(RuleBasedStateMachine):
         lent = any(t not in self.handed and held.grant.slice.epoch == epoch for t, held in self.live.items())
         return lent or any(self.state[r] in (AHEAD, REMAINDER) for r in self.state if r[0] == epoch)
 
-    def _acknowledge(self, lease: ModelLease, upto: int) -> None:
-        self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto)
-        for position in [p for p in lease.positions if p < upto]:
+    def _acknowledge(self, lease: ModelLease, upto: int, start: int = 0) -> None:
+        who = lease.session, lease.grant.task, lease.grant.attempt
+        if not lease.back.isdisjoint(range(start, upto)):
+            photo = self._photo()
+            with pytest.raises(StaleLease, match="were given back"):
+                self.ledger.acknowledge(*who, upto, start=start)
+            assert self._photo() == photo, "what is refused changes nothing"
+            return
+        self.ledger.acknowledge(*who, upto, start=start)
+        for position in [p for p in lease.positions if start <= p < upto]:
             self.state[lease.record(position)] = TRAINED
             lease.positions.remove(position)
         self._close_if_done(lease.grant.task)
         self._settle_drops()
 
-    def _give_back(self, lease: ModelLease, start: int, remainder: bool) -> None:
+    def _give_back(self, lease: ModelLease, start: int, remainder: bool, upto: int | None = None) -> None:
         grant = lease.grant
-        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, remainder=remainder)
-        for position in [p for p in lease.positions if p >= start]:
+        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, upto, remainder=remainder)
+        end = grant.slice.stop if upto is None else upto
+        for position in [p for p in lease.positions if start <= p < end]:
             self.state[lease.record(position)] = REMAINDER if remainder else AHEAD
             lease.positions.remove(position)
-        lease.stop = min(lease.stop, start)
+            lease.back.add(position)
         self._close_if_done(grant.task)
         self._settle_drops()

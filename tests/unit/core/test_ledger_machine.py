@@ -79,10 +79,11 @@ class LedgerMachine(LedgerBesideModel):
     def acknowledge(self, data: st.DataObject) -> None:
         lease = self._a_lease(data)
         upto = data.draw(st.integers(lease.start, lease.stop), label="upto")
-        self._acknowledge(lease, upto)
-        if data.draw(st.booleans(), label="again"):
+        start = data.draw(st.sampled_from([0, *range(lease.start, upto)]), label="start")
+        self._acknowledge(lease, upto, start)
+        if data.draw(st.booleans(), label="again") and lease.back.isdisjoint(range(start, upto)):
             photo = self._photo()
-            self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto)
+            self.ledger.acknowledge(lease.session, lease.grant.task, lease.grant.attempt, upto, start=start)
             assert self._photo() == photo, "a repeat changes nothing"
 
     @precondition(lambda self: self.live)
@@ -117,12 +118,12 @@ class LedgerMachine(LedgerBesideModel):
     def give_back(self, data: st.DataObject, remainder: bool) -> None:
         lease = self._a_lease(data)
         start = data.draw(st.integers(lease.done, lease.stop), label="start")
+        upto = data.draw(st.none() | st.integers(start, lease.stop), label="upto")
         grant = lease.grant
-        old_stop = lease.stop
-        self._give_back(lease, start, remainder)
+        self._give_back(lease, start, remainder, upto)
         photo = self._photo()
-        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, remainder=remainder)
-        if start < old_stop:  # the whole report may come twice, its failures too
+        self.ledger.give_back(lease.session, grant.task, grant.attempt, start, upto, remainder=remainder)
+        if start in lease.back:  # the whole report may come twice, its failures too
             self.ledger.fail(lease.session, grant.task, grant.attempt, start, "broken")
         assert self._photo() == photo, "a repeat changes nothing"
 
@@ -284,7 +285,7 @@ class LedgerMachine(LedgerBesideModel):
         leases = [older.lease_of(task) for task in older.tasks]
         self.ledger.resume(
             older.head,
-            leases=[replace(lease, holes=set(lease.holes)) for lease in leases if lease is not None],
+            leases=[replace(lease) for lease in leases if lease is not None],
             waiting={n: found for n in older.waiting if (found := older.waiting_slice(n)) is not None},
             quarantine=older.quarantine,
             batch_sizes=self.sizes,

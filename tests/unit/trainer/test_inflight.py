@@ -37,7 +37,7 @@ class Loop(InFlight):
     def settle(self, keep: int) -> list[Acknowledgement]:
         done = self.batches[: max(0, len(self.batches) - keep)]
         self.batches = self.batches[len(done) :]
-        return self.acknowledge_all(done)
+        return self.acknowledge(done)
 
     def leave(self, newest: int) -> list[GiveBack]:
         back = self.batches[max(0, len(self.batches) - newest) :]
@@ -58,7 +58,7 @@ def test_a_batch_is_acknowledged_when_it_is_settled(inflight: Loop) -> None:
     assert inflight.hand(((1, 4, 8),))
     assert inflight.settle(1) == [ack(1, 4)]
     assert inflight.records == 6
-    assert inflight.settle(0) == [ack(1, 8)]
+    assert inflight.settle(0) == [ack(1, 8, 4)]
     assert inflight.settle(0) == []
 
 
@@ -86,8 +86,7 @@ def test_bad_records_are_no_batchs_wherever_they_are(inflight: Loop, bad: list[i
         assert inflight.fail(1, position, "torn") == []
     for position in good:
         assert inflight.hand(((1, position, position + 1),))
-    acknowledged = inflight.settle(0)
-    assert acknowledged == [ack(1, good[-1] + 1)]
+    assert inflight.settle(0) == [ack(1, position + 1, position) for position in good]
     assert not inflight
 
 
@@ -135,14 +134,25 @@ def test_a_batch_with_a_void_lease_is_discarded_and_the_rest_of_it_goes_back(inf
     inflight.grant(lease(2))
     inflight.void([1])
     assert not inflight.hand(((1, 0, 2), (2, 0, 2)))
-    assert inflight.give_back([((1, 0, 2), (2, 0, 2))]) == [back(2, 0)]
+    assert inflight.give_back([((1, 0, 2), (2, 0, 2))]) == [back(2, 0, 2)]
+    assert inflight.hand(((2, 2, 4),)), "the batch after it is this trainer's"
+    assert not inflight.is_mine(((2, 0, 2),))
+
+
+def test_of_a_discarded_batch_with_a_hole_each_run_goes_back(inflight: Loop) -> None:
+    inflight.fail(1, 2, "torn")
+    inflight.void([7])
+    assert inflight.give_back([((7, 0, 1), (1, 0, 2), (1, 3, 4))]) == [back(1, 0, 2), back(1, 3, 4)]
+    assert inflight.leave(0) == [back(1, 4)]
     assert not inflight
 
 
-def test_a_discarded_batch_with_a_hole_goes_back_from_its_first_run(inflight: Loop) -> None:
-    inflight.fail(1, 2, "torn")
-    inflight.void([7])
-    assert inflight.give_back([((7, 0, 1), (1, 0, 2), (1, 3, 4))]) == [back(1, 0)]
+def test_a_batch_in_the_middle_goes_back_or_counts_by_itself(inflight: Loop) -> None:
+    for first in range(0, 10, 2):
+        inflight.hand(((1, first, first + 2),))
+    assert inflight.acknowledge([((1, 6, 8),)]) == [ack(1, 8, 6)]
+    assert inflight.give_back([((1, 2, 4),)]) == [back(1, 2, 4)]
+    assert inflight.acknowledge([((1, 0, 10),)]) == [ack(1, 2), ack(1, 6, 4), ack(1, 10, 8)]
     assert not inflight
 
 
@@ -167,7 +177,7 @@ def test_a_called_back_bundle_becomes_remainders_again(inflight: Loop) -> None:
 
 def test_a_partial_batch_goes_back_as_remainders(inflight: Loop) -> None:
     inflight.hand(((1, 0, 8),))
-    assert inflight.return_remainder(((1, 8, 10),)) == [back(1, 8, remainder=True)]
+    assert inflight.give_back([((1, 8, 10),)], remainder=True) == [back(1, 8, remainder=True)]
     assert inflight.settle(0) == [ack(1, 8)]
     assert not inflight
 
@@ -204,7 +214,7 @@ def test_of_three_batches_the_one_in_the_middle_may_fail(inflight: Loop) -> None
     del inflight.batches[1]
     assert len([inflight.fail(1, position, "NaN") for position in range(2, 6)]) == 4
     assert inflight.settle(1) == [ack(1, 2)]
-    assert inflight.settle(0) == [ack(1, 10)]
+    assert inflight.settle(0) == [ack(1, 10, 6)]
 
 
 def test_a_ticket_stands_for_parts_of_its_leases(inflight: Loop) -> None:
@@ -223,7 +233,7 @@ def test_batches_of_another_trainer_are_held_as_they_come() -> None:
     assert inflight.slices(second) == parts[:1]
     assert len({task for task, _, _ in first + second}) == 3  # the same records may come again
     assert inflight.hand(first) == [(parts[0], 4, 8), (parts[1], 0, 2)]
-    assert [(done.attempt, done.upto) for done in inflight.settle(0)] == [(0, 8), (0, 2)]
+    assert [(done.attempt, done.start, done.upto) for done in inflight.settle(0)] == [(0, 4, 8), (0, 0, 2)]
     assert inflight.records == 4
 
 
@@ -262,7 +272,8 @@ def test_every_record_of_a_lease_is_told_exactly_one_thing(
 
     def settle(keep: int) -> None:
         for done in inflight.settle(keep):
-            told.update({p: "done" for p in range(done.upto) if p not in told})
+            assert told.keys().isdisjoint(range(done.start, done.upto))
+            told.update(dict.fromkeys(range(done.start, done.upto), "done"))
 
     for keep in kept:
         batch, good = good[:batch_size], good[batch_size:]
@@ -271,7 +282,7 @@ def test_every_record_of_a_lease_is_told_exactly_one_thing(
             assert inflight.hand(tuple((1, position, position + 1) for position in batch))
         settle(keep)
     for gone in inflight.leave(withdrawn):
-        told.update({p: "back" for p in range(gone.start, stop) if p not in told})
+        told.update({p: "back" for p in range(gone.start, gone.upto or stop) if p not in told})
     settle(0)
     assert not inflight
     assert sorted(told) == list(range(stop))

@@ -173,7 +173,7 @@ def test_a_report_acknowledges_a_batch_and_says_how_many_leases_that_completed(
     shell.begin_plain()
     shell.draw()
     assert [shell.report(), shell.report()] == [0, 1]
-    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 4),), (ack(1, 8),)]
+    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 4),), (ack(1, 8, 4),)]
     assert [fact.way for fact in shell.told(Reporting)] == [Way.REPORT, Way.REPORT]
     assert shell.state.exact
 
@@ -276,7 +276,7 @@ def test_a_bad_record_is_in_no_batch(master: Master, shell: Shell) -> None:
     grant = shell.draw()
     shell.run(shell.trainer.fail_record(grant.task, 1, "torn"))
     assert shell.report() == 0
-    assert reports_of(master)[-1].acknowledgements == (ack(1, 5),)
+    assert reports_of(master)[-1].acknowledgements == (ack(1, 1), ack(1, 5, 2))
     assert (master.status.quarantined, master.status.acknowledged) == (1, 4)
 
 

@@ -57,7 +57,7 @@ def test_batches_of_a_moment_are_reported_together(master: Master, case: Case) -
     assert master.status.acknowledged == 2
     master.now += DELAY_S
     next(batches)
-    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 2),), (ack(1, 8),)]
+    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 2),), (ack(1, 8, 2),)]
     assert master.status.acknowledged == 8
 
 

@@ -117,8 +117,8 @@ def test_calls_that_take_time_are_left_to_the_work_beside_the_loop(remote: Case)
 def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
     remote.tell(ack(1, 4))
     sending = remote.sending()
-    remote.tell(ack(1, 8))
-    remote.tell(ack(1, 10))
+    remote.tell(ack(1, 8, 4))
+    remote.tell(ack(1, 10, 8), ack(1, 20, 16))
     remote.outbox.note(give_backs=[back(2, 0)])
     assert not remote.outbox.sendable, "one at a time"
     assert remote.start(remote.reporter.wait_answered(4)).is_done
@@ -129,7 +129,7 @@ def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
     remote.flush()
     merged = remote.reports[1]
     assert len(remote.reports) == 2
-    assert merged.acknowledgements == (ack(1, 10),)
+    assert merged.acknowledgements == (ack(1, 10, 4), ack(1, 20, 16))
     assert merged.give_backs == (back(2, 0),)
 
 

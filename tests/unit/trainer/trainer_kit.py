@@ -441,14 +441,14 @@ def whole(grant: Grant) -> Ticket:
     return ((grant.task, grant.slice.skip, grant.slice.stop),)
 
 
-def ack(task: int, upto: int) -> Acknowledgement:
-    """Return the acknowledgement of a task's first attempt up to `upto`."""
-    return Acknowledgement(task=task, attempt=1, upto=upto)
+def ack(task: int, upto: int, start: int = 0) -> Acknowledgement:
+    """Return the acknowledgement of a task's first attempt from `start` up to `upto`."""
+    return Acknowledgement(task=task, attempt=1, upto=upto, start=start)
 
 
-def back(task: int, start: int, *, remainder: bool = False) -> GiveBack:
-    """Return the give-back of a task's first attempt from `start` on."""
-    return GiveBack(task=task, attempt=1, start=start, remainder=remainder)
+def back(task: int, start: int, upto: int | None = None, *, remainder: bool = False) -> GiveBack:
+    """Return the give-back of a task's first attempt from `start` up to `upto`, or to the end."""
+    return GiveBack(task=task, attempt=1, start=start, upto=upto, remainder=remainder)
 
 
 def reports_of(master: Master) -> list[ReportCall]:

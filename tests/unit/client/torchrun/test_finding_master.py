@@ -73,7 +73,7 @@ def store() -> dist.HashStore:
 
 
 def find(store: dist.Store, machines: Any, job: Job = JOB) -> MasterEntry:
-    return discovery.Finder(job, store, machines).find()
+    return discovery.MasterFinder(job, store, machines).find()
 
 
 def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
