@@ -23,7 +23,7 @@ def test_exact_loops_with_attached_optimizers_are_proven() -> None:
     """Demoting everything is no mend: of the loops that the model itself calls exact, 99 % are proven."""
     exact: list[str] = []  # '' for each that is proven; else the loop, and why not
 
-    @drawing(200)
+    @drawing(300)
     @given(program=elastic_programs(attached=st.just(True)))
     def judge(program: Program) -> None:
         try:
