@@ -49,45 +49,6 @@ SESSION = "elasticdl-"  # and the worker's number: never the id of a trainer of 
 _NAMES = {TaskType.TRAINING: "training", TaskType.EVALUATION: "evaluation", TaskType.PREDICTION: "prediction"}
 
 
-class Failures:
-    """Handling of tasks that a worker reports as failed, which does not say which record it was.
-
-    A task of several batches is handed out again as its two halves, so that the bad batch is found; a single
-    batch that failed `ATTEMPTS` times goes to quarantine, record by record. Deaths and timeouts are no
-    failures and are not counted. The counts are kept in memory: a restart of the master grants further
-    attempts and loses nothing.
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[_Key, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<Failures batches={len(self._counts)}>"
-
-    def report(self, dataset: str, lease: Lease, batch_size: int, why: str) -> _Outcomes:
-        """Return what to report of the rest of a lease after a failed attempt: each record has its part."""
-        records = lease.stop - lease.done
-        if records > batch_size:
-            middle = lease.done + batch_size * -(-records // (2 * batch_size))
-            return {"give_backs": (_back(lease, middle), _back(lease))}
-        key = _key(dataset, lease)
-        count = self._counts.get(key, 0) + 1
-        if count < ATTEMPTS:
-            self._counts[key] = count
-            return {"give_backs": (_back(lease),)}
-        self._counts.pop(key, None)
-        reason = f"{count} attempts at its batch failed; the last: {why[:REASON_CHARACTERS]}"
-        failures = (
-            Failure(task=lease.task, attempt=lease.attempt, position=position, reason=reason)
-            for position in range(lease.done, lease.stop)
-        )
-        return {"failures": tuple(failures)}
-
-    def forget(self, dataset: str, lease: Lease) -> None:
-        """Forget the failures of a lease that was trained on."""
-        self._counts.pop(_key(dataset, lease), None)
-
-
 def _key(dataset: str, lease: Lease) -> _Key:
     return dataset, lease.epoch, lease.shard, lease.done, lease.stop
 
@@ -140,7 +101,7 @@ class ElasticDLAdapter:
         self._deadlines: dict[tuple[str, int], float] = {}  # (dataset, task)
         self._heard: dict[str, float] = {}  # session -> its last call
         self._batch_sizes: dict[str, int] = {}  # dataset -> as its parameters said
-        self._failures = Failures()
+        self._failures: dict[_Key, int] = {}  # attempts at a batch; a restart grants further ones
 
     def __repr__(self) -> str:
         return f"<ElasticDLAdapter workers={len(self._heard)} tasks={len(self._deadlines)}>"
@@ -276,19 +237,42 @@ class ElasticDLAdapter:
         ledger, lease = found
         dataset, session = ledger.spec.name, lease.session
         if result.failure:
-            batch_size = ledger.participants.batch_size(session) or 1
-            outcomes = self._failures.report(dataset, lease, batch_size, result.failure)
-            self._report(ledger, session, now, **outcomes)
+            outcomes = self._failed(ledger, lease, result.failure)
         else:
-            self._failures.forget(dataset, lease)
+            self._failures.pop(_key(dataset, lease), None)
             done = Acknowledgement(task=lease.task, attempt=lease.attempt, upto=lease.stop)
-            self._report(ledger, session, now, acknowledgements=(done,))
+            outcomes = {"acknowledgements": (done,)}
+        self._report(ledger, session, now, **outcomes)
         self._heard[session] = now
         self._deadlines.pop((dataset, lease.task), None)
         self._put_off(session, now)
         if ledger.failure:
             raise TooManyBadRecords(ledger.failure)
         return True
+
+    def _failed(self, ledger: ShardLedger, lease: Lease, why: str) -> _Outcomes:
+        """Return what to report of the rest of a lease after a failed attempt, which does not say at what.
+
+        A task of several batches is handed out again as its two halves, so that the bad batch is found; a
+        single batch that failed `ATTEMPTS` times goes to quarantine, record by record. Deaths and timeouts
+        are no failures and are not counted.
+        """
+        batch_size = ledger.participants.batch_size(lease.session) or 1
+        records = lease.stop - lease.done
+        if records > batch_size:
+            middle = lease.done + batch_size * -(-records // (2 * batch_size))
+            return {"give_backs": (_back(lease, middle), _back(lease))}
+        key = _key(ledger.spec.name, lease)
+        count = self._failures.pop(key, 0) + 1
+        if count < ATTEMPTS:
+            self._failures[key] = count
+            return {"give_backs": (_back(lease),)}
+        reason = f"{count} attempts at its batch failed; the last: {why[:REASON_CHARACTERS]}"
+        failures = (
+            Failure(task=lease.task, attempt=lease.attempt, position=position, reason=reason)
+            for position in range(lease.done, lease.stop)
+        )
+        return {"failures": tuple(failures)}
 
     def take_back(self, tasks: Iterable[ForeignTask], now: float) -> None:
         """Take tasks back whose answers did not reach their worker."""

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from operator import index
 from typing import Any
 
@@ -155,13 +156,14 @@ def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:
     return sources
 
 
-def check_source(name: str, expected: str, reader: str) -> None:
-    """Raise ReaderError when a reader is asked for a source that is not its own."""
-    if name != expected:
-        raise ReaderError(
-            f"{reader} reads the source {expected!r}, not {name!r}: make the reader with the same arguments "
-            "in every trainer as where the dataset was registered"
-        )
+def no_source(name: str, known: Iterable[str], reader: object) -> ReaderError:
+    """Return the error of a reader that is asked for a source that is not among its own."""
+    first = list(islice(known, 4))
+    reads = ", ".join(map(repr, first[:3])) + (", …" if first[3:] else "")
+    return ReaderError(
+        f"{type(reader).__name__} reads {reads}, not {name!r}: make the reader with the same arguments "
+        "in every trainer as where the dataset was registered"
+    )
 
 
 def check_range(start: int, end: int, first: int, last: int, name: str) -> None:
@@ -254,7 +256,8 @@ class IndexedReader(AbstractDataReader):
         return map(partial(self.read_record, name), numbers)
 
     def _check(self, name: str, start: int, end: int) -> None:
-        check_source(name, self.name, type(self).__name__)
+        if name != self.name:
+            raise no_source(name, [self.name], self)
         check_range(start, end, 0, self.count, name)
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.shared.objects import fingerprint_of, mapped_files
+from edl_torch.readers.shared.looks import fingerprint_of, mapped_files
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.readers.base import AbstractDataReader, check_range, check_source
+from edl_torch.readers.base import AbstractDataReader, check_range, no_source
 from edl_torch.shard import Task, TaskType
 
 _SIZE_FUNCTION = {
@@ -101,7 +101,8 @@ class PythonCustomReader(AbstractDataReader):
 
     def _check(self, name: str, start: int, end: int, size: int) -> None:
         if self.records_per_task is None:
-            check_source(name, self.filename, type(self).__name__)
+            if name != self.filename:
+                raise no_source(name, [self.filename], self)
             check_range(start, end, 0, size, name)
             return
         number = name.removeprefix("shard_")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl_torch import errors
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
-from edl_torch.readers.arrow.columns import rows
+from edl_torch.readers.arrow import rows
 from edl_torch.readers.odps.reader import ODPSDataReader
 from edl_torch.readers.odps.table import OdpsTable
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from edl_torch.errors import InvalidArgument
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.arrow.columns import Columns, flat_values, numpy_columns, rows
-from edl_torch.readers.arrow.values import row_numbers
+from edl_torch.readers.arrow import Columns, flat_values, numpy_columns, row_numbers, rows
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
 from edl_torch.readers.odps.retries import Retries
@@ -37,7 +36,7 @@ class ODPSDataReader(AbstractDataReader):
     """The rows of a table; one source for each partition, named `project.table/ds=x`.
 
     A record is a dict of the columns' values. With `ElasticDataLoader(batch_size=None)` a batch is a dict of
-    columns, which never were Python rows. Values are those of `readers.arrow.columns`: NULL is NaN in
+    columns, which never were Python rows. Values are those of `readers.arrow`: NULL is NaN in
     floating-point columns, None in text, NaT in times, and an error (`BadRecord`) in integers and booleans
     unless `fill_nulls` says what stands for it. Times are in UTC.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers.parquet.index import ParquetFile, ParquetIndex, is_arrows_own, one_line
+from edl_torch.readers.shared.block_cache import BlockCache
 from edl_torch.readers.storage import Storage, storage_error
 
 log = logging.getLogger("edl_torch.readers")
@@ -40,10 +41,7 @@ class RowGroups:
         self._forget()
 
     def _forget(self) -> None:
-        self._tables: OrderedDict[Key, Any] = OrderedDict()
-        self._expected: frozenset[Key] = frozenset()
-        self._bytes = 0
-        self._bad: dict[Key, str] = {}
+        self._tables: BlockCache[Any] = BlockCache(self._cache_bytes, self._drop)
         self._dropped_groups = self._dropped_rows = self._wanted_rows = 0
         self.decoded = 0
         self._warned = False
@@ -66,19 +64,16 @@ class RowGroups:
         key = file, group
         self._wanted_rows += wanted
         table = self._tables.get(key)
-        if table is not None:
-            self._tables.move_to_end(key)
-            return table
-        if key in self._bad:
-            raise BadRecord(self._bad[key])
-        table = self._read(file, group)
-        self.decoded += 1
-        self._keep(key, table)
+        if table is None:
+            table = self._tables.put(key, lambda: self._read(file, group))
+            self.decoded += 1
+            if not self._warned and self._dropped_groups >= _WASTE_AFTER:
+                self._warn_of_waste(key, table)
         return table
 
     def expect(self, keys: Iterable[Key]) -> None:
         """Keep these, once they are read, until others are expected."""
-        self._expected = frozenset(keys)
+        self._tables.expect(keys)
 
     def keeps(self, key: Key) -> bool:
         """Whether this row group is in memory."""
@@ -91,18 +86,9 @@ class RowGroups:
                 file.close()
         self._forget()
 
-    def _keep(self, key: Key, table: Any) -> None:
-        self._tables[key] = table
-        self._bytes += table.nbytes
-        for old in [old for old in self._tables if old != key and old not in self._expected]:
-            if self._bytes <= self._cache_bytes:
-                break
-            dropped = self._tables.pop(old)
-            self._bytes -= dropped.nbytes
-            self._dropped_groups += 1
-            self._dropped_rows += dropped.num_rows
-        if not self._warned and self._dropped_groups >= _WASTE_AFTER:
-            self._warn_of_waste(key, table)
+    def _drop(self, table: Any) -> None:
+        self._dropped_groups += 1
+        self._dropped_rows += table.num_rows
 
     def _warn_of_waste(self, key: Key, table: Any) -> None:
         if self._dropped_rows <= _WASTE * self._wanted_rows:
@@ -137,7 +123,6 @@ class RowGroups:
             if not is_arrows_own(exc, pa):
                 raise storage_error(exc, name) from exc
             said = f"'{name}' row group {group} is damaged ({one_line(exc)}); copy or write the file again"
-            self._bad[file, group] = said  # each of its records asks: only the first one decodes
             raise BadRecord(said) from exc
 
     def _close(self, file: int) -> None:

@@ -14,9 +14,8 @@ import numpy as np
 
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.arrow.columns import Columns, RowPicker, filled_type, numpy_columns, rows
-from edl_torch.readers.arrow.values import row_numbers, scalar
-from edl_torch.readers.base import AbstractDataReader, Range, check_range, required
+from edl_torch.readers.arrow import Columns, RowPicker, filled_type, numpy_columns, row_numbers, rows, scalar
+from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source, required
 from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
 from edl_torch.readers.parquet.groups import RowGroups
 from edl_torch.readers.parquet.index import build_index, whole_fingerprint
@@ -28,7 +27,7 @@ Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ParquetReader(AbstractDataReader):
-    """Records are rows, `{column: value}`; batches are `{column: array}` (see `readers.arrow.columns`).
+    """Records are rows, `{column: value}`; batches are `{column: array}` (see `readers.arrow`).
 
     Each file is a source, named by its path or URL; an empty file is none. A row group is decoded as a whole
     and kept, so that shuffled reads of a shard decode each of its row groups once. Shards that are cut where
@@ -166,10 +165,7 @@ class ParquetReader(AbstractDataReader):
             self._numbers = {self._index.name(file): file for file in range(len(self._index))}
         file = self._numbers.get(name)
         if file is None:
-            raise ReaderError(
-                f"ParquetReader has no source {name!r} among its {len(self._index)} file(s): make the "
-                "reader with the same arguments in every trainer as where the dataset was registered"
-            )
+            raise no_source(name, self._numbers, self)
         check_range(start, end, 0, self._index.rows(file), name)
         return file
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import AbstractDataReader, Range, check_range
-from edl_torch.readers.recordio.chunk import Chunk
+from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source
 from edl_torch.readers.recordio.format import MAGIC_BYTES
 from edl_torch.readers.recordio.index import Arrays, build_index, check_dialect
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
-from edl_torch.readers.recordio.source import ChunkCache, RecordIOSource, sources_of_index
+from edl_torch.readers.recordio.source import Chunk, RecordIOSource, sources_of_index
+from edl_torch.readers.shared.block_cache import BlockCache
 from edl_torch.readers.shared.files import OpenFile, OpenFiles, Read
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import below, listing
@@ -90,7 +90,7 @@ class RecordIODataReader(AbstractDataReader):
     def _setup(self) -> None:
         """What each process has of its own."""
         self._sources: dict[str, RecordIOSource] | None = None
-        self._cache = ChunkCache(self.cache_bytes)
+        self._cache: BlockCache[Chunk] = BlockCache(self.cache_bytes)
         self._files = OpenFiles()
 
     @property
@@ -188,10 +188,7 @@ class RecordIODataReader(AbstractDataReader):
         try:
             return (self._sources or self._by_name())[name]
         except KeyError:
-            raise ReaderError(
-                f"RecordIODataReader has no file {name!r} among its {len(self._by_name()):,}: make it with "
-                "the same arguments in every trainer as where the dataset was registered"
-            ) from None
+            raise no_source(name, self._names, self) from None
 
     def _by_name(self) -> dict[str, RecordIOSource]:
         if self._sources is None:

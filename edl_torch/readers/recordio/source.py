@@ -1,5 +1,4 @@
-"""One RecordIO file of a reader: its part of the index, its chunks read and verified, and what is kept of
-them.
+"""One RecordIO file of a reader: its part of the index, and its chunks, read, verified and cut into records.
 
 It must not know who asks.
 """
@@ -7,17 +6,25 @@ It must not know who asks.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from struct import Struct
+
+import numpy as np
 
 from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.recordio.chunk import Chunk, Records, in_pieces, split
 from edl_torch.readers.recordio.format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect, Header
 from edl_torch.readers.recordio.index import Arrays, follow, place
 from edl_torch.readers.shared.files import FileStamp, Read
 
+Records = tuple[bytes, ...]
+Heads = tuple[int, ...]  # the garbage collector looks at no tuple of numbers, and there may be many chunks
+
+_LENGTH = Struct("<I").unpack_from
+_SLICED = 50  # records: below, single slices cost less than what `cut` has to prepare
+_PIECE_BYTES = 1 << 16  # of records that are made at once
+_FIELDS = np.array([f"4x{length}s" for length in range(4096)], dtype=object)
 _RUN_BYTES = 1 << 16  # chunks in sequence are read so many bytes at once
 _PAYLOAD_BYTES = 1 << 17  # and split when so much is decompressed: what stays in a processor's cache
 
@@ -120,65 +127,80 @@ def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOS
         )
 
 
-class ChunkCache:
-    """Chunks by key, bounded in bytes; the last one and those that are expected are kept whatever their size.
+class Chunk:
+    """The records of one chunk; record `i` is `payload[heads[i] + 4 : heads[i + 1]]`."""
 
-    A damaged chunk is remembered too: when bad records are set aside each of its records is asked for, and it
-    is read once. There is no lock that a forked process could find held: threads that share a cache may at
-    worst read a chunk twice.
-    """
+    __slots__ = ("_heads", "_payload")
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._kept: OrderedDict[int, Chunk] = OrderedDict()
-        self._expected: frozenset[int] = frozenset()
-        self._damaged: dict[int, str] = {}
-        self._bytes = 0
-        self._latest = -1
+    def __init__(self, payload: Buffer, records: int) -> None:
+        """Raises DataFormatError unless `payload` is exactly `records` records."""
+        self._payload = payload if isinstance(payload, bytes) else bytes(payload)
+        self._heads = split(self._payload, records)
 
-    def get(self, key: int) -> Chunk | None:
-        """The chunk, if it is kept."""
-        chunk = self._kept.get(key)
-        if chunk is not None and key != self._latest:
-            self._latest = key
-            try:
-                self._kept.move_to_end(key)
-            except KeyError:  # another thread has just thrown it out
-                return chunk
-        return chunk
+    def __len__(self) -> int:
+        return len(self._heads) - 1
 
-    def put(self, key: int, read: Callable[[], Chunk]) -> Chunk:
-        """`read()`, kept. Raises what it raises; a DataFormatError again, without reading again."""
-        if key in self._damaged:
-            raise DataFormatError(self._damaged[key])
-        try:
-            chunk = read()
-        except DataFormatError as exc:
-            self._damaged[key] = str(exc)
-            raise
-        before = self._kept.pop(key, None)
-        self._bytes += chunk.nbytes - (0 if before is None else before.nbytes)
-        self._kept[key] = chunk
-        self._latest = key
-        if self._bytes > self._limit:
-            self._drop_oldest()
-        return chunk
+    def __getitem__(self, index: int) -> bytes:
+        heads = self._heads
+        return self._payload[heads[index] + 4 : heads[index + 1]]
 
-    def _drop_oldest(self) -> None:
-        for key in [key for key in list(self._kept) if key != self._latest and key not in self._expected]:
-            if self._bytes <= self._limit:
-                break
-            oldest = self._kept.pop(key, None)
-            self._bytes -= 0 if oldest is None else oldest.nbytes
-
-    def expect(self, keys: Iterable[int]) -> None:
-        """Keep these, once they are read, until others are expected."""
-        self._expected = frozenset(keys)
+    def records(self, start: int, end: int) -> Records:
+        """Records `start … end - 1`."""
+        return cut(self._payload, self._heads[start : end + 1])
 
     @property
     def nbytes(self) -> int:
-        """About what is held."""
-        return self._bytes
+        """About what it takes in memory."""
+        return len(self._payload) + 8 * len(self._heads) + 500
 
-    def __len__(self) -> int:
-        return len(self._kept)
+
+def cut(payload: Buffer, heads: Heads) -> Records:
+    """The records between the heads, as `bytes`.
+
+    `struct` compiles one format for all of them, which costs less than half of a slice for each.
+    """
+    if len(heads) <= _SLICED:
+        view = payload if isinstance(payload, bytes) else memoryview(payload)
+        return tuple([bytes(view[start + 4 : end]) for start, end in pairwise(heads)])
+    lengths = np.diff(np.asarray(heads, dtype=np.int64)) - 4
+    if lengths.max() < len(_FIELDS):
+        fields = "".join(_FIELDS[lengths])
+    else:
+        fields = "".join([f"4x{length}s" for length in lengths.tolist()])
+    return Struct("<" + fields).unpack_from(payload, int(heads[0]))
+
+
+def in_pieces(payload: Buffer, heads: Heads) -> Iterator[Records]:
+    """All records, some at a time: memory that is used again soon is faster than new memory."""
+    records = len(heads) - 1
+    step = max(1, records * _PIECE_BYTES // max(len(payload), 1))
+    for start in range(0, records, step):
+        yield cut(payload, heads[start : start + step + 1])
+
+
+def split(payload: Buffer, records: int, ends: Iterable[tuple[int, int]] = ()) -> Heads:
+    """Where each record's length stands, and the payload's end: `records + 1` positions.
+
+    Each length says where the next one stands. `ends` are pairs (records, bytes) at which chunks that were
+    joined end. Raises DataFormatError unless the chain of lengths ends exactly where the payload does, and
+    passes by all of `ends`.
+    """
+    size = len(payload)
+    if 4 * records > size:
+        raise DataFormatError(f"its header promises {records:,} records and its data has {size:,} bytes")
+    at, heads = 0, [0]
+    note = heads.append
+    for number in range(records):
+        if at > size - 4:
+            raise DataFormatError(f"its data ends before record {number:,} of {records:,}")
+        at += 4 + _LENGTH(payload, at)[0]
+        note(at)
+    if at != size:
+        where = "beyond" if at > size else "before"
+        raise DataFormatError(f"its {records:,} records end at byte {at:,}, {where} its data's end, {size:,}")
+    for number, position in ends:
+        if heads[number] != position:
+            raise DataFormatError(
+                f"its {number:,} records end at byte {heads[number]:,}, not at {position:,}"
+            )
+    return tuple(heads)

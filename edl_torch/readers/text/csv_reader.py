@@ -16,7 +16,7 @@ import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.base import AbstractDataReader, check_range, no_source
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.text.csv_layout import (
     Header,
@@ -180,7 +180,9 @@ class CsvReader(AbstractDataReader):
         return max(source.index.count - self._skips, 0)
 
     def _source(self, name: str, start: int, end: int) -> TextSource:
-        source = self._files.named(name, type(self).__name__)
+        source = self._files.sources.get(name)
+        if source is None:
+            raise no_source(name, self._files.sources, self)
         check_range(start, end, 0, self._count(source), name)
         return source
 

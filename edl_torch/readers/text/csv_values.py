@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers.arrow.values import Column, plain_values, text_values, valid
+from edl_torch.readers.arrow import Column, plain_values, text_values, valid
 from edl_torch.readers.base import required
 from edl_torch.readers.text.csv_layout import FALSE, TRUE, ColumnType, Convert
 from edl_torch.readers.text.row_index import RowRules

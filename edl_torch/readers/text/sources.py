@@ -147,17 +147,6 @@ class SourceFiles:
         self.sources = {source.name: source for source in sources}
         self._open = OpenFiles()
 
-    def named(self, name: str, reader: str) -> TextSource:
-        """Raises ReaderError for a source that the reader does not have."""
-        try:
-            return self.sources[name]
-        except KeyError:
-            known = self.names() + (", …" if len(self.sources) > 3 else "")
-            raise ReaderError(
-                f"{reader} reads {known}, not {name!r}: make the reader with the same arguments in every "
-                "trainer as where the dataset was registered"
-            ) from None
-
     def fingerprint(self, *, whole: bool) -> Fingerprint:
         """Of each file its size, some blocks, and where its records begin."""
         each = enumerate(self.sources.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import AbstractDataReader, check_range
+from edl_torch.readers.base import AbstractDataReader, check_range, no_source
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.text.csv_values import check_encoding
 from edl_torch.readers.text.row_index import CHUNK_BYTES, RowRules
@@ -105,7 +105,9 @@ class TextReader(AbstractDataReader):
         return {"data": data} if _FINDER.is_all_of(data) else None
 
     def _source(self, name: str, start: int, end: int) -> TextSource:
-        source = self._files.named(name, type(self).__name__)
+        source = self._files.sources.get(name)
+        if source is None:
+            raise no_source(name, self._files.sources, self)
         check_range(start, end, 0, source.index.count, name)
         return source
 

@@ -12,8 +12,16 @@ import pytest
 import torch
 
 from edl_torch.errors import BadRecord, DataFormatError
-from edl_torch.readers.arrow.columns import flat_values, numpy_columns, rows
-from edl_torch.readers.arrow.values import is_text, plain_values, scalar, text_values, valid
+from edl_torch.readers.arrow import (
+    flat_values,
+    is_text,
+    numpy_columns,
+    plain_values,
+    rows,
+    scalar,
+    text_values,
+    valid,
+)
 from edl_torch.testing.check_reader import batch_row_equals
 
 pa = pytest.importorskip("pyarrow")
@@ -191,8 +199,8 @@ def test_no_pandas_is_brought_into_a_process_that_reads_columns():
     code = """
 import pickle, sys
 import numpy as np, pyarrow as pa
-from edl_torch.readers.arrow.columns import flat_values, numpy_columns, rows
-from edl_torch.readers.arrow.values import row_numbers, scalar
+from edl_torch.readers.arrow import flat_values, numpy_columns, rows
+from edl_torch.readers.arrow import row_numbers, scalar
 table = pickle.loads(bytes.fromhex(sys.argv[1]))
 list(rows(table.slice(1), {"i": 7}))
 flat_values(table)

@@ -12,7 +12,7 @@ from edl_torch.errors import BadRecord
 
 pa = pytest.importorskip("pyarrow", reason="Arrow tables need pyarrow")
 
-from edl_torch.readers.arrow.columns import RowPicker, rows  # noqa: E402
+from edl_torch.readers.arrow import RowPicker, rows  # noqa: E402
 
 COUNT = 40
 

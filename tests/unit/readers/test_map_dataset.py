@@ -148,7 +148,7 @@ def test_picked_records_that_are_not_there_are_refused_each_in_its_turn(name, nu
     records = iter(MapDatasetReader(Batched()).read_each(name, np.array(numbers)))
     if name == "Batched":
         assert next(records) == 1
-    with pytest.raises(ReaderError, match=r"reads the source|was asked for"):
+    with pytest.raises(ReaderError, match=r"make the reader with the same|was asked for"):
         next(records)
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from recordio_kit import naive_split
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.recordio import chunk as recordio_chunk
-from edl_torch.readers.recordio.chunk import Chunk, cut, in_pieces, split
+from edl_torch.readers.recordio import source as recordio_source
+from edl_torch.readers.recordio.source import Chunk, cut, in_pieces, split
 
 # Zeros and small numbers are what lengths are made of; 256 and 65,536 have a zero byte first.
 TRICKY = st.binary(max_size=40) | st.lists(st.sampled_from([0, 1, 4, 255]), max_size=12).map(bytes)
@@ -59,7 +59,7 @@ def test_damaged_payloads_are_split_as_a_loop_splits_them(records: list[bytes], 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1 << 16])
 def test_pieces_are_all_records_in_order(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(recordio_chunk, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(recordio_source, "_PIECE_BYTES", piece)
     for records in ([], [b""], [b"", b"a" * 90, b"", b"b"], [b"%d" % number for number in range(50)]):
         payload = payload_of(records)
         pieces = list(in_pieces(payload, split(payload, len(records))))

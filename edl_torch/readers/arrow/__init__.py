@@ -1,1 +1,0 @@
-"""Arrow tables as numpy columns and as rows, for every columnar reader."""

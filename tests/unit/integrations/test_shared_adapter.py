@@ -1,0 +1,82 @@
+"""What adapters have in common; each framework's own tests are in `tests/with_…`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl_torch import ElasticDataLoader
+from edl_torch.errors import IntegrationUnavailable, InvalidArgument
+from edl_torch.integrations.adapter import (
+    ModelPosition,
+    check_synchronous,
+    check_told,
+    needed_by,
+    write_whole,
+)
+
+
+class Loader:
+    """A loader that only has a position."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Any] = []
+        self.position = "here"
+
+    def state_dict(self) -> str:
+        return self.position
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded.append(state)
+
+
+def test_what_is_missing_is_named_with_its_extra() -> None:
+    with (
+        pytest.raises(IntegrationUnavailable, match=r"no_such_module is missing.*edl-torch\[ray\]"),
+        needed_by("ray"),
+    ):
+        importlib.import_module("no_such_module")
+
+
+def test_a_model_begins_at_the_beginning_of_its_data_or_where_its_checkpoint_is() -> None:
+    loader: Any = Loader()
+    position = ModelPosition(loader)
+    assert position.begin()
+    assert not position.begin()
+    position.load("checkpoint")
+    assert not position.begin()
+    assert loader.loaded == [None, "checkpoint"]
+
+
+def test_what_a_loop_that_was_left_has_not_learnt_comes_again_and_else_nothing() -> None:
+    loader: Any = Loader()
+    position = ModelPosition(loader)
+    position.begin()
+    position.leave()
+    assert position.begin()
+    position.leave()
+    position.end()
+    assert not position.begin()
+    assert loader.loaded == [None, "here"]
+
+
+def test_loaders_that_do_not_fit_are_refused() -> None:
+    with ElasticDataLoader(range(8), 4) as loader:
+        with pytest.raises(InvalidArgument, match="it reads ahead: make"):
+            check_told(loader, "it reads ahead")
+        check_synchronous(loader, 1, "one model")
+        with pytest.raises(InvalidArgument, match="synchronous=True"):
+            check_synchronous(loader, 2, "one model on 2 ranks")
+    check_synchronous(SimpleNamespace(synchronous=True), 2, "one model on 2 ranks")  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_written_leaves_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint" / "latest"
+    for text in ("1", "2"):
+        write_whole(file, text)
+    assert [path.name for path in file.parent.iterdir()] == ["latest"]
+    assert file.read_text() == "2"
