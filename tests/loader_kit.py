@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,11 @@ def trainer(
         yield service, ShardedDataset(service, reader, **(dataset or {}))
 
 
+def session_at_once(**parts: Any) -> Any:
+    """Return a session with these parts, of a trainer whose procedures are plain functions."""
+    return SimpleNamespace(run=lambda result: result, do=lambda decide, *given: decide(*given), **parts)
+
+
 def numbers(batch: Any) -> list[int]:
     """The records of a batch."""
     return [int(number) for number in np.atleast_1d(np.asarray(batch))]
@@ -98,7 +104,7 @@ def run_through(
 
 def acknowledged(fake: FakeMaster, service: DataShardService) -> Counter[tuple[int, int]]:
     """How often the master heard of (epoch, record) as trained on."""
-    service._live_session.flush()
+    service.session.flush()
     outcomes = fake.outcomes[service.dataset_name]
     return as_numbers(outcomes.acknowledged, service)
 
@@ -111,7 +117,7 @@ def quarantined(fake: FakeMaster, service: DataShardService) -> Counter[tuple[in
 def as_numbers(
     told: Mapping[tuple[int, str, int], int], service: DataShardService
 ) -> Counter[tuple[int, int]]:
-    names = [source.name for source in service._live_session.plan().spec.sources]
+    names = [source.name for source in service.session.plan().spec.sources]
     counts: Counter[tuple[int, int]] = Counter()
     for (epoch, name, index), times in told.items():
         counts[epoch, names.index(name) * SOURCE_STEP + index] += times

@@ -44,6 +44,10 @@ _DOUBTS = {
         "loader.attach(optimizer) for each that trains them, loader.load_state_dict(…) with each "
         f"model.load_state_dict(…), or, where nothing learnt is lost: {_WORD}"
     ),
+    "again": (
+        "{} stepped, after {} step(s), on gradients that it had stepped on before: optimizer.zero_grad() "
+        "before each backward() that begins a window"
+    ),
     "unattached": (
         "on batches of {}, after {} step(s), an optimizer stepped that is not attached: "
         f"loader.attach(optimizer) for it too, or, where it trains no part of the model: {_WORD}"

@@ -1,15 +1,13 @@
-"""What the environment says about the master and about this trainer, and the master that it means."""
+"""What the environment says about the master and about this trainer."""
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Mapping
 
-from edl_torch.core.master_api import MasterApi
-from edl_torch.errors import InvalidArgument, MasterStartError
-from edl_torch.protocols import DOORS, OURS, door
+from edl_torch.errors import InvalidArgument
+from edl_torch.protocols import DOORS, OURS
 from edl_torch.system.address import parse_address
 
 MASTER_TIMEOUT_S = 600.0
@@ -109,52 +107,3 @@ def _world_size(env: Mapping[str, str]) -> int:
         return int(text)
     except ValueError:
         raise InvalidArgument(f"WORLD_SIZE is {text!r}: it must be the number of trainers") from None
-
-
-log = logging.getLogger("edl_torch")
-
-
-# The master that is meant -----------------------------------------------------------------------------
-
-
-def default_master(master_timeout_s: float | None = None) -> MasterApi:
-    """Return a client for the master of the environment, or of the torchrun job; else a `LocalMaster`.
-
-    `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for
-    what cannot be used of the environment.
-    """
-    protocol = master_protocol_from_env()
-    if protocol == OURS and finds_master_through_torchrun():
-        from edl_torch.client.torchrun.discovery import master_of_job
-
-        address: str | None
-        address, credentials = master_of_job()
-    else:
-        address, credentials = master_address_from_env(), None
-    if address is None:
-        if protocol != OURS:
-            raise InvalidArgument(
-                f"EDL_MASTER_PROTOCOL is {protocol!r}, but no master is named: give EDL_MASTER_ADDR=HOST:PORT"
-            )
-        return _embedded_master()
-    timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
-    if protocol != OURS:
-        return door(protocol).connect(address, timeout_s)
-    from edl_torch.client.grpc.client import MasterClient
-
-    return MasterClient(address, master_timeout_s=timeout_s, credentials=credentials)
-
-
-def _embedded_master() -> MasterApi:
-    """Return a master in this process, with a page where `EDL_HTTP` asks for one."""
-    from edl_torch.master.embedded import LocalMaster
-
-    master, page = LocalMaster(trainer_name_from_env()), page_address_from_env()
-    if page is not None:
-        from edl_torch.master.web.threaded import show
-
-        try:
-            show(master, page)
-        except MasterStartError as error:  # another service, or trainer, of the same environment has the port
-            log.warning("no page of this process's master: %s", error)
-    return master

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from edl_torch.client.gradients import has_place, some
 from edl_torch.trainer.facts import ModelSeen
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 PLACES = 256  # of all parameters together, and as many sums at most
 _COLUMNS = 1024
+_KEPT = 2  # parameters whose values are compared between steps
 
 _UNSEEN = ""  # the shape of a model that cannot be looked at
 
@@ -61,6 +63,10 @@ class Model:
         self.steps += 1
         self._is_trained = True
         return not self.steps & (self.steps - 1)
+
+    def changed(self, word: str = "") -> None:
+        """Note that the model may be another one, or that the user says why it is one."""
+        self.is_due, self.word = True, word or self.word
 
     def restored(self) -> None:
         """Note that the data went back to a token: another model may be loaded, and steps count anew."""
@@ -119,6 +125,58 @@ class Model:
             self._number += self._is_trained
             self._is_trained = False
         self._known = [weakref.ref(parameter) for parameter in parameters]
+
+
+class Kept:
+    """Values of some parameters as a step has left them, which nothing but the next one should change.
+
+    In this machine's memory the values are compared, so that what was put back is no change, and what torch
+    does not count (`.data`) is one; elsewhere what torch counts is.
+    """
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = some([parameter for parameter in parameters if has_place(parameter)], _KEPT)
+        self._places = [-1] * len(self._parameters)
+        self._views: list[npt.NDArray[Any] | None] = [None] * len(self._parameters)
+        self._left: list[tuple[int, int, bytes | None]] | None = None
+
+    def keep(self) -> None:
+        """Note the values: a step has ended."""
+        self._left = self._now()
+
+    def forget(self) -> None:
+        """Let the parameters change."""
+        self._left = None
+
+    def was_written(self) -> bool:
+        """Whether a parameter was written since, and not put back."""
+        if self._left is None:
+            return False
+        return any(
+            before[2] != now[2] if before[2] is not None and now[2] is not None else before != now
+            for before, now in zip(self._left, self._now(), strict=True)
+        )
+
+    def _now(self) -> list[tuple[int, int, bytes | None]]:
+        """Of each parameter torch's count of writes, its place, and values."""
+        found = []
+        for number, parameter in enumerate(self._parameters):
+            place = parameter.data_ptr()
+            if place != self._places[number]:
+                self._places[number], self._views[number] = place, _view(parameter)
+            view = self._views[number]
+            found.append((parameter._version, place, None if view is None else view.tobytes()))
+        return found
+
+
+def _view(parameter: Any) -> npt.NDArray[Any] | None:
+    """Return a view of some values of a parameter, which follows what is written there."""
+    if parameter.device.type != "cpu" or not parameter.is_contiguous() or not parameter.numel():
+        return None
+    import torch
+
+    values: npt.NDArray[Any] = parameter.detach().reshape(-1).view(torch.uint8).numpy()
+    return values.view(f"V{parameter.element_size()}")[:: -(-parameter.numel() // PLACES)]
 
 
 def _parameters(optimizers: Iterable[Any]) -> list[Any]:

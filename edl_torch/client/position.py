@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from edl_torch.client.lockstep import FollowedMaster, Lockstep
 from edl_torch.client.peers import Doing, Peers, together
+from edl_torch.client.session import Session
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.codec import from_object, object_of
 from edl_torch.core.token import Token
@@ -15,34 +15,20 @@ from edl_torch.errors import InvalidArgument, Unsupported
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.position import FIRST_LINEAGE
 
-if TYPE_CHECKING:
-    from edl_torch.client.session import Session
-
 
 class SessionPosition:
-    """One session's position. `lockstep` is what it shares with the ranks that it steps with; None where it
-    trains alone."""
+    """One session's position: that of a trainer alone, or of a rank among those of `session.lockstep`."""
 
     def __init__(self, session: Session) -> None:
-        self.lockstep: Lockstep | None = None
-        self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
         self._session = session
         self._pure = session.trainer.position
 
     def __repr__(self) -> str:
-        return f"<SessionPosition {self._session.description.name!r} {self.lockstep or 'alone'}>"
+        return f"<SessionPosition {self._session.description.name!r} {self._session.lockstep or 'alone'}>"
 
     def progress(self) -> DatasetStatus:
         """The dataset's progress. Raises StaleLease when this trainer is not part of its history any more."""
         return self._session.run(self._pure.progress())
-
-    def check(self) -> None:
-        """Raise StaleLease if the model and the count of what it was trained on have parted."""
-        self._session.do(self._session.trainer.state.check)
-
-    def look(self) -> None:
-        """Note which history the dataset is in, before a checkpoint of it is read; registers nothing."""
-        self._session.run(self._pure.look())
 
     def snapshot(self) -> str:
         """Acknowledge what the loop is done with, the batch in hand included, and take the token.
@@ -50,16 +36,17 @@ class SessionPosition:
         Synchronous ranks do it together, and get one token.
         """
         self._session.see_model("token")
-        if self.lockstep is None:
+        if self._session.lockstep is None:
             return self._session.run(self._pure.snapshot())
-        return self._snapshot_together(self.lockstep)
+        return self._snapshot_together(self._session.lockstep)
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
         self._session.see_model("end")
-        with self._session.elastic.going_back():
-            if self.lockstep is not None:
-                self._restore_together(self.lockstep, token)
+        self._session.end_abandoned()
+        with self._session.gradients.going_back():
+            if self._session.lockstep is not None:
+                self._restore_together(self._session.lockstep, token)
             else:
                 self._adopt(token)
                 self._session.run(self._pure.restore(token))
@@ -80,13 +67,14 @@ class SessionPosition:
             raise Unsupported(
                 f"synchronous ranks need an edl_torch master: {master!r} tells no end of an epoch"
             )
-        if self.lockstep is not None and self.lockstep.peers is not peers:
+        if self._session.lockstep is not None and self._session.lockstep.peers is not peers:
             raise InvalidArgument(
                 "a DataShardService serves one synchronous loader: make one service for each"
             )
-        if self.lockstep is None and peers.parts is not None and not peers.parts.holds:
+        if self._session.lockstep is None and peers.parts is not None and not peers.parts.holds:
             self._session.follow()
-        self.lockstep = Lockstep(peers, self._session.description.name)
+        self._session.lockstep = Lockstep(peers, self._session.description.name)
+        self._session.gradients.reduced = True
 
     def begin_together(self, lockstep: Lockstep) -> None:
         """Let ranks that have loaded nothing begin at the beginning, where nobody else was at the data.
@@ -134,7 +122,7 @@ class SessionPosition:
     def done_in_epoch(self) -> int:
         """Return records of the epoch of the next pass that it does not bring: they have an outcome, or are
         gathered here for a step. Synchronous ranks ask together."""
-        session, lockstep = self._session, self.lockstep
+        session, lockstep = self._session, self._session.lockstep
 
         def ask() -> str:
             status = self.progress()
@@ -156,7 +144,7 @@ class SessionPosition:
 
         def settle() -> None:
             self._session.flush()
-            self.check()
+            self._session.do(self._session.trainer.state.check)
 
         lockstep.agreed(finished=together(lockstep.peers, Doing.END, settle, ask) == "1")
 
@@ -165,7 +153,7 @@ class SessionPosition:
 
         Behind a wrapper that reads ahead they agree at that end first, and train on the last batches then.
         """
-        lockstep = self.lockstep
+        lockstep = self._session.lockstep
         if lockstep is not None and lockstep.begun and not lockstep.finished:
             self.agree_on_end(lockstep)
 

@@ -12,18 +12,27 @@ import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, Unpack
+from threading import get_ident
+from typing import Literal, Self, Unpack
 
 from edl_torch.client.description import Description, check_count, option_parameters, order_of, shows
-from edl_torch.client.environment import default_master
-from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
+from edl_torch.client.environment import (
+    finds_master_through_torchrun,
+    master_address_from_env,
+    master_protocol_from_env,
+    master_timeout_from_env,
+    page_address_from_env,
+    trainer_name_from_env,
+)
+from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingScaler
+from edl_torch.client.position import SessionPosition
 from edl_torch.client.progress import Progress
 from edl_torch.client.session import Session
-from edl_torch.client.workers.links import DirectLink, Handle, LinkServer
+from edl_torch.client.workers.links import DirectLink
 from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.core.master_api import MasterApi
-from edl_torch.errors import InvalidArgument, ServiceClosed, TokenError, TooManyBadRecords
-from edl_torch.integrations.engines import check_not_hidden
+from edl_torch.errors import InvalidArgument, MasterStartError, ServiceClosed, TokenError, TooManyBadRecords
+from edl_torch.protocols import OURS, door
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetOptions, Shard, TaskType
 from edl_torch.system.user_warnings import warn_user
@@ -42,13 +51,6 @@ class ServiceKeywords(DatasetOptions, total=False):
     lookahead: int | Literal["told"]
     master_timeout_s: float | None
     audit_dir: str | Path | None
-
-
-class KeepsWorkers(Protocol):
-    """A loader as its service sees it."""
-
-    def end_workers(self) -> None:
-        """End the processes that read for it."""
 
 
 @shows(option_parameters())
@@ -125,10 +127,10 @@ class DataShardService:
             master, self._description, None if lookahead == "told" else lookahead, audit_dir
         )
         self._lookahead = lookahead
-        self._links: LinkServer | None = None
+        self._optimizers = Optimizers(self._session)
+        self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session)
         self._raw_open = False
-        self._loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
         self._pid = os.getpid()
         self._closed = False
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
@@ -158,22 +160,35 @@ class DataShardService:
         return self._description.task_type
 
     @property
-    def _live_session(self) -> Session:
-        """The session underneath, for the loaders of this package. A pass that lost its iterator is ended."""
+    def session(self) -> Session:
+        """The session underneath, for loaders and integrations. A pass that lost its iterator is ended.
+
+        Raises ServiceClosed.
+        """
         self._check_open()
-        self._session.elastic.end_abandoned()
+        self._session.end_abandoned()
         return self._session
+
+    @property
+    def position(self) -> SessionPosition:
+        """Where the session is in its data, for loaders and integrations; as `session` otherwise."""
+        _ = self.session
+        return self._position
 
     @property
     def record_count(self) -> int:
         """Records leased by this trainer and not yet acknowledged."""
-        self._session.elastic.end_abandoned()
-        return self._session.records
+        self._session.end_abandoned()
+        return self._leased
+
+    @property
+    def _leased(self) -> int:
+        return self._session.do(lambda: self._session.trainer.state.inflight.records)
 
     @property
     def size(self) -> int:
         """Records in one epoch."""
-        return self._live_session.plan().size
+        return self.session.plan().size
 
     @property
     def epoch(self) -> int:
@@ -190,12 +205,12 @@ class DataShardService:
         On synchronous ranks it is what they agreed on at the end of the last pass: no call, one answer. Where
         they have loaded no position, all of them call it before the first pass, or none.
         """
-        position = self._live_session.position
-        if position.lockstep is not None:
-            position.begin_together(position.lockstep)
-            return position.lockstep.finished
-        is_new = not self._live_session.joined
-        self._live_session.elastic.check_gets_on()
+        session = self.session
+        if session.lockstep is not None:
+            self._position.begin_together(session.lockstep)
+            return session.lockstep.finished
+        is_new = not session.joined
+        session.do(session.passes.warnings.check_gets_on)
         progress = self.progress()
         if progress.failure:
             raise TooManyBadRecords(progress.failure)
@@ -209,10 +224,10 @@ class DataShardService:
         """Counts and rate of the dataset over all trainers, as the master has them now, and how long this
         trainer waits for data. A call to the master: not for each batch. Raises what `finished` does,
         TooManyBadRecords apart."""
-        session = self._live_session
+        session = self.session
         session.plan()
         session.flush()
-        return Progress.of(session.position.progress(), session.trainer.state.measuring.measures())
+        return Progress.of(self._position.progress(), session.trainer.state.measuring.measures())
 
     def quarantined(self) -> list[QuarantinedRecord]:
         """The records that could not be read, of all trainers, in the order in which that was told.
@@ -233,7 +248,7 @@ class DataShardService:
         state = "closed" if self._closed else "open" if self._session.joined else "new"
         return (
             f"<DataShardService {self.dataset_name!r} {state} batch_size={self.batch_size} "
-            f"held={self._session.records} master={self._session.master!r}>"
+            f"held={self._leased} master={self._session.master!r}>"
         )
 
     # Shards, for loops that read by themselves ---------------------------------------------------------
@@ -260,13 +275,14 @@ class DataShardService:
         and takes this as "done with the batch in hand". `batch_size` is the batch's number of records where
         it is not the service's. With `err_msg` the batch's records go to quarantine instead.
         """
-        session = self._live_session
+        session = self.session
         if batch_size is not None and batch_size < 0:
             raise InvalidArgument(f"batch_size must be 0 or more, not {batch_size}")
         if err_msg:
-            session.fail_batch(batch_size, err_msg)
+            session.run(session.trainer.fail_batch(batch_size, err_msg))
             return False
-        return session.report_batch(batch_size) > 0
+        session.loop_thread = get_ident()
+        return session.run(session.trainer.report(batch_size)) > 0
 
     def abandon_pass(self) -> None:
         """Say that a loop over a plain pass was left: what it has not reported is given back.
@@ -274,7 +290,7 @@ class DataShardService:
         Not needed with torch, where the next iteration says so. Pipelines that read ahead in threads of
         their own (`tf.data`) do not.
         """
-        self._live_session.abandon_pass()
+        self.session.run(self._session.trainer.plain.finish(abandoned=True))
         self._raw_open = False
 
     def attach(
@@ -294,7 +310,7 @@ class DataShardService:
         is loaded in part, `one_model` says why it is one; the verdict repeats it.
         """
         self._check_open()
-        self._session.optimizers.attach(optimizer, scaler, one_model)
+        self._optimizers.attach(optimizer, scaler, one_model)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more, as when another takes its place.
@@ -305,17 +321,7 @@ class DataShardService:
         one that is not attached.
         """
         self._check_open()
-        self._session.optimizers.detach(optimizer)
-
-    @property
-    def _torch_optimizers(self) -> list[Any]:
-        """The attached optimizers that have parameters, for the loaders of this package."""
-        return [
-            optimizer for optimizer in self._session.optimizers.alive() if hasattr(optimizer, "param_groups")
-        ]
-
-    def _check_no_engine(self, *optimizers: Any) -> None:
-        check_not_hidden(*optimizers, *self._session.optimizers.alive())
+        self._optimizers.detach(optimizer)
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
@@ -327,13 +333,13 @@ class DataShardService:
         has taken the data back to a checkpoint, or this one was away for so long that others get records
         again that it has trained on.
         """
-        session = self._live_session
-        if not session.exact:
+        session = self.session
+        if not session.do(lambda: session.trainer.state.exact):
             warn_user(
                 "a plain DataLoader with several workers does not say which records were trained on, so this "
                 "token is not exact: use ElasticDataLoader"
             )
-        return {"token": session.position.snapshot()}
+        return {"token": self._position.snapshot()}
 
     def load_state_dict(self, state: Mapping[str, str] | str | None) -> None:
         """Make the master go back to `state`; None is the beginning of the data.
@@ -345,16 +351,8 @@ class DataShardService:
         token = state["token"] if isinstance(state, Mapping) and "token" in state else state
         if token is not None and not isinstance(token, str):
             raise TokenError("load_state_dict() takes what state_dict() returned, a token, or None")
-        self._live_session.position.restore(token)
+        self.position.restore(token)
         self._raw_open = False
-
-    # For datasets ---------------------------------------------------------------------------------------
-
-    def _describe(self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str = "raise") -> None:
-        """A dataset object reads this service's shards with `reader`; `shuffle` is that inside shards."""
-        self._description.read_by(
-            reader, shuffle=shuffle, on_bad_record=on_bad_record, is_used=self._session.joined
-        )
 
     @property
     def order(self) -> str:
@@ -365,22 +363,7 @@ class DataShardService:
             return self._description.order
         return order_of(plan.order, plan.spec.window, shards=plan.spec.shuffle_shards)
 
-    def _suggest_window(self, window: int) -> None:
-        """Mix windows of so many shards where neither the user nor a token says how many."""
-        self._description.usual_window = window
-
-    def _handle(self) -> Handle:
-        """Return the address at which loader workers reach this trainer; starts to listen for them."""
-        self._check_open()
-        if self._links is None:
-            self._links = LinkServer(self._session)
-        return self._links.handle
-
     # The end --------------------------------------------------------------------------------------------
-
-    def _take_along(self, loader: KeepsWorkers) -> None:
-        """End the processes of `loader` when this service is closed."""
-        self._loaders.add(loader)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -401,13 +384,12 @@ class DataShardService:
         try:
             self._session.close()
         finally:
-            if self._links is not None:
-                self._links.close()
+            self._optimizers.close()
             if self._owns_master:
                 self._session.master.close()
-            for loader in list(self._loaders):
+            for loader in list(self._session.loaders):
                 loader.end_workers()
-        self._session.elastic.warn_of_what_went_back()  # where the loop made no call since
+        self._session.warn_of_what_went_back()  # where the loop made no call since
 
     def __enter__(self) -> Self:
         return self
@@ -433,6 +415,49 @@ def _choose_master(given: MasterApi | None, master_timeout_s: float | None, *, a
             f"audit_dir needs an edl_torch master: {master!r} does not tell epochs, so that nothing could be "
             f"proven from the log"
         )
+    return master
+
+
+def default_master(master_timeout_s: float | None = None) -> MasterApi:
+    """Return a client for the master of the environment, or of the torchrun job; else a `LocalMaster`.
+
+    `master_timeout_s` is the client's; None takes it from the environment too. Raises InvalidArgument for
+    what cannot be used of the environment.
+    """
+    protocol = master_protocol_from_env()
+    if protocol == OURS and finds_master_through_torchrun():
+        from edl_torch.client.torchrun.discovery import master_of_job
+
+        address: str | None
+        address, credentials = master_of_job()
+    else:
+        address, credentials = master_address_from_env(), None
+    if address is None:
+        if protocol != OURS:
+            raise InvalidArgument(
+                f"EDL_MASTER_PROTOCOL is {protocol!r}, but no master is named: give EDL_MASTER_ADDR=HOST:PORT"
+            )
+        return _embedded_master()
+    timeout_s = master_timeout_from_env() if master_timeout_s is None else master_timeout_s
+    if protocol != OURS:
+        return door(protocol).connect(address, timeout_s)
+    from edl_torch.client.grpc.client import MasterClient
+
+    return MasterClient(address, master_timeout_s=timeout_s, credentials=credentials)
+
+
+def _embedded_master() -> MasterApi:
+    """Return a master in this process, with a page where `EDL_HTTP` asks for one."""
+    from edl_torch.master.embedded import LocalMaster
+
+    master, page = LocalMaster(trainer_name_from_env()), page_address_from_env()
+    if page is not None:
+        from edl_torch.master.web.threaded import show
+
+        try:
+            show(master, page)
+        except MasterStartError as error:  # another service, or trainer, of the same environment has the port
+            log.warning("no page of this process's master: %s", error)
     return master
 
 

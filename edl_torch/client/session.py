@@ -6,39 +6,57 @@ It holds one lock while the trainer decides, and none while it acts. It decides 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
-from typing import Any, NoReturn, TypeVar, TypeVarTuple
+from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
-from edl_torch.client.elastic import ElasticSession
+from edl_torch.client.gradients import Gradients
 from edl_torch.client.iterations import NoIterations, PlainIterations
 from edl_torch.client.liveness import LivenessFeed
-from edl_torch.client.lockstep import FollowedMaster
+from edl_torch.client.lockstep import FollowedMaster, Lockstep
 from edl_torch.client.model import Model
-from edl_torch.client.neighbours import sessions
-from edl_torch.client.optimizers import Optimizers
-from edl_torch.client.position import SessionPosition
-from edl_torch.core.calls import Grant
+from edl_torch.client.workers.links import Handle, LinkServer
+from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.plan import Plan
-from edl_torch.errors import MasterUnavailable, ServiceClosed, StaleLease
+from edl_torch.errors import (
+    AccountingError,
+    ConcurrentIteration,
+    MasterUnavailable,
+    ServiceClosed,
+    StaleLease,
+)
+from edl_torch.readers.base import AbstractDataReader
 from edl_torch.system.cuts import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.actions import Action, Attend, Call, Describe, LookAround, Procedure, Register, Wait
+from edl_torch.trainer.actions import (
+    Action,
+    Attend,
+    Call,
+    Describe,
+    LookAround,
+    Procedure,
+    Register,
+    SiblingSession,
+    Wait,
+)
+from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.deliveries import Deliveries
-from edl_torch.trainer.facts import Logged
+from edl_torch.trainer.facts import Logged, Way
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.supply import Mode
-from edl_torch.trainer.tickets import ticket_size
+from edl_torch.trainer.tickets import Ticket, ticket_size
 from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
@@ -51,11 +69,26 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+class KeepsWorkers(Protocol):
+    """A loader as its session sees it."""
+
+    def end_workers(self) -> None:
+        """End the processes that read for it."""
+
+
 class Session:
     """What this process holds of a dataset. Its id is random and new in every process.
 
-    `elastic` is what an `ElasticDataLoader` talks to, `position` what takes tokens and goes back to them; the
-    session is the `Host` of loader workers' links.
+    It is the trainer's side for loaders, integrations and the session's own position: what decides is
+    `trainer`, whose procedures `run` runs, and whose other decisions `do` makes. The verbs here do more than
+    that. The session is the `Host` of loader workers' links, too.
+
+    Attributes:
+        passes: `trainer.elastic`, the passes of an `ElasticDataLoader`.
+        gradients: those of the attached optimizers.
+        lockstep: what it shares with the ranks that it steps with; None where it trains alone.
+        checkpoints: by folder, the one that this session loaded or saved last.
+        loaders: whose processes end with it.
     """
 
     def __init__(
@@ -92,11 +125,15 @@ class Session:
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
         self._iterations: PlainIterations = NoIterations()
-        self.elastic = ElasticSession(self)
-        self.position = SessionPosition(self)
-        self.optimizers = Optimizers(self.elastic)
+        self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
+        self._links: LinkServer | None = None
+        self.passes = self.trainer.elastic
+        self.gradients = Gradients(self.trainer)
         self.model = None if audit_dir is None else Model()
-        sessions.add(self)
+        self.lockstep: Lockstep | None = None
+        self.checkpoints: dict[str, str] = {}
+        self.loaders: weakref.WeakSet[KeepsWorkers] = weakref.WeakSet()
+        _sessions.add(self)
 
     def __repr__(self) -> str:
         return f"<Session {self.trainer!r}>"
@@ -191,7 +228,7 @@ class Session:
 
     def see_model(self, at: str) -> None:
         """Write down what the model is now, where there is a log; `ModelSeen` has the moments."""
-        seen = None if self.model is None else self.model.look(at, self.optimizers.alive())
+        seen = None if self.model is None else self.model.look(at, self.gradients.optimizers())
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
 
@@ -208,7 +245,7 @@ class Session:
             beginning = self.description.beginning()
             return "" if beginning is None else beginning.encode()
         if isinstance(action, LookAround):
-            return sessions.neighbours(self)
+            return self.siblings()
         if isinstance(action, Wait):
             return self._wait(action)
         warn_user(action.text)
@@ -232,7 +269,7 @@ class Session:
     def _wanted(self, dataset: str) -> None:
         """Give back what is not in use: another trainer waits for records. Called from any thread."""
         if dataset == self.description.name:
-            self.elastic.end_abandoned_silently()
+            self.end_abandoned(silently=True)
             self.end(self.trainer.wanted())
 
     def _tell(self) -> None:
@@ -261,23 +298,36 @@ class Session:
         """The lineage that it takes part in; 0 before it registered."""
         return self.trainer.state.fence.lineage
 
-    @property
-    def records(self) -> int:
-        """Records leased and not yet acknowledged."""
-        return self.do(lambda: self.trainer.state.inflight.records)
+    def read_by(self, reader: AbstractDataReader, *, shuffle: bool, on_bad_record: str = "raise") -> None:
+        """Take note that a dataset object reads the records; `shuffle` is that inside shards."""
+        self.description.read_by(reader, shuffle=shuffle, on_bad_record=on_bad_record, is_used=self.joined)
 
-    @property
-    def drawn_records(self) -> int:
-        """Records that its loop, which was not left, has begun to read, and has not finished with."""
-        if self.elastic.abandoned:
-            return 0
-        return self.do(lambda: ticket_size(self.trainer.state.inflight.drawn()))
+    def _drawn_records(self) -> int:
+        return ticket_size(self.trainer.state.inflight.drawn())
 
-    def shares_data(self, other: Session) -> bool:
-        """Whether both take part in one dataset of one master."""
-        mine, its = self.trainer.state, other.trainer.state
-        same = mine.fence.ledger == its.fence.ledger and mine.fence.lineage == its.fence.lineage
-        return same and mine.config.dataset == its.config.dataset
+    def siblings(self) -> tuple[SiblingSession, ...]:
+        """Return this process's other sessions whose loops have records of the dataset, read or to be read.
+
+        Not what they give back by themselves when they hear that somebody waits.
+        """
+        thread, mine = get_ident(), self.trainer.state
+        found = []
+        for other in _sessions.alive():
+            its = other.trainer.state
+            same = mine.fence.ledger == its.fence.ledger and mine.fence.lineage == its.fence.lineage
+            if not same or mine.config.dataset != its.config.dataset:
+                continue
+            if other is self or other.closed or other.cut or other._abandoned:
+                continue
+            if records := other.do(other._drawn_records):
+                same_thread = other.loop_thread == thread
+                found.append(SiblingSession(session=other.id, records=records, same_thread=same_thread))
+        return tuple(found)
+
+    def is_attached_elsewhere(self, optimizer: Any) -> bool:
+        """Whether an optimizer is attached to another of this process's sessions."""
+        others = (other for other in _sessions.alive() if other is not self)
+        return any(optimizer in other.gradients.optimizers() for other in others)
 
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
@@ -293,7 +343,150 @@ class Session:
         self.master = FollowedMaster(self.master)
         self.do(self.trainer.follow)
 
+    # The loop over an ElasticDataLoader ---------------------------------------------------------------------
+
+    def open(self, epoch: int = NEW_PASS) -> int:
+        """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
+        self.end_abandoned()
+        self.loop_thread = get_ident()
+        with self.gradients.leaving():
+            number = self.run(self.trainer.open(epoch))
+        if lost := self.gradients.lost():
+            self.end(self.passes.lose_gradients(lost))
+        if self.model is not None:
+            self.model.changed()
+        self.gradients.look()
+        return number
+
+    def request(self, number: int) -> bool:
+        """Note that the loop asks pass `number` for a batch. Returns whether it is still open."""
+        self.loop_thread = get_ident()
+        self.gradients.see()
+        return self.run(self.passes.request(number))
+
+    def check_newest(self, number: int) -> None:
+        """Raise ConcurrentIteration where a later iteration has ended pass `number`.
+
+        Raise AccountingError where the data went back while a wrapper held batches of it.
+        """
+        if self.passes.superseded >= number:
+            raise ConcurrentIteration(
+                f"dataset {self.description.name!r} was iterated anew, which has ended this older "
+                f"iterator: what it had not handed out went back. Use the newest one"
+            )
+        if self.passes.read_ahead == number:
+            raise AccountingError(
+                f"the data of {self.description.name!r} went back to a checkpoint while what lies "
+                f"between the loop and its loader held batches that it had read ahead: they come again, and "
+                f"would be trained on twice. Leave the loop after load_state_dict(), and begin a new one"
+            )
+
+    def hand(self, ticket: Ticket) -> bool:
+        """Hand a batch to the loop. False when it was thrown away."""
+        mine = self.run(self.passes.hand(ticket))
+        self.gradients.mark()
+        return mine
+
+    def deliver(self, ticket: Ticket) -> bool:
+        """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
+        mine = self.do(self.passes.deliver, ticket)
+        self.gradients.mark()
+        return mine
+
+    def passed_on(self) -> Batch | None:
+        """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
+        self.gradients.see()
+        batch = self.run(self.passes.passed_on())
+        self.gradients.mark()
+        return batch
+
+    def about_to_step(self) -> None:
+        """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
+        is what was loaded, whenever that was."""
+        if self.model is not None and self.model.is_due:
+            self.see_model("begin")
+
+    def doubt(self, why: str) -> None:
+        """Write down, once in a lineage, what speaks against one model; `ModelSeen.at` has the words."""
+        if self.model is not None and why not in self.model.doubts:
+            self.model.doubts.add(why)
+            self.see_model(why)
+
+    def stepped(self, optimizer: int, *, skipped: bool = False) -> None:
+        """Note a step of an attached optimizer, or one that its GradScaler skipped.
+
+        A wrapper that tells has no word for a loop that was left with one of its last batches. A step after
+        that is not on this batch: no gradient has changed since it came.
+        """
+        if self._abandoned:
+            self.end_abandoned()
+        state, model = self.trainer.state, self.model
+        is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
+        self.gradients.see()
+        if state.batches.ended and state.batches.has_in_hand:
+            before_hand = self.gradients.unchanged()
+        else:
+            before_hand = state.batches.steps_before_hand
+        if skipped:  # by a report of its own, as the log has how each came about
+            self.flush()
+            self.run(self.passes.stepped(optimizer, before_hand, Way.SKIPPED))
+            self.flush()
+        else:
+            self.run(self.passes.stepped(optimizer, before_hand))
+        if self.gradients.left and (again := self.gradients.learnt_again()):
+            self.run(self.passes.learnt_again(again))
+        if model is not None:
+            if not skipped and self.gradients.used(optimizer):
+                self.doubt("again")
+            is_due = model.stepped()
+            if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
+                self.flush()
+                self.see_model("end")
+            elif is_due:
+                self.see_model("step")
+
+    def close_pass(self, number: int) -> None:
+        """End a pass: an unfinished batch in hand and all that was not delivered go back."""
+        with self.gradients.leaving():
+            self.end(self.passes.close(number))
+        if not self.cut:
+            self.see_model("end")
+        self.warn_of_what_went_back()
+
+    def abandon(self, number: int) -> None:
+        """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
+        no call, never raises; `end_abandoned` acts on it."""
+        if self.passes.is_open(number):
+            self.gradients.abandon()
+        self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
+
+    def end_abandoned(self, *, silently: bool = False) -> None:
+        """End the pass whose iterator was garbage-collected, if there is one, as `close_pass` would.
+
+        Never raises what a report raised: the next one does. Called before anything else that the loop asks
+        for; `silently` by others, and the loop gets the warning later.
+        """
+        if not self._abandoned:
+            return
+        while number := self._abandoned:
+            with self.gradients.leaving():
+                self.end(self.passes.end_abandoned(number))
+            if self._abandoned == number:
+                self._abandoned = 0
+        if not silently:
+            self.warn_of_what_went_back()
+
+    def warn_of_what_went_back(self) -> None:
+        """Warn, once, where a batch went back that the loop may have trained on."""
+        self.end(self.passes.warnings.of_what_went_back())
+
     # What reading processes ask -----------------------------------------------------------------------------
+
+    def listen(self) -> Handle:
+        """Return the address at which loader workers reach this trainer; starts to listen for them."""
+        if self._links is None:
+            self._links = LinkServer(self)
+        return self._links.handle
 
     def watch(self, iterations: PlainIterations) -> None:
         """Ask `iterations` what iterations over plain DataLoaders deliver, and which are over."""
@@ -310,7 +503,7 @@ class Session:
         """Begin a stream of a process that reads. Returns the number of its pass, and the dataset."""
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
-        self.elastic.end_abandoned_silently()
+        self.end_abandoned(silently=True)
         return self.run(self.trainer.begin_plain(self._reading(stream, run, begun, deliveries)))
 
     def _reading(self, stream: str, run: str, begun: int, deliveries: Deliveries | None) -> Reading:
@@ -338,39 +531,10 @@ class Session:
         """Note that a reading process ended by an error, or hung up without a word: it died if its pass is
         open."""
         try:
-            if not self.elastic.abandoned and not self.closed:  # else torch has ended its workers
+            if not self._abandoned and not self.closed:  # else torch has ended its workers
                 self.run(self.trainer.stream_broke(stream, ended_by))
         finally:
             self._iterations.worker_died(run)
-
-    def broken_streams(self, timeout_s: float) -> dict[str, str]:
-        """Reading processes of this pass that died, and what they were at; waits for the first to be seen."""
-        return self.run(self.trainer.broken_streams(timeout_s))
-
-    # What a plain loop reports ------------------------------------------------------------------------------
-
-    @property
-    def owed(self) -> int:
-        """Records of a plain pass that was read to its end for which reports may still come."""
-        return self.do(lambda: self.trainer.plain.owed)
-
-    @property
-    def exact(self) -> bool:
-        """Whether a token taken now says precisely what was trained on."""
-        return self.do(lambda: self.trainer.state.exact)
-
-    def abandon_pass(self) -> None:
-        """Give back what a loop over a plain pass, which was left, has not reported."""
-        self.run(self.trainer.plain.finish(abandoned=True))
-
-    def report_batch(self, batch_size: int | None) -> int:
-        """Note that a batch was trained on. Returns how many leases that completed."""
-        self.loop_thread = get_ident()
-        return self.run(self.trainer.report(batch_size))
-
-    def fail_batch(self, batch_size: int | None, reason: str) -> None:
-        """Put the records of the batch in hand, which could not be trained on, into quarantine."""
-        self.run(self.trainer.fail_batch(batch_size, reason))
 
     def flush(self) -> None:
         """Wait until the master has answered all reports."""
@@ -390,14 +554,43 @@ class Session:
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
         finally:
-            self.optimizers.close()
             if self._worker is not None and self._worker is not threading.current_thread():
                 self._worker.join(max(0.0, deadline - time.monotonic()))
             if self._audit is not None:
                 with self._lock:
                     self._audit.close()
-            if self.joined:
-                self.master.leave(self.id, self.trainer.state.fence.member)
+            try:
+                if self.joined:
+                    self.master.leave(self.id, self.trainer.state.fence.member)
+            finally:
+                if self._links is not None:
+                    self._links.close()
+
+
+class _Sessions:
+    """Every session that this process has made and that still exists.
+
+    Without a lock, which a fork could leave taken: each change and each copy of the set is one step of
+    Python's.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._references: set[weakref.ref[Session]] = set()
+
+    def add(self, session: Session) -> None:
+        """Take note of a session."""
+        if self._pid != os.getpid():  # a forked child: it has copies of its parent's
+            self._pid, self._references = os.getpid(), set()
+        self._references.add(weakref.ref(session, self._references.discard))
+
+    def alive(self) -> list[Session]:
+        """Return them all."""
+        return [session for reference in list(self._references) if (session := reference()) is not None]
+
+
+# Of the process: two loops of one thread know nothing of each other.
+_sessions = _Sessions()
 
 
 def _nothing() -> None:

@@ -1,15 +1,13 @@
-"""Dispatcher: the ledgers of all datasets and all sessions, behind one method per call.
+"""Dispatcher: answers the calls of trainers on the state of a master, one method for each.
 
-Pure and synchronous: `now` is an argument, the consequences of a call are returned, and `changes` names what
-a journal has to write. Locks, long polls, streams and the journal are the business of `master/`.
+Pure and synchronous: locks, long polls, streams and the journal are the business of `master/`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
 
 from edl_torch.core.calls import (
     ConfirmAnswer,
@@ -25,7 +23,6 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
     RegisterAnswer,
     RegisterCall,
-    Registration,
     ReportAnswer,
     ReportCall,
     Request,
@@ -33,111 +30,34 @@ from edl_torch.core.calls import (
     SnapshotCall,
     StatusCall,
 )
-from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.events import EventKind
-from edl_torch.core.history import End, History, Watching
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.limits import Limits
 from edl_torch.core.measures import Measures
-from edl_torch.core.members import Member, Members
+from edl_torch.core.members import Member
 from edl_torch.core.quarantine import token_bytes
-from edl_torch.core.registration import check_batch_size, new_spec, option_differences, reconcile
+from edl_torch.core.registration import check_batch_size, reconcile
 from edl_torch.core.rollback import Rollback
-from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, StaleLease, UnknownDataset
-from edl_torch.shard import DatasetSpec, Slice
+from edl_torch.core.state import MasterState
+from edl_torch.errors import InvalidArgument, StaleLease
 
 A = TypeVar("A")
 
-SHOWN = 20  # records in quarantine of a status that trainers ask for
-WAITER_S = 3.0  # a trainer that waits asks again well within this time
 
+class Dispatcher(MasterState):
+    """Applies calls. One of another state, history or member is refused, and changes nothing."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
-    """Slices that a session lost: it was given up, or it `stalled` and stays."""
-
-    session: str
-    worker_id: str
-    dataset: str
-    slices: tuple[Slice, ...]
-    stalled: bool = False
-
-
-class _Ledgers(dict[str, ShardLedger]):
-    """Ledgers by the names of their datasets. Raises UnknownDataset for another name."""
-
-    def __missing__(self, dataset: str) -> NoReturn:
-        raise UnknownDataset(f"the master has no dataset {dataset!r}: register it with a reader or a size")
-
-
-class Dispatcher:
-    """Applies calls to ledgers. `ledger_id` tells its leases from those of all other masters.
-
-    It is durable when it is given `changes`: then a journal writes down every part that changes.
-    """
-
-    def __init__(
-        self,
-        *,
-        ledger_id: str,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
-        changes: Changes | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self.ledger_id = self.first_ledger_id = ledger_id
-        self.durable = changes is not None
-        self.members = Members(
-            lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
-        )
-        self.limits = limits or Limits()
-        self._changes = changes
-        self._mark = unrecorded if changes is None else changes.mark
-        self._version = Version()
-        self._ledgers = _Ledgers()
-        self._waiters: dict[str, dict[str, float]] = {}  # dataset -> sessions sent away empty, and when
-        self.suspended: dict[str, str] = {}  # dataset -> why nothing of it is lent before it is restored
-        self.rollback = Rollback(self, self._mark)
-        self.history = History()
-
-    @property
-    def version(self) -> int:
-        """Number that grows when calls that wait may find something: then they look again."""
-        return self._version.count
+    @cached_property
+    def rollback(self) -> Rollback:
+        """Proof that the journal went back in time, and what follows from it."""
+        return Rollback(self, self._mark)
 
     def call(self, request: Request[A], now: float) -> A:
         """Answer a call: `_ANSWERS` at the end of this file names the method for each kind of it."""
         answer: A = _ANSWERS[type(request)](self, request, now)
         return answer
 
-    # Taking part ----------------------------------------------------------------------------------------
-
-    def define(self, registration: Registration, *, batch_size: int = 1) -> list[str]:
-        """Make a dataset before any trainer asks for it, as the command line does.
-
-        One that exists must have the same identity. Its options stand: a trainer may have changed them.
-        Returns a line for each option that is another one here.
-        """
-        ledger = self._ledgers.get(registration.name)
-        if ledger is None:
-            self._make(registration, batch_size)
-            return []
-        reconcile(ledger.spec, registration, alone=True)
-        return option_differences(ledger.spec, registration)
-
-    def _make(self, registration: Registration, batch_size: int) -> ShardLedger:
-        return self.add(new_spec(registration, batch_size))
-
-    def add(self, spec: DatasetSpec) -> ShardLedger:
-        """Add a new dataset, none of whose records is lent yet. Returns its ledger."""
-        mark = unrecorded if self._changes is None else self._changes.of(spec.name)
-        ledger = self._ledgers[spec.name] = ShardLedger(spec, mark, self._version)
-        mark("dataset")
-        mark("head")
-        return ledger
+    # Taking part --------------------------------------------------------------------------------------
 
     def register(self, call: RegisterCall, now: float) -> RegisterAnswer:
         """Join a dataset; the first description of it makes it."""
@@ -194,120 +114,34 @@ class Dispatcher:
         if measures is not None:
             self.measured(session, measures)
 
-    def measured(self, session: str, measures: Measures) -> None:
-        """Keep what a session has measured; nothing where it is no member."""
-        member = self.members.get(session)
-        if member is not None:
-            member.measures = measures
+    def heard(self, call: FencedCall[Any], now: float) -> Member:
+        """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
+        if self.durable:
+            self.rollback.check(call)
+        return self.members.heard(call.session, call.fence.member, now)
 
-    def resume(self, now: float) -> None:
-        """Begin after a start of the master: every lease stays live for one full timeout."""
-        self.members.resume(now)
+    def _known(self, call: FencedCall[Any]) -> Member:
+        """Return the member that calls, as `heard` does; a call that waits is not heard again."""
+        if self.durable:
+            self.rollback.check(call)
+        return self.members.find(call.session, call.fence.member)
 
-    def stream_opened(self, session: str, now: float) -> None:
-        """Note that the session's stream stands, for the first time or again."""
-        self.members.stream_opened(session, now)
-
-    def stream_broke(self, session: str, now: float) -> None:
-        """Note that the session's stream ended: `expire` gives it up unless it is back within the grace."""
-        self.members.stream_broke(session, now)
-
-    def leave(self, session: str, member: int, now: float | None = None) -> tuple[Released, ...]:
-        """End the session of that `member` at its own request; what it did not train on waits again.
-
-        `now` is for the history alone; without it that has the time of a call before.
-        """
-        known = self.members.get(session)
-        if known is None or known.number != member:
-            return ()
-        return self.give_up(known, self.history.now if now is None else now)
-
-    def give_up(self, member: Member, now: float) -> tuple[Released, ...]:
-        """End a session; all that it held waits again."""
-        trained = sum(self._ledgers[name].trained_by(member.session) for name in member.datasets)
-        self.members.leave(member.session)
-        self._mark("unheard", member.number)
-        released = tuple(self._release(member))
-        self.history.gone(member, (item.slices for item in released), trained, now)
-        return released
-
-    def void_members(self) -> None:
-        """End all sessions, and forget those that ended before: their calls are of another ledger."""
-        for member in self.members:
-            self.give_up(member, self.history.now)
-        for number in self.members.unheard:
-            self._mark("unheard", number)
-        self.members.unheard.clear()
-        self._version.grow()
-
-    def expire(self, now: float) -> tuple[Released, ...]:
-        """Give up every session whose time is up, and take the leases of those that are stalled."""
-        dead: list[Released] = []
-        for member in self.members.dead(now):
-            member.dead_because = self.members.cause_of_death(member)
-            dead += self.give_up(member, now)
-        stalled = [m for m in self.members if self.members.progress_deadline(m) <= now and self._holds(m)]
-        return (*dead, *(released for member in stalled for released in self._take_back(member, now)))
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return when to call `expire` again if no session is heard of before."""
-        dead = self.members.next_deadline()
-        if dead is None:
-            return None
-        idle = now + (self.members.progress_timeout_s or math.inf)  # of those who may get a lease meanwhile
-        stalled = (self.members.progress_deadline(m) if self._holds(m) else idle for m in self.members)
-        return min(dead, *stalled)
-
-    def _holds(self, member: Member) -> bool:
-        for name in member.datasets:  # noqa: SIM110  with every lease call: a generator costs twice as much
-            if self._ledgers[name].holds(member.session):
-                return True
-        return False
-
-    def _release(self, member: Member) -> list[Released]:
-        self._mark("session", member.session)
-        lost = []
-        for dataset in sorted(member.datasets):
-            self._mark("answer", dataset, member.session)
-            self._mark("report", dataset, member.session)
-            self._waiters.get(dataset, {}).pop(member.session, None)
-            slices = self._ledgers[dataset].release(member.session)
-            lost.append(
-                Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
+    def _fenced(self, call: FencedCall[Any]) -> ShardLedger:
+        """Return the ledger of a call of a living member. Raises StaleLease for another history."""
+        ledger = self._ledgers[call.dataset]
+        if call.fence.ledger != self.ledger_id:
+            raise StaleLease(
+                f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.fence.ledger}"
             )
-        return lost
-
-    def _take_back(self, member: Member, now: float) -> list[Released]:
-        """Take all leases of a stalled member, and nothing else."""
-        member.progressed = member.stalled_at = now
-        lost = []
-        for dataset in sorted(member.datasets):
-            slices = self._ledgers[dataset].take_back(member.session)
-            answer = member.answers.get(dataset)
-            if answer is not None:  # a repeat must not lend it again
-                member.answers[dataset] = replace(answer, grants=())
-                self._mark("answer", dataset, member.session)
-            lost.append(
-                Released(
-                    session=member.session,
-                    worker_id=member.worker_id,
-                    dataset=dataset,
-                    slices=slices,
-                    stalled=True,
-                )
+        if call.fence.lineage != ledger.lineage:
+            raise StaleLease(
+                f"dataset {call.dataset!r} is in lineage {ledger.lineage}; the call is of lineage "
+                f"{call.fence.lineage}: another trainer has taken it back to a checkpoint since. Start this "
+                f"one again from the newest checkpoint"
             )
-        taken = [item for released in lost for item in released.slices]
-        self.history.add(
-            EventKind.STALLED,
-            now,
-            worker_id=member.worker_id,
-            slices=len(taken),
-            records=sum(item.limit for item in taken),
-            text=f"its loop did not move on for {self.members.progress_timeout_s:g} s",
-        )
-        return lost
+        return ledger
 
-    # Lending and outcomes -----------------------------------------------------------------------------------
+    # Lending and outcomes -----------------------------------------------------------------------------
 
     def lease(self, call: LeaseCall, now: float) -> LeaseAnswer:
         """Lend slices. A repeated request number gets the answer that it got before."""
@@ -365,24 +199,6 @@ class Dispatcher:
         if not grants and state is PassState.OPEN and not ledger.waiting_in(epoch):
             waiters[call.session] = now
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
-
-    def wanted(self, dataset: str, session: str, now: float) -> bool:
-        """Return whether another trainer was sent away empty a moment ago, and so waits for records."""
-        waiters = self._waiters.get(dataset)
-        if not waiters:
-            return False
-        for other, since in reversed(waiters.items()):  # the last to ask comes first
-            if now - since > WAITER_S:
-                return False
-            if other != session:
-                return True
-        return False
-
-    def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
-        """Return the sessions that hold leases while another trainer waits: they may give some back."""
-        ledger = self._ledgers[dataset]
-        holders = (member.session for member in self.members if ledger.holds(member.session))
-        return tuple(session for session in holders if self.wanted(dataset, session, now))
 
     def report(self, call: ReportCall, now: float) -> ReportAnswer:
         """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale.
@@ -455,34 +271,7 @@ class Dispatcher:
         self.heard(call, now).progressed = now
         return ConfirmAnswer(void=self._fenced(call).void_of(call.session, call.leases))
 
-    def heard(self, call: FencedCall[Any], now: float) -> Member:
-        """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
-        if self.durable:
-            self.rollback.check(call)
-        return self.members.heard(call.session, call.fence.member, now)
-
-    def _known(self, call: FencedCall[Any]) -> Member:
-        """Return the member that calls, as `heard` does; a call that waits is not heard again."""
-        if self.durable:
-            self.rollback.check(call)
-        return self.members.find(call.session, call.fence.member)
-
-    def _fenced(self, call: FencedCall[Any]) -> ShardLedger:
-        """Return the ledger of a call of a living member. Raises StaleLease for another history."""
-        ledger = self._ledgers[call.dataset]
-        if call.fence.ledger != self.ledger_id:
-            raise StaleLease(
-                f"the master keeps ledger {self.ledger_id}; the call is of ledger {call.fence.ledger}"
-            )
-        if call.fence.lineage != ledger.lineage:
-            raise StaleLease(
-                f"dataset {call.dataset!r} is in lineage {ledger.lineage}; the call is of lineage "
-                f"{call.fence.lineage}: another trainer has taken it back to a checkpoint since. Start this "
-                f"one again from the newest checkpoint"
-            )
-        return ledger
-
-    # Tokens and status ----------------------------------------------------------------------------------
+    # Positions ----------------------------------------------------------------------------------------
 
     def snapshot(self, call: SnapshotCall, now: float) -> str:
         """Return the dataset's position as a token, for a trainer that is still part of its history."""
@@ -491,15 +280,6 @@ class Dispatcher:
         token = self._token_of(ledger)
         self.history.watch(ledger, now).checkpoints += 1
         self.history.add(EventKind.CHECKPOINT, now, dataset=call.dataset, worker_id=member.worker_id)
-        return token
-
-    def token(self, dataset: str) -> str:
-        """Return the dataset's position as a token, for observers: it is no trainer's checkpoint."""
-        return self._token_of(self._ledgers[dataset])
-
-    def _token_of(self, ledger: ShardLedger) -> str:
-        token = ledger.snapshot().encode()
-        self.limits.check_token(token)
         return token
 
     def restore(self, call: RestoreCall, now: float) -> int:
@@ -515,83 +295,10 @@ class Dispatcher:
         self._fenced(call)
         return self.go_back(call.dataset, call.token, opened_by=opening, now=now)
 
-    def go_back(
-        self,
-        dataset: str,
-        token: str | None,
-        opened_by: tuple[int, int] = (0, 0),
-        now: float | None = None,
-    ) -> int:
-        """Take the dataset back to a token (None: to the beginning), whoever asks. Returns the new lineage.
-
-        `opened_by` is the member that asked and the number of its request; (0, 0) for the master itself.
-        `now` is for the history alone, as that of `leave`.
-        """
-        ledger = self._ledgers[dataset]
-        position = None if token is None else self._position(dataset, token)
-        self.open_lineage(ledger, position, opened_by)
-        at = self.history.now if now is None else now
-        self.history.watch(ledger, at).restores += 1
-        to = "the beginning" if token is None else f"a checkpoint of {ledger.acknowledged:,} records"
-        self.history.add(EventKind.RESTORED, at, dataset=dataset, text=to)
-        return ledger.lineage
-
-    def open_lineage(
-        self, ledger: ShardLedger, position: Token | None, opened_by: tuple[int, int] = (0, 0)
-    ) -> None:
-        """Take a ledger to a position (None: the beginning) in a new lineage; forget calls of the old one."""
-        ledger.restore(position, opened_by, step=self.rollback.lineage_step)
-        dataset = ledger.spec.name
-        self._waiters.pop(dataset, None)
-        for number, datasets in self.members.unheard.items():
-            if datasets.pop(dataset, None) is not None:
-                self._mark("unheard", number)
-        for member in self.members:  # the numbers of what was answered are those of a lineage
-            if member.answers.pop(dataset, None) is not None:
-                self._mark("answer", dataset, member.session)
-            member.refused.pop(dataset, None)
-            if member.reports.pop(dataset, None) is not None:
-                self._mark("report", dataset, member.session)
-        if self.suspended.pop(dataset, None) is not None:
-            self._mark("suspended", dataset)
-
-    def _position(self, dataset: str, token: str) -> Token:
-        self.limits.check_token(token)
-        position = Token.decode(token)
-        bad = position.quarantine
-        self.limits.check_quarantine(dataset, records=len(bad), size=token_bytes(bad))
-        self.limits.check_slices(len(position.open) + len(position.remainders))
-        return position
-
-    @property
-    def ledgers(self) -> Iterable[ShardLedger]:
-        """Ledgers of all datasets, in the order in which they were made."""
-        return self._ledgers.values()
-
-    def find_ledger(self, dataset: str) -> ShardLedger | None:
-        """Return the ledger of a dataset; None when there is none."""
-        return self._ledgers.get(dataset)
-
     def progress(self, call: ProgressCall, now: float) -> DatasetStatus:
         """Return the dataset's progress, for a trainer that is still part of its history."""
         self.heard(call, now)
         return self._status_of(self._fenced(call), now)
-
-    def dataset_status(self, dataset: str, now: float | None = None) -> DatasetStatus:
-        """Return the dataset's progress, for observers. Without `now` its rate is that of a call before."""
-        return self._status_of(self._ledgers[dataset], self.history.now if now is None else now)
-
-    def _status_of(self, ledger: ShardLedger, now: float) -> DatasetStatus:
-        """Return the status with the first few records of the quarantine only: trainers ask often."""
-        status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
-        return self.history.watch(ledger, now).filled(status, now)
-
-    def look(self, now: float) -> tuple[End, ...]:
-        """Note in the history what has come about; to be called when `version` has changed.
-
-        Returns the ends of epochs and datasets.
-        """
-        return self.history.look(self._ledgers.values(), self.suspended, now)
 
     def observe(self, call: StatusCall, now: float) -> MasterStatus:
         """Return the state of the master, or of one dataset of it alone."""
@@ -599,33 +306,6 @@ class Dispatcher:
             return self.status(now)
         found = self.dataset_status(call.dataset, now)
         return MasterStatus(ledger=self.ledger_id, durable=self.durable, datasets=(found,), trainers=())
-
-    def status(self, now: float) -> MasterStatus:
-        """Return the state of the master; of all quarantines together as much as one may have."""
-        history = self.history
-        history.tick(self._ledgers.values(), now)
-        self.look(now)
-        datasets, left = [], self.limits.quarantine_bytes
-        for ledger in self._ledgers.values():
-            shown = ledger.quarantine.within(left)
-            left -= token_bytes(shown)
-            status = ledger.status(self.ledger_id, shown)
-            datasets.append(history.watch(ledger, now).filled(status, now, picture=True))
-        return MasterStatus(
-            ledger=self.ledger_id,
-            durable=self.durable,
-            datasets=tuple(datasets),
-            trainers=tuple(Watching(iter(self.members), self._ledgers, history, now).trainers()),
-            suspended=dict(self.suspended),
-            time=history.wall(now),
-            started_at=history.started_at or 0.0,
-            events=tuple(history.events),
-            departed=tuple(history.departed),
-            event_counts={kind.value: count for kind, count in history.counts.items()},
-        )
-
-    def __repr__(self) -> str:
-        return f"<Dispatcher {self.ledger_id} datasets={len(self._ledgers)} sessions={len(self.members)}>"
 
 
 _ANSWERS: dict[type[Request[Any]], Callable[[Dispatcher, Any, float], Any]] = {

@@ -226,7 +226,7 @@ class History:
             )
         )
 
-    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> tuple[End, ...]:
+    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> list[End]:
         """Add what has come about since the last look: ends of epochs, which are returned, and suspensions.
 
         A restore is no end, though it may leave less to do.
@@ -234,23 +234,23 @@ class History:
         ends: list[End] = []
         for ledger in ledgers:
             name = ledger.spec.name
-            before, since = self._stages.get(name, (None, now))
-            if before is not None and ledger.goes_on(before):  # almost always
+            seen = self._stages.get(name)
+            if seen is not None and ledger.goes_on(seen[0]):  # almost always
                 continue
             after = ledger.stage
-            if before == after:
+            if seen is not None and seen[0] == after:
                 continue
             self._stages[name] = after, now
-            if before is not None and before.lineage == after.lineage:
-                ends += self._ends(ledger, before, after, since, now)
+            if seen is not None and seen[0].lineage == after.lineage:
+                ends += self._ends(ledger, *seen, after, now)
         if suspended or self._suspended:
             for name in suspended.keys() - self._suspended:
                 self.add(EventKind.SUSPENDED, now, dataset=name, text=suspended[name])
             self._suspended = set(suspended)
-        return tuple(ends)
+        return ends
 
     def _ends(
-        self, ledger: ShardLedger, before: Stage, after: Stage, since: float, now: float
+        self, ledger: ShardLedger, before: Stage, since: float, after: Stage, now: float
     ) -> Iterator[End]:
         spec = ledger.spec
         if spec.epoch_barrier:  # without, a later epoch is read while an earlier one is not over

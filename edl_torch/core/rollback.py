@@ -1,4 +1,4 @@
-"""Journal that went back in time: what proves it, and how a dispatcher then suspends its datasets.
+"""Journal that went back in time: what proves it, and how a state then suspends its datasets.
 
 A trainer names the last numbers that it was given and answered, and a state knows every one that it gave and
 answered. So a number that it does not know comes from a later state, which is lost.
@@ -7,32 +7,25 @@ answered. So a number that it does not know comes from a later state, which is l
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edl_torch.core.calls import FencedCall, RestoreCall
 from edl_torch.core.changes import Mark
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Members
+from edl_torch.core.state import MasterState
 from edl_torch.errors import JournalWentBack
-
-if TYPE_CHECKING:
-    from edl_torch.core.dispatcher import Dispatcher
 
 LINEAGES = 1 << 20  # how far apart the numbers of lineages may be that follow each other
 
 
 class Rollback:
-    """Check of a dispatcher's calls for a rollback of its journal, and suspension of all datasets then."""
+    """Check of calls for a rollback of the journal of a state, and suspension of all datasets then."""
 
-    def __init__(self, dispatcher: Dispatcher, mark: Mark) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, state: MasterState, mark: Mark) -> None:
+        self._state = state
         self._mark = mark
         self._nonce = 0
-
-    @property
-    def lineage_step(self) -> int:
-        """Distance of the number of a new lineage from that of the lineage before."""
-        return 1 + self._nonce % LINEAGES
 
     def begin_again(self, nonce: int) -> None:
         """Start on a state of before, which may have had a future that is lost.
@@ -40,19 +33,20 @@ class Rollback:
         What that future named is not named again: `nonce` is a large random number, of this start alone.
         """
         self._nonce = nonce
-        self._dispatcher.members.skip(nonce)
+        self._state.lineage_step = 1 + nonce % LINEAGES
+        self._state.members.skip(nonce)
         self._mark("next", "member")
         self._mark("next", "gaps")
 
     def check(self, call: FencedCall[Any]) -> None:
         """Raise JournalWentBack if this state is older than what the caller was told, or known to be."""
-        dispatcher = self._dispatcher
-        own = call.fence.ledger == dispatcher.ledger_id
-        why = dispatcher.suspended.get(call.dataset)
+        state = self._state
+        own = call.fence.ledger == state.ledger_id
+        why = state.suspended.get(call.dataset)
         if why is not None and not (isinstance(call, RestoreCall) and own):
             raise JournalWentBack(why)
         if own:
-            found = evidence(call, dispatcher.members, dispatcher.find_ledger(call.dataset))
+            found = evidence(call, state.members, state.find_ledger(call.dataset))
             if found:
                 raise JournalWentBack(self.suspend(f"a call of session {call.session!r} names {found}"))
 
@@ -64,8 +58,8 @@ class Rollback:
         """
         self._become_another_ledger(why)
         reason = went_back(why)
-        for ledger in self._dispatcher.ledgers:
-            self._dispatcher.suspended[ledger.spec.name] = reason
+        for ledger in self._state.ledgers:
+            self._state.suspended[ledger.spec.name] = reason
             self._mark("suspended", ledger.spec.name)
         return reason
 
@@ -75,18 +69,18 @@ class Rollback:
         Each dataset gets a new lineage, in another ledger. What the state has forgotten is lent again.
         """
         self._become_another_ledger("accepted")
-        for ledger in self._dispatcher.ledgers:
-            self._dispatcher.open_lineage(ledger, ledger.snapshot())
+        for ledger in self._state.ledgers:
+            self._state.open_lineage(ledger, ledger.snapshot())
 
     def _become_another_ledger(self, why: str) -> None:
-        dispatcher = self._dispatcher
-        text = f"{dispatcher.ledger_id} {self._nonce} {why}"
-        dispatcher.ledger_id = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+        state = self._state
+        text = f"{state.ledger_id} {self._nonce} {why}"
+        state.ledger_id = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
         self._mark("ledger", "id")
-        dispatcher.void_members()
+        state.void_members()
 
     def __repr__(self) -> str:
-        return f"<Rollback suspended={len(self._dispatcher.suspended)}>"
+        return f"<Rollback suspended={len(self._state.suspended)}>"
 
 
 def evidence(call: FencedCall[Any], members: Members, ledger: ShardLedger | None) -> str:

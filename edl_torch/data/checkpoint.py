@@ -68,7 +68,7 @@ def save_checkpoint(
     """
     _check_ranks(service)
     folder = Path(directory)
-    known = service._live_session.position.checkpoints
+    known = service.session.checkpoints
     partial = folder / _on_first(
         service, Doing.SAVE_CHECKPOINT, lambda: _prepare(folder, known.get(str(folder)))
     )
@@ -106,11 +106,12 @@ def load_checkpoint(
     _check_ranks(service)
 
     def choose() -> str:
-        service._live_session.position.look()  # first: whatever others restore from here on is seen
+        session = service.session
+        session.run(session.trainer.position.look())  # first: whatever others restore from here on is seen
         return _newest(Path(directory))
 
     name = _on_first(service, Doing.LOAD_CHECKPOINT, choose)
-    service._live_session.position.checkpoints[str(Path(directory))] = name
+    service.session.checkpoints[str(Path(directory))] = name
     if not name:
         service.load_state_dict(None)
         return None
@@ -157,13 +158,13 @@ def _reasons(error: OSError | CheckpointException | json.JSONDecodeError) -> str
 
 def _on_first(service: DataShardService, doing: Doing, ask: Callable[[], str]) -> str:
     """Return on every rank what rank 0 finds."""
-    lockstep = service._live_session.position.lockstep
+    lockstep = service.session.lockstep
     return ask() if lockstep is None else together(lockstep.peers, doing, lambda: None, ask)
 
 
 def _check_ranks(service: DataShardService) -> None:
     """Raise unless all ranks of the job write to one place."""
-    lockstep = service._live_session.position.lockstep
+    lockstep = service.session.lockstep
     agreeing = 1 if lockstep is None else lockstep.peers.size
     ranks = 1 if _alone() else dist.get_world_size()
     if 1 < ranks != agreeing:

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate as torchs
 
 from edl_torch.data.rows import Rows
-from edl_torch.data.transport import is_plain, is_small, new_batch
+from edl_torch.data.transport import IN_MESSAGE_BYTES, is_plain, is_small, new_batch
 from edl_torch.errors import InvalidArgument
 
 _HELD_BY_TORCH = frozenset("biufc")
@@ -64,7 +64,7 @@ def _stacked(tensors: list[torch.Tensor], *, collate_fn_map: Any = None) -> torc
     first = tensors[0]
     unusual = first.layout is not torch.strided or first.is_nested  # some of these have no `nbytes`
     try:
-        if unusual or not is_small(first.nbytes * len(tensors)):
+        if unusual or first.nbytes * len(tensors) > IN_MESSAGE_BYTES:
             if get_worker_info() is not None and all(map(is_plain, tensors)):
                 return torch.stack(tensors, out=new_batch((len(tensors), *first.shape), first.dtype))
             stacked: torch.Tensor = torchs.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)

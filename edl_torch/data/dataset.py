@@ -29,8 +29,8 @@ from edl_torch.data.columns import read_columns
 from edl_torch.data.feed import Feed
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, draws_by_itself, name_of, record_seeds, with_own_numbers
-from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.data.tensor_rows import tensor_rows
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
@@ -86,7 +86,7 @@ class ShardedDataset(IterableDataset[Any]):
         super().__init__()
         if not isinstance(service, DataShardService):
             raise InvalidArgument(f"service must be a DataShardService, not {type(service).__name__}")
-        service._describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
+        service.session.read_by(reader, shuffle=shuffle, on_bad_record=on_bad_record)
         import_for_reading(reader)
         self.reader = reader
         self.transform = transform
@@ -95,8 +95,10 @@ class ShardedDataset(IterableDataset[Any]):
         self._service: DataShardService | None = service
         self._batch_size = service.batch_size
         self._pid = os.getpid()
-        service._live_session.watch(iterations)
-        self._handle: Handle = service._handle()  # before torch forks: workers must find somebody listening
+        service.session.watch(iterations)
+        self._handle: Handle = (
+            service.session.listen()
+        )  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
         self._feed: Feed | None = None
         self._generators: Generators | None = None
@@ -133,7 +135,7 @@ class ShardedDataset(IterableDataset[Any]):
         iterations.unpickled(state.pop("_run"))
         self.__dict__.update(state)
 
-    def _bind(self, feed: Feed | None) -> None:
+    def bind(self, feed: Feed | None) -> None:
         """Let `feed` count in the next iteration, an `ElasticDataLoader`'s; None for a plain one."""
         self._feed = feed
 
@@ -183,7 +185,7 @@ class ShardedDataset(IterableDataset[Any]):
         info = get_worker_info()
         pid = os.getpid()
         if info is None and pid == self._pid and self._service is not None:
-            return DirectLink(self._service._live_session)
+            return DirectLink(self._service.session)
         if self._link is None or self._link[0] != pid:
             stream = f"process {pid}" if info is None else f"worker {info.id}"
             run = "" if info is None else iterations.served
@@ -217,7 +219,7 @@ class ShardedDataset(IterableDataset[Any]):
         return chain.from_iterable(map(read_lease, iter(link.next, None)))
 
     def _in_threads(self, link: Link, plan: Plan, feed: Feed, threading: Threading) -> Iterator[Any]:
-        self._end_reading()
+        self.end_reading()
         reading = ThreadedReading(
             self._reads,
             plan,
@@ -233,7 +235,7 @@ class ShardedDataset(IterableDataset[Any]):
         self._reading = weakref.ref(reading)
         return _batches_of(reading)
 
-    def _end_reading(self) -> None:
+    def end_reading(self) -> None:
         """End the threads of an iteration that was left."""
         reading = None if self._reading is None else self._reading()
         if reading is not None:
@@ -309,12 +311,12 @@ class ShardedDataset(IterableDataset[Any]):
         return draws_by_itself(self.transform)
 
     @property
-    def _makes_batches(self) -> bool:
+    def makes_batches(self) -> bool:
         """Whether the reader can read many records into one columnar batch."""
         return has_batch_reads(self.reader)
 
     @property
-    def _makes_lists(self) -> bool:
+    def makes_lists(self) -> bool:
         """Whether an iteration may yield samples by the list: not where a subclass does something to each."""
         return type(self).__iter__ is ShardedDataset.__iter__
 

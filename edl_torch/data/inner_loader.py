@@ -79,17 +79,17 @@ class InnerLoader:
     @property
     def columnar(self) -> bool:
         """Whether the reader makes the batches."""
-        return self._batch_size is None and self._dataset._makes_batches
+        return self._batch_size is None and self._dataset.makes_batches
 
     def read(self) -> Iterator[Envelope]:
         """Begin to read."""
         if self.loader is None:
             self.loader = self._make()
-        self._dataset._bind(self._feed)
+        self._dataset.bind(self._feed)
         try:
             return self._start(self.loader)
         finally:
-            self._dataset._bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
+            self._dataset.bind(None)  # the iterator has it: the dataset may serve a plain DataLoader again
 
     def _start(self, loader: DataLoader[Any]) -> Iterator[Envelope]:
         if reads_here(loader):
@@ -111,7 +111,7 @@ class InnerLoader:
 
     def _make(self) -> DataLoader[Any]:
         size = self._batch_size
-        list_size = 0 if size is None or not self._dataset._makes_lists else size
+        list_size = 0 if size is None or not self._dataset.makes_lists else size
         self._feed = Feed(
             columnar=self.columnar,
             list_size=list_size,
@@ -125,7 +125,7 @@ class InnerLoader:
         arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
         if self._arguments.get("num_workers"):
             arguments["worker_init_fn"] = WorkerStart(self._arguments.get("worker_init_fn"))
-            self._dataset.service._take_along(self)
+            self._dataset.service.session.loaders.add(self)
         return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
 
     def _threading(self, batch_size: int) -> Threading | None:
@@ -142,7 +142,7 @@ class InnerLoader:
 
     def end_threads(self) -> None:
         """End the threads that read in this process."""
-        self._dataset._end_reading()
+        self._dataset.end_reading()
 
     def end_workers(self) -> None:
         """End all workers: as the program exits torch would wait for those that are left, or complain."""

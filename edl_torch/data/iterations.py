@@ -77,7 +77,7 @@ def _batch_size(state: dict[str, Any]) -> int:
 
 def _yields_records(dataset: object) -> bool:
     """Whether a sample is a record: not where another dataset, or a subclass, lies between."""
-    return bool(getattr(dataset, "_makes_lists", False))
+    return bool(getattr(dataset, "makes_lists", False))
 
 
 class Iterations:

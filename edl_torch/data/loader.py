@@ -206,18 +206,19 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._peers = peers
         self._padding = PaddingBatch()
         self._statistics = Statistics()
-        self._notice = Notice(together=self._peers is not None)
-        self._check_no_engine = service._check_no_engine
+        self.notice = Notice(together=self._peers is not None)
+        session = service.session
+        gradients = session.gradients
         self._weights = Weights(
             self._peers,
-            attached=lambda: service._torch_optimizers,
-            batches=service._live_session.trainer.elastic,
+            attached=lambda: [o for o in gradients.optimizers() if hasattr(o, "param_groups")],
+            batches=session.passes,
         )
         self._keeps_stepping = False
         self._lineage: int | None = None  # of the last pass
         self._told_of_order = False
         if self._peers is not None:
-            service._live_session.position.synchronise(self._peers)
+            service.position.synchronise(self._peers)
 
     def __enter__(self) -> Self:
         return self
@@ -257,7 +258,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         `close()` puts things back. `preempt()` is a notice too. On synchronous ranks one rank's notice is
         seen by all at the same batch, at most two after it came.
         """
-        return self._notice.look()
+        return self.notice.look()
 
     def preempt(self) -> None:
         """Make `preempted` true, here and on all synchronous ranks; from any thread or signal handler.
@@ -266,7 +267,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         decides (a limit of time). Iteration goes on until the loop is left; `epochs()` ends once the program
         has seen `preempted`.
         """
-        self._notice.give()
+        self.notice.give()
 
     def through(self, epoch: int) -> Iterator[Any]:
         """Iterate over every epoch up to `epoch` that is not over, and over none after it.
@@ -275,7 +276,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         own time, and one that finds the epoch over gets no batch, instead of the next epoch's. `epoch` counts
         from 0. The dataset needs its barrier between epochs.
         """
-        spec = self.service._live_session.plan().spec
+        spec = self.service.session.plan().spec
         if not spec.epoch_barrier:
             raise InvalidArgument("through() needs epochs that end: not with epoch_barrier=False")
         if spec.num_epochs:
@@ -286,8 +287,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
                 yield batch
 
     def _running_epoch(self) -> int:
-        position = self.service._live_session.position
-        return self.service.epoch if position.lockstep is None else position.epoch_of_all(position.lockstep)
+        lockstep = self.service.session.lockstep
+        return self.service.epoch if lockstep is None else self.service.position.epoch_of_all(lockstep)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
@@ -306,9 +307,9 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     def _begin(self, epoch: int) -> LoaderPass:
         if self._undecided:
             check_no_ranks()
-        session = self.service._live_session
-        if session.position.lockstep is not None:
-            session.position.begin_together(session.position.lockstep)
+        session, position = self.service.session, self.service.position
+        if session.lockstep is not None:
+            position.begin_together(session.lockstep)
         plan = session.plan()  # joins
         dataset: ShardedDataset = self.dataset
         if not self._told_of_order:
@@ -326,7 +327,11 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if self._peers is not None:
             kind = LockstepPass if self._peers.parts is None else PartsPass
             return kind(
-                *shared, padding=self._padding, statistics=statistics, notice=self._notice, epoch=epoch
+                *(*shared, position),
+                padding=self._padding,
+                statistics=statistics,
+                notice=self.notice,
+                epoch=epoch,
             )
         if self._keeps_stepping:
             return PaddedPass(*shared, padding=self._padding, statistics=statistics, epoch=epoch)
@@ -353,7 +358,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         it is exact; else an estimate, as `len(loader)` is. A call to the master; synchronous ranks make it
         together.
         """
-        position, size = self.service._live_session.position, self.service.size
+        position, size = self.service.position, self.service.size
         return len(self) - self._batches_of(size - position.done_in_epoch())
 
     def keep_stepping(self) -> None:
@@ -371,13 +376,13 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
         A service that the loader has made is closed too.
         """
-        self._notice.close()
+        self.notice.close()
         live = None if self._live is None else self._live()
         try:
             if live is not None:
                 live.close()
             with suppress(ServiceClosed):
-                self.service._live_session.elastic.end_abandoned()
+                _ = self.service.session  # which ends a pass without an iterator
         finally:
             if self._owns_service:
                 self.service.close()
@@ -428,7 +433,7 @@ def _check_threads(dataset: ShardedDataset, batch_size: int | None) -> None:
         raise InvalidArgument(
             "num_threads is for batches that the loader makes of records: leave it out with batch_size=None"
         )
-    if not dataset._makes_lists:
+    if not dataset.makes_lists:
         raise InvalidArgument(
             f"num_threads is for datasets that iterate as ShardedDataset does, and {type(dataset).__name__} "
             f"has an __iter__ of its own: do it in `transform`, or leave num_threads out"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from edl_torch.data.padding import Statistics
 from edl_torch.data.weights import Weights
+from edl_torch.integrations.engines import check_not_hidden
 
 
 class GradientMethods:
@@ -15,7 +16,7 @@ class GradientMethods:
 
     _weights: Weights
     _statistics: Statistics
-    _check_no_engine: Callable[..., None]
+    service: Any  # a DataShardService
 
     @property
     def weight(self) -> int:
@@ -57,7 +58,7 @@ class GradientMethods:
         over the ranks, as DDP does. Raises InvalidArgument where some batches were weighed with `count` and
         others without, and with an engine of DeepSpeed's.
         """
-        self._check_no_engine(*optimizers)
+        check_not_hidden(*optimizers, *self.service.session.gradients.optimizers())
         self._statistics.put_back()
         self._weights.scale(*optimizers)
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, NoReturn
 
 from edl_torch.client.session import Session
 from edl_torch.data.collate import Envelope
 from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.stopwatch import Stopwatch
 from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
+from edl_torch.trainer.measuring import Stopwatch
 from edl_torch.trainer.tickets import Ticket
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
@@ -45,9 +46,9 @@ class LoaderPass(Iterator[Any]):
     ) -> None:
         self._loader = loader
         self._session = session
-        self._passes = session.elastic
+        self._passes = session.passes
         self._measuring = session.trainer.state.measuring
-        self._stopwatch = Stopwatch(self._measuring)
+        self._stopwatch = Stopwatch(self._measuring, perf_counter)
         self._whole_batch = whole_batch
         self._weights = weights
         self._is_told = session.trainer.state.batches.is_told
@@ -58,7 +59,7 @@ class LoaderPass(Iterator[Any]):
         self._closed = False  # last: without a pass there is nothing to close
 
     def _open(self) -> int:
-        return self._passes.open(self._epoch)
+        return self._session.open(self._epoch)
 
     def __next__(self) -> Any:
         asked_at = self._stopwatch.clock()
@@ -77,19 +78,22 @@ class LoaderPass(Iterator[Any]):
     def _step(self) -> tuple[Any, int]:
         """Return the batch of the next step, and its records; 0 for a padding batch. Raises StopIteration at
         the end of the epoch."""
-        envelope = self._pull(self._passes.more_to_read, self._passes.hand)
+        envelope = self._pull(self._more, self._session.hand)
         if envelope is None:
             raise StopIteration
         if not self._is_told:  # else the wrapper says of each when it passes it on
             self._weights.step(envelope.size)
         return envelope.batch, envelope.size
 
+    def _more(self) -> bool:
+        return self._session.run(self._passes.more_to_read())
+
     def _request(self) -> None:
         """The loop asks for a batch. Raises StopIteration where the pass has ended."""
         if self._pid != os.getpid():
             raise ServiceClosed("this iterator belongs to the process that this one was forked from")
         try:
-            is_open = not self._closed and self._passes.batch_requested(self._number)
+            is_open = not self._closed and self._session.request(self._number)
         except BaseException:
             self.close()
             raise
@@ -102,7 +106,7 @@ class LoaderPass(Iterator[Any]):
         if self._session.closed and not closed:
             raise ServiceClosed("the DataShardService was closed while its loader was being iterated")
         if not closed:
-            self._passes.check_newest(self._number)
+            self._session.check_newest(self._number)
         raise StopIteration
 
     def _pull(self, more: Callable[[], bool], take: Callable[[Ticket], bool]) -> Envelope | None:
@@ -116,7 +120,7 @@ class LoaderPass(Iterator[Any]):
                 # No `for`: Python asks an iterator for its iterator each time, which costs a call.
                 while (envelope := next(self._inner, None)) is not None:
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
-                        self._passes.return_remainder(envelope.ticket)
+                        self._session.run(self._passes.return_remainder(envelope.ticket))
                     elif take(envelope.ticket):
                         if envelope.times is not None:
                             self._measuring.made(*envelope.times)
@@ -132,7 +136,7 @@ class LoaderPass(Iterator[Any]):
             raise
 
     def _name_records(self, what: str) -> LoaderWorkerDied:
-        broken = self._session.broken_streams(timeout_s=1.0)
+        broken = self._session.run(self._session.trainer.broken_streams(timeout_s=1.0))
         where = "; ".join(f"{stream} was at {records}" for stream, records in sorted(broken.items()))
         return LoaderWorkerDied(
             f"{what.rstrip('. ')}. {where or _AT_NO_RECORD}. Nothing was put in quarantine: those "
@@ -145,7 +149,7 @@ class LoaderPass(Iterator[Any]):
             return
         self._closed = True
         try:
-            self._passes.close(self._number)  # first: workers that wait for a lease hear of it
+            self._session.close_pass(self._number)  # first: workers that wait for a lease hear of it
         finally:
             self._let_go()
 
@@ -162,7 +166,7 @@ class LoaderPass(Iterator[Any]):
         # The garbage collector may run this at any allocation of any thread, whatever locks that holds: it
         # takes no lock and makes no call. A forked child has a copy, and no business with the trainer's pass.
         if not self._closed and self._pid == os.getpid():
-            self._passes.abandon(self._number)
+            self._session.abandon(self._number)
 
 
 def _died(error: Exception) -> str | None:

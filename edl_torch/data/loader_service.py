@@ -23,7 +23,7 @@ class ServiceMethods:
     dataset: Any  # torch's; a ShardedDataset
     _weights: Weights
     _statistics: Statistics
-    _notice: Notice
+    notice: Notice
     _came_to_the_end = False  # whether a loop over epochs() did
 
     @property
@@ -38,7 +38,7 @@ class ServiceMethods:
 
         Other than `service.epoch` it cannot move on between a look at it and the batch that it is about.
         """
-        return self.service._live_session.elastic.epoch
+        return self.service.session.passes.epoch
 
     @property
     def records(self) -> Indices:
@@ -47,7 +47,7 @@ class ServiceMethods:
         A lazy sequence of `(name, index)`, computed when it is asked for; empty for a padding batch.
         Behind a wrapper that reads `lookahead` batches ahead it is the one so many before the last.
         """
-        return self.service._live_session.elastic.records_in_hand()
+        return self.service.session.passes.records_in_hand()
 
     def epochs(self) -> Iterator[int]:
         """Go through the epochs that are left: `for epoch in loader.epochs(): for batch in loader: …`.
@@ -57,10 +57,10 @@ class ServiceMethods:
         once it has seen that it is `preempted`: then this ends too. Begun again when all is done, it warns.
         """
         is_again, has_begun = self._came_to_the_end, False
-        while not (self._notice.seen or self.service.finished):
+        while not (self.notice.seen or self.service.finished):
             has_begun = True
             yield self.service.epoch
-        self._came_to_the_end = not self._notice.seen
+        self._came_to_the_end = not self.notice.seen
         if is_again and not has_begun and self._came_to_the_end:
             warn_user(
                 f"all epochs of {self.service.dataset_name!r} are over, and this loop over them trains on "
@@ -89,11 +89,10 @@ class ServiceMethods:
         and none is left. What was read and not passed on is neither acknowledged nor lost. Synchronous ranks
         make these calls together.
         """
-        session = self.service._live_session
-        batch = session.elastic.passed_on()
+        batch = self.service.session.passed_on()
         self._statistics.let_go()
         if batch is None:
-            session.position.agree_again()
+            self.service.position.agree_again()
             return
         self._weights.step(batch.records)
         if not batch.records:
@@ -107,7 +106,8 @@ class ServiceMethods:
         Raises AccountingError where the batch in hand was acknowledged already: call it before the last
         optimizer steps.
         """
-        self.service._live_session.elastic.give_back(window=window)
+        session = self.service.session
+        session.run(session.passes.give_back(window=window))
 
     def state_dict(self) -> dict[str, Any]:
         """The data position, to be saved with the model; see `DataShardService.state_dict`."""

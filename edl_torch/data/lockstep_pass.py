@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from edl_torch.client.lockstep import Lockstep
 from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
+from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.inner_loader import InnerLoader
@@ -49,15 +50,17 @@ class LockstepPass(SteppingPass):
         session: Session,
         whole_batch: int | None,
         weights: Weights,
+        position: SessionPosition,
         *,
         padding: PaddingBatch,
         statistics: Statistics,
         notice: Notice,
         epoch: int,
     ) -> None:
-        lockstep = session.position.lockstep
+        lockstep = session.lockstep
         if lockstep is None:
             raise InvalidArgument("the session has no peers: make the loader with synchronous=True")
+        self._position = position
         self._lockstep: Lockstep = lockstep
         self._peers: Peers = lockstep.peers
         self._notice = notice
@@ -71,8 +74,8 @@ class LockstepPass(SteppingPass):
     def _open(self) -> int:
         """All ranks read the epoch that rank 0 sees."""
         mine = self._epoch
-        epoch = self._session.position.epoch_of_all(self._lockstep) if mine == NEW_PASS else mine
-        return self._passes.open(epoch)
+        epoch = self._position.epoch_of_all(self._lockstep) if mine == NEW_PASS else mine
+        return self._session.open(epoch)
 
     def _step(self) -> tuple[Any, int]:
         if self._vote is None:
@@ -89,7 +92,7 @@ class LockstepPass(SteppingPass):
         self._pulled = self._error = None
         try:
             self._pulled = self._next_batch(wait_s)
-            self._session.position.check()
+            self._session.do(self._session.trainer.state.check)
         except Exception as exc:  # noqa: BLE001  raised in the next step, when all ranks know of it
             self._error = exc
         mine = self._pulled
@@ -99,7 +102,7 @@ class LockstepPass(SteppingPass):
                 batches=int(self._lockstep.holds_leases and mine is not None),
                 bare=int(self._lockstep.holds_leases and mine is None and not self._padding.made),
                 failed=int(self._error is not None),
-                verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._passes.is_over)),
+                verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._is_over)),
                 preempted=int(self._notice.came),
             )
         )
@@ -110,10 +113,10 @@ class LockstepPass(SteppingPass):
 
     def _promise(self, ticket: Ticket) -> bool:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
-        return self._passes.promise(ticket, unanswered=1)
+        return self._session.run(self._passes.promise(ticket, unanswered=1))
 
     def _look(self, wait_s: float) -> Callable[[], bool]:
-        return lambda: self._passes.look_for_more(wait_s)
+        return lambda: self._session.run(self._passes.look_for_more(wait_s))
 
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
@@ -141,8 +144,8 @@ class LockstepPass(SteppingPass):
 
     def _end(self) -> None:
         if not self._stepped:
-            together(self._peers, Doing.END, self._passes.settle_stuck, str)
-        self._session.position.agree_on_end(self._lockstep)
+            together(self._peers, Doing.END, lambda: self._session.run(self._passes.settle_stuck()), str)
+        self._position.agree_on_end(self._lockstep)
 
     def _take(self, count: Count) -> tuple[Any, int]:
         """This rank's batch of the step and its records, or a padding batch and 0."""
@@ -158,7 +161,7 @@ class LockstepPass(SteppingPass):
             return self._pad(), 0
         if not self._is_told:
             self._weights.step(mine.size)
-        if not self._passes.deliver(mine.ticket):
+        if not self._session.deliver(mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "
                 "cut off from the master. Start all ranks again from the last checkpoint"

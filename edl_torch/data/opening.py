@@ -69,7 +69,7 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
     )
     try:
         if order.usual_window is not None:
-            service._suggest_window(order.usual_window)
+            service.session.description.usual_window = order.usual_window
         dataset = _dataset(service, reader, order.in_shard, options)
         if options.shuffle is True:
             kind = type(reader).__name__

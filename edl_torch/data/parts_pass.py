@@ -42,7 +42,7 @@ class PartsPass(LockstepPass):
         discarded = self._passes.discarded
         if mine is None:
             return Parcel(discarded=discarded)
-        slices = self._passes.shares(mine.ticket)
+        slices = self._session.do(self._passes.shares, mine.ticket)
         return Parcel(batch=mine.batch, size=mine.size, slices=slices, discarded=discarded)
 
     def _follow(self) -> Pulled | None:
@@ -55,9 +55,9 @@ class PartsPass(LockstepPass):
                 "calls. Start all ranks again from the last checkpoint, as torchrun does by itself"
             )
         if not parcel.size:
-            self._passes.follow_to_the_end()
+            self._session.do(self._passes.follow_to_the_end)
             return None
-        return InParts(delivery, self._passes.follow(parcel.slices))
+        return InParts(delivery, self._session.do(self._passes.follow, parcel.slices))
 
 
 class InParts:

@@ -16,7 +16,7 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.stopwatch import ReadingTimes
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader, IndexedReader, has_expectations, has_random_access
 from edl_torch.readers.error_classification import is_source_error, name_record
@@ -109,7 +109,8 @@ class SampleReader:
                 rest, timed = self._drawn(plan, part, records, times), times.timing
                 while samples.draw(rest, run, stop):
                     yield samples.take()
-                    times.begin_if_due()
+                    if perf_counter() >= times.due_at:
+                        times.begin()
                     if times.timing is not timed and run[2] < stop:
                         part = _from(cut, run[2])
                         rest, timed = self._drawn(plan, part, records, times), times.timing

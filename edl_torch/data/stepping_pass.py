@@ -40,11 +40,15 @@ class SteppingPass(LoaderPass):
 
     def _pad(self) -> Any:
         """Return a padding batch, and note that the loop gets one."""
-        self._passes.pad()
+        self._session.do(self._passes.pad)
         if not self._is_told:
             self._weights.step(0)
         self._statistics.keep()
         return self._padding.batch()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._session.do(lambda: self._passes.is_over)
 
     def close(self) -> None:
         """End the pass."""
@@ -61,8 +65,8 @@ class PaddedPass(SteppingPass):
     def _step(self) -> tuple[Any, int]:
         envelope = None
         while envelope is None:
-            envelope = self._pull(self._look, self._passes.hand)
-            if envelope is None and self._passes.is_over:
+            envelope = self._pull(self._look, self._session.hand)
+            if envelope is None and self._is_over:
                 raise StopIteration
             if envelope is None and self._padding.made:
                 self._stepped = True
@@ -74,7 +78,8 @@ class PaddedPass(SteppingPass):
         return envelope.batch, envelope.size
 
     def _look(self) -> bool:
-        more = self._passes.look_for_more(0.0 if self._padding.made else FIRST_WAIT_S)
-        if not more and not self._stepped and self._passes.is_over:
-            self._passes.settle_stuck()
+        wait_s = 0.0 if self._padding.made else FIRST_WAIT_S
+        more = self._session.run(self._passes.look_for_more(wait_s))
+        if not more and not self._stepped and self._is_over:
+            self._session.run(self._passes.settle_stuck())
         return more

@@ -28,9 +28,9 @@ from edl_torch.data.cells import (
 from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, Transform, too_few
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates, name_of, transform_in_thread
-from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.trainer.tickets import Tally

@@ -35,6 +35,7 @@ class Masks:
     """
 
     def __init__(self) -> None:
+        self.are_put = False
         self._handles: list[RemovableHandle] = []
         self._open: int | None = None  # batch whose losses are masked
         self._active = False
@@ -42,14 +43,14 @@ class Masks:
 
     def put(self, batch: int, loss: torch.Tensor) -> None:
         """Mask backward passes of this loss."""
-        self._open = batch
+        self._open, self.are_put = batch, True
         self._handles += [leaf.register_prehook(self._mask) for leaf in _leaves(loss.grad_fn)]
 
     def remove(self) -> None:
         """Mask no more: the batch is over."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._open, self._active = [], None, False
+        self._handles, self._open, self._active, self.are_put = [], None, False, False
 
     def masked(self, batch: int, backward: int) -> None:
         """A backward pass through a masked loss begins. Raises InvalidArgument unless it is of that batch
@@ -145,8 +146,10 @@ class Weights:
 
     def step(self, own: int) -> None:
         """Note that a batch of `own` records goes to the loop."""
-        self._look()
-        self._masks.remove()
+        if self._batches.discarded != self._seen:
+            self._look()
+        if self._masks.are_put:
+            self._masks.remove()
         self._batch += 1
         self._own = own
         self._padded |= not own

@@ -23,11 +23,12 @@ from edl_torch.core.calls import (
     Registration,
     ReportCall,
 )
-from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.lease import Lease
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_option, new_spec
+from edl_torch.core.state import Released
 from edl_torch.elasticdl.calls import (
     ForeignTask,
     GetTaskCall,

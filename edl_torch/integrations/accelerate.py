@@ -78,7 +78,7 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
         outcome. A loop that leaves an epoch early gets it again, but not once the program has seen that it is
         `preempted`: then this ends too.
         """
-        while not self._loader._notice.seen:
+        while not self._loader.notice.seen:
             self._begin()
             self._loader.progress()  # every process has reported when one of them asks for all
             self._accelerator.wait_for_everyone()

@@ -39,7 +39,7 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
     ranks: int = engine.dp_world_size
     check_synchronous(loader, ranks, f"DeepSpeed trains one model on {ranks} ranks")
     loader.attach(engine, one_model=_ONE_MODEL if engine.zero_optimization_stage() == 3 else "")
-    engines = loader.service._live_session.optimizers.alive()
+    engines = loader.service.session.gradients.optimizers()
     if len(engines) > 1 and any(each.gradient_accumulation_steps() > 1 for each in engines):
         raise InvalidArgument(
             "several engines train on one loader, and one of them accumulates gradients: the batch that "

@@ -43,7 +43,7 @@ class ShardedRecords:
         transform: Callable[[Any], Any] | None = None,
         on_bad_record: Literal["raise", "quarantine"] = "raise",
     ) -> None:
-        service._describe(reader, shuffle=shuffle, on_bad_record=on_bad_record)
+        service.session.read_by(reader, shuffle=shuffle, on_bad_record=on_bad_record)
         self._service = service
         self._quarantines = on_bad_record == "quarantine"
         self._transform = transform
@@ -52,9 +52,8 @@ class ShardedRecords:
     def __iter__(self) -> Iterator[Any]:
         """Begins when its first sample is asked for. Raises AccountingError while the loop may still be at
         the last pass, whose reports could not be told from those of this one."""
-        session = self._service._live_session
-        owed = session.owed
-        if owed:
+        session = self._service.session
+        if owed := session.do(lambda: session.trainer.plain.owed):
             raise AccountingError(
                 f"{owed} record(s) of {self._service.dataset_name!r} were read and not yet reported as "
                 f"trained on when the next pass began: leave .repeat() out, report each batch, and call "

@@ -252,7 +252,7 @@ class ElasticTrainer:
             if self._sizes:
                 self.elastic_loader.begin_batch(self._sizes.popleft())
                 # It trains on all that it has read for the step, in their order.
-                self.elastic_loader.service._live_session.elastic.mark_window()
+                self.elastic_loader.service.session.trainer.state.batches.mark_window()
             return training_step(*args, **kwargs)
 
         return step

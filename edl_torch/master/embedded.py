@@ -105,7 +105,11 @@ class LocalMaster(MasterApi):
             self._check_process()
             answer = self._decide(Dispatcher.report, request)
         elif isinstance(request, LeaseCall):
-            answer = self._lease(request, wait_s)
+            answer = self._wait_for_lease(request, wait_s) if wait_s else None
+            if answer is None:
+                answer = self.apply(Dispatcher.lease, request)
+            if answer.nothing_yet:
+                self._call_back(request)
         elif isinstance(request, StatusCall):
             answer = self.apply(self._observe, request, time.time())
         else:
@@ -120,14 +124,6 @@ class LocalMaster(MasterApi):
         with self._lock:
             self._listeners[session] = listener
         self.apply(Dispatcher.stream_opened, session)
-
-    def _lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer:
-        answer = self._wait_for_lease(call, wait_s) if wait_s else None
-        if answer is None:
-            answer = self.apply(Dispatcher.lease, call)
-        if answer.nothing_yet:
-            self._call_back(call)
-        return answer
 
     def _wait_for_lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         deadline = time.monotonic() + wait_s

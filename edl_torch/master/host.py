@@ -22,8 +22,9 @@ from edl_torch.core.calls import (
     RestoreCall,
     StatusCall,
 )
-from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import printable
+from edl_torch.core.state import Released
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.durable import GroupCommit
 

@@ -14,9 +14,10 @@ from typing import Any, TypeVar, cast
 
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.core import calls
-from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.plan import Plan
+from edl_torch.core.state import Released
 from edl_torch.errors import MasterUnavailable
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.shard import Slice

@@ -45,11 +45,11 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Look for other trainers of the same dataset in this process. The answer is a tuple of `Neighbour`."""
+    """Look for other trainers of the dataset in this process. The answer is a tuple of `SiblingSession`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
+class SiblingSession:
     """Another trainer of the same dataset in this process, whose loop has `records` records."""
 
     session: str

@@ -76,9 +76,9 @@ class Batches:
         self._never: set[int] = set()  # optimizers that have not stepped at all
         self._told: set[int] = set()  # of those, the ones that somebody was told of
         self._replaced = False  # whether one did not step in the last pass, and others did
-        self._lost: list[Batch] = []  # that were stepped on, without their gradients
-        self.sees = False  # whether marks tell: the gradients of all attached optimizers can be looked at
-        self._unseen = False  # whether one without a mark was stepped on
+        self.counted_lost: list[Batch] = []  # that a step has counted though their gradients were gone
+        self.sees = False  # whether marks tell: gradients of all attached optimizers can be looked at
+        self.counted_unseen = False  # whether a step has counted one without a mark
 
     def __repr__(self) -> str:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
@@ -115,28 +115,23 @@ class Batches:
         """Whether several batches may be on their way to the loop, unseen."""
         return self._lookahead is not None and self._lookahead > 1
 
-    def take_lost(self) -> list[Batch]:
-        """Return batches that a step has counted since this was asked, though their gradients are gone."""
-        lost, self._lost = self._lost, []
-        return lost
-
-    # Which batches are in the gradients -----------------------------------------------------------------
+    # Which batches are in the gradients -------------------------------------------------------------------
 
     @property
     def in_doubt(self) -> bool:
         """Whether no gradient of the batch in hand was seen so far, where one would be."""
         batch = self.in_hand
-        return batch is not None and self.sees and not batch.marked and bool(batch.ticket)
+        return self.sees and batch is not None and not batch.marked and bool(batch.ticket)
 
     def mark(self, *, is_first: bool = False) -> None:
         """Note that a gradient of the batch in hand comes; `is_first` where none is in place before.
 
         Behind a wrapper that does not tell, any of what it has read ahead may be in hand after the end.
         """
-        batch = self.in_hand
         if self.ended and not self.is_told:
             for other in self.ahead:
                 other.marked = True
+        batch = self.in_hand
         if batch is None:
             return
         batch.marked = True
@@ -145,16 +140,15 @@ class Batches:
                 if other.number < batch.number:
                     other.marked = False  # nothing says where its gradient is
 
+    def mark_window(self) -> None:
+        """Note, as an adapter says, that each batch since the last step is trained on before the next."""
+        for batch in self.untouched():
+            batch.marked = True
+
     @property
     def steps_before_hand(self) -> bool:
         """Whether a step now is on batches before the one in hand, of which no gradient was seen."""
-        gathered = self.unfinished
-        return self.in_doubt and len(gathered) > 1 and any(batch.marked for batch in self.untouched())
-
-    def take_unseen(self) -> bool:
-        """Return whether a step has counted batches since this was asked whose gradients nobody saw."""
-        unseen, self._unseen = self._unseen, False
-        return unseen
+        return self.in_doubt and len(self.unfinished) > 1 and any(batch.marked for batch in self.untouched())
 
     # Batches come and go ----------------------------------------------------------------------------------
 
@@ -195,9 +189,9 @@ class Batches:
             batch = unfinished.popleft()
             done.append(batch.ticket)
             if batch.lost:
-                self._lost.append(batch)
+                self.counted_lost.append(batch)
             if self.sees and not batch.marked:
-                self._unseen = True
+                self.counted_unseen = True
         self.settled += len(done)
         return done
 

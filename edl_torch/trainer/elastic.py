@@ -54,10 +54,21 @@ class ElasticPasses:
             self._withdraw()
         yield from self.warnings.of_the_last_pass()
         state.batches.begin_pass()
-        yield from self.batch_requested()
+        self._ask()
+        yield from self._reporter.send()
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass that is open, or was last; NEW_PASS before the first one."""
+        return self._state.supply.current.epoch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the master has said that the epoch is over."""
+        return self._state.supply.current.is_over
 
     def is_open(self, number: int) -> bool:
         """Whether elastic pass `number` is open."""
@@ -211,20 +222,17 @@ class ElasticPasses:
 
     # Batches ----------------------------------------------------------------------------------------------
 
-    def hand_now(self, ticket: Ticket) -> bool:
-        """Hand a batch to the loop, where there is nothing to wait for. False: `hand` must be tried."""
-        state = self._state
-        # Where acknowledgements may wait, master and trainer end together: nobody would repeat a batch.
-        told = state.outbox.error is None if state.config.report_delay_s else state.outbox.is_settled
-        return self._is_sure() and told and self.deliver(ticket)
-
     def hand(self, ticket: Ticket) -> Procedure[bool]:
         """Hand a batch to the loop. False when it was thrown away.
 
         Whatever happens to this trainer from now on, this batch is all that another may have to repeat.
         """
-        yield from self._reporter.flush()
-        yield from self._make_sure()
+        outbox = self._state.outbox
+        # Where acknowledgements may wait, master and trainer end together: nobody would repeat a batch.
+        if outbox.error is not None or not (self._state.config.report_delay_s or outbox.is_settled):
+            yield from self._reporter.flush()
+        if self._state.liveness is not None and not self._is_sure():
+            yield from self._confirmer.ensure()
         if self.deliver(ticket):
             return True
         yield from self._throw_away(ticket)
@@ -238,17 +246,14 @@ class ElasticPasses:
         state.liveness.moved_on(state.now)
         return state.liveness.sure(state.now)
 
-    def _make_sure(self) -> Procedure[None]:
-        if not self._is_sure():
-            yield from self._confirmer.ensure()
-
     def promise(self, ticket: Ticket, unanswered: int) -> Procedure[bool]:
         """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
 
         So many reports may still be without answer: 0, where a refused one must not cost a second batch.
         """
         yield from self._reporter.wait_answered(unanswered)
-        yield from self._make_sure()
+        if not self._is_sure():
+            yield from self._confirmer.ensure()
         if self._state.inflight.is_mine(ticket):
             return True
         yield from self._throw_away(ticket)
@@ -291,34 +296,27 @@ class ElasticPasses:
 
     # What the loop is done with ---------------------------------------------------------------------------
 
-    def batch_requested(self) -> Procedure[None]:
-        """Note that the loop asks for the next batch: without an optimizer it is done with those before."""
-        self._request()
-        yield from self._reporter.send()
+    def request(self, number: int) -> Procedure[bool]:
+        """Note that the loop asks pass `number` for a batch. Without an optimizer it is done with the others.
 
-    def request_now(self, number: int) -> bool | None:
-        """Do as `batch_requested` for pass `number`, where it is open.
-
-        Returns whether it is; None where a report must be sent, as `Reporter.send` does.
+        Returns whether that pass is still open.
         """
         if not self.is_open(number):
             return False
-        return None if self._request() else True
+        if self._ask() and self._reporter.is_due:
+            yield from self._reporter.send()
+        return True
 
-    def _request(self) -> bool:
-        """Note that the loop asks for a batch. Returns whether a report must be sent."""
-        state = self._state
+    def _ask(self) -> bool:
+        """Note that the loop asks for a batch. Returns whether it is done with some, and no step decides."""
+        state, batches = self._state, self._state.batches
         self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if state.batches.attached or state.batches.is_told:
-            state.batches.asked()
+        if batches.attached or batches.is_told:
+            batches.asked()
             return False  # what another report led to is raised before the batch is handed over
-        done = state.batches.done()
-        if done:
-            acknowledgements = state.inflight.acknowledge(done)
-            state.outbox.note(acknowledgements=acknowledgements, way=Way.NEXT)
-        return bool(done) and self._reporter.is_due
+        return bool(self._settle(batches.done(), Way.NEXT))
 
     def passed_on(self) -> Procedure[Batch | None]:
         """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left.
@@ -336,22 +334,16 @@ class ElasticPasses:
         yield from self._reporter.send()
         return batch
 
-    def stepped(self, optimizer: int) -> Procedure[None]:
-        """Note a step of an attached optimizer."""
-        if self.step_now(optimizer):
-            yield from self._reporter.send()
-
-    def step_now(self, optimizer: int, before_hand: bool = False, way: Way = Way.STEP) -> bool:
-        """Do as `stepped`, or, with `before_hand`, note a step on what came before the batch in hand.
-
-        Returns whether a report must be sent, as `Reporter.send` does.
-        """
+    def stepped(self, optimizer: int, before_hand: bool = False, way: Way = Way.STEP) -> Procedure[None]:
+        """Note a step of an attached optimizer, or, with `before_hand`, one on what came before the batch in
+        hand."""
         state = self._state
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         state.batches.stepped(optimizer, before_hand=before_hand)
         self._settle(state.batches.done(), way)
-        return self._reporter.is_due
+        if self._reporter.is_due:
+            yield from self._reporter.send()
 
     def detach(self, optimizer: int) -> Procedure[None]:
         """Let an optimizer decide no more: what all others have stepped on is acknowledged."""
@@ -372,13 +364,15 @@ class ElasticPasses:
         """Acknowledge batches that the loop is done with. Returns what is told of them."""
         if not done:
             return []
-        if self._state.batches.take_unseen():
-            way = max(way, Way.UNSEEN)
+        batches = self._state.batches
+        if batches.counted_unseen:
+            batches.counted_unseen, way = False, max(way, Way.UNSEEN)
         acknowledgements = self._state.inflight.acknowledge(done)
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
-        lost = self._state.batches.take_lost()
-        if lost and way <= Way.UNSEEN:
-            self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
+        if lost := batches.counted_lost:
+            batches.counted_lost = []
+            if way <= Way.UNSEEN:
+                self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
         return acknowledgements
 
     def report(self) -> Procedure[int]:

@@ -13,7 +13,7 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
-from edl_torch.trainer.actions import Call, LookAround, Neighbour, Procedure, Wait
+from edl_torch.trainer.actions import Call, LookAround, Procedure, SiblingSession, Wait
 from edl_torch.trainer.facts import Granted, Logged
 from edl_torch.trainer.phases import Asking
 from edl_torch.trainer.registrar import Registrar
@@ -164,8 +164,8 @@ class Leasing:
         """Raise ConcurrentIteration where this thread waits for records that its own other loop holds."""
         if not self._nothing_yet:
             return
-        neighbours: tuple[Neighbour, ...] = yield LookAround()
-        if held := sum(one.records for one in neighbours if one.same_thread):
+        siblings: tuple[SiblingSession, ...] = yield LookAround()
+        if held := sum(one.records for one in siblings if one.same_thread):
             raise ConcurrentIteration(
                 f"this loop waits for {held} record(s) of {self._state.config.dataset!r} that another loader "
                 f"of this process holds, whose loop is in the same thread and cannot go on before this one: "
@@ -177,8 +177,8 @@ class Leasing:
     def _say_waiting(self) -> Procedure[None]:
         """Log for how long this trainer has waited for records of others, and who has them."""
         config, waited_s = self._state.config, self._waited_s
-        neighbours: tuple[Neighbour, ...] = yield LookAround()
-        here = {one.session for one in neighbours}
+        siblings: tuple[SiblingSession, ...] = yield LookAround()
+        here = {one.session for one in siblings}
         holders = "the master does not say who has them"
         try:
             status: MasterStatus = yield Call(StatusCall())

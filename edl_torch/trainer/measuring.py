@@ -1,15 +1,20 @@
 """Measures of this trainer as they grow: counters that the training loop adds to.
 
-They cost a batch half a microsecond, and twice that where other code has the caches. They must not know a
-clock, nor what the measures are for.
+They cost a batch half a microsecond, and twice that where other code has the caches. The clock is given, and
+what the measures are for is not known here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from edl_torch.core.measures import BUCKETS, LEAST_EXPONENT, Histogram, Measures
 
 _FIRST_BOUNDS = 2.0**-LEAST_EXPONENT  # in a second
 _POWERS = 64  # of two first bounds: more seconds than any clock counts
+
+T = TypeVar("T")
 
 
 class Durations:
@@ -85,3 +90,46 @@ class Measuring:
             read_s=self.read_s,
             transform_s=self.transform_s,
         )
+
+
+class Stopwatch:
+    """Adds to `measuring` how long a loop waits for each batch, and works on it. `clock` tells seconds.
+
+    One call a batch counts its wait and the work on the batch before it. A wait that ends without a batch, as
+    at the end of an epoch, is not counted. Nor is the work on a batch after which the loop was left: nobody
+    says when it was done.
+    """
+
+    __slots__ = ("_for_ranks_s", "_handed_at", "_measuring", "clock")
+
+    def __init__(self, measuring: Measuring, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._measuring = measuring
+        self._handed_at: float | None = None  # None: the loop has no batch in hand
+        self._for_ranks_s = 0.0  # of the wait that is under way
+
+    def __repr__(self) -> str:
+        return f"<Stopwatch handed_at={self._handed_at}>"
+
+    def handed(self, asked_at: float, records: int) -> None:
+        """The loop gets the batch, of so many records, for which it asked at a time of the clock."""
+        now, handed_at = self.clock(), self._handed_at
+        if handed_at is not None:
+            self._measuring.stepped.add(asked_at - handed_at)
+        self._handed_at = now
+        self._measuring.handed(records, now - asked_at, self._for_ranks_s)
+        self._for_ranks_s = 0.0
+
+    def ended(self, asked_at: float) -> None:
+        """The loop asked for a batch at a time of the clock, and there is none."""
+        if self._handed_at is not None:
+            self._measuring.stepped.add(asked_at - self._handed_at)
+        self._handed_at = None
+        self._for_ranks_s = 0.0
+
+    def wait_for_ranks(self, wait: Callable[[], T]) -> T:
+        """Return what `wait` does, which is ready when the other synchronous ranks are."""
+        began = self.clock()
+        result = wait()
+        self._for_ranks_s += self.clock() - began
+        return result

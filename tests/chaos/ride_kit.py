@@ -123,7 +123,7 @@ class Trainer(threading.Thread):
             self._client.close()
 
     def _train(self, service: DataShardService) -> None:
-        self.session = service._live_session.id
+        self.session = service.session.id
         optimizer = Optimizer()
         if self._accumulate:
             service.attach(optimizer)

@@ -85,7 +85,7 @@ def load(
         for batch in loader:
             mine[batch] += 1
     dist.all_reduce(mine)
-    lineage = service._live_session.lineage
+    lineage = service.session.lineage
     return {"found": found, "lineage": lineage, "counts": (model.counts + mine).tolist()}
 
 

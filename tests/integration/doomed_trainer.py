@@ -57,7 +57,7 @@ def main(address: str, audit_dir: str, size: str, report: str, when: str) -> Non
                     for record in range(start, min(start + BATCH, shard.end)):
                         print(record, flush=True)
                     service.report_batch_done(min(BATCH, shard.end - start))
-                    service._live_session.flush()  # a report for each batch
+                    service.session.flush()  # a report for each batch
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(t
     batches = iter(loader(stopped))
     next(batches)
     next(batches)
-    fake.break_stream(stopped._live_session.id)
+    fake.break_stream(stopped.session.id)
     fake.clock.advance(60)
     fake.expire()
     with service(fake, tmp_path, in_process=in_process) as heir:
@@ -228,7 +228,7 @@ def test_what_a_loop_trained_on_twice_is_counted(tmp_path, capsys, fake, away, i
             for batch in loader(trainer):
                 number += 1
                 if number == 5:  # one batch of the next step, and one in hand
-                    away(fake, trainer._live_session.id)
+                    away(fake, trainer.session.id)
                 seen.update(batch.tolist())
                 if number % 3 == 0:
                     optimizer.step()
@@ -318,7 +318,7 @@ def test_no_less_is_counted_than_a_plain_loop_trained_on_twice(tmp_path, capsys,
         while not trainer.finished:
             for number, batch in enumerate(plain(trainer, 0)):
                 if number == 3:
-                    away(fake, trainer._live_session.id)
+                    away(fake, trainer.session.id)
                 seen.update(batch.tolist())
                 trainer.report_batch_done()
     status, said = judged(tmp_path, capsys)

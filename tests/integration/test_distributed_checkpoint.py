@@ -90,7 +90,7 @@ def test_a_service_that_leaves_the_shard_size_open_follows_the_checkpoint(tmp_pa
         dcp.save({"data": service}, checkpoint_id=tmp_path / "saved")
     with trainer(FakeMaster(), batch_size=6, records_per_shard=None) as (service, dataset):
         dcp.load({"data": service}, checkpoint_id=tmp_path / "saved")
-        assert service._live_session.plan().spec.records_per_shard == 32
+        assert service.session.plan().spec.records_per_shard == 32
         trained += flat(take(iter(elastic(dataset)), 100))
         assert sorted(trained) == all_records()
 
@@ -131,7 +131,7 @@ def test_a_token_of_one_that_comes_late_is_where_the_others_are() -> None:
         loop = iter(elastic(dataset))
         take(loop, 3)
         service.report_batch_done()
-        service._live_session.flush()
+        service.session.flush()
         assert Token.decode(late.state_dict()["token"]).acknowledged == 12
 
 

@@ -59,7 +59,7 @@ def test_what_a_full_disk_has_no_room_for_is_not_acknowledged(tmp_path: Path, in
     first = service(master, tmp_path, in_process=in_process)
     batches = iter(ElasticDataLoader(ShardedDataset(first, NUMBERS)))
     next(batches)
-    log = first._live_session._audit
+    log = first.session._audit
     assert log is not None
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), log._file)
@@ -99,7 +99,7 @@ def test_a_dead_trainers_leases_are_proven_by_those_who_took_them_over(tmp_path:
     batches = iter(ElasticDataLoader(ShardedDataset(doomed, NUMBERS)))
     for _ in range(5):
         next(batches)  # four trained on, one in hand
-    master.break_stream(doomed._live_session.id)
+    master.break_stream(doomed.session.id)
     master.clock.advance(5)
     master.expire()
     with service(master, tmp_path, in_process=True) as heir:

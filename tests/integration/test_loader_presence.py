@@ -31,7 +31,7 @@ def stopped(fake: FakeMaster, service: DataShardService) -> None:
 
 def cut_off(fake: FakeMaster, service: DataShardService) -> None:
     """The stream was broken for longer than the grace."""
-    fake.break_stream(service._live_session.id)
+    fake.break_stream(service.session.id)
     fake.clock.advance(1.5)
     assert fake.expire()
 
@@ -40,9 +40,9 @@ def stalled(fake: FakeMaster, service: DataShardService) -> None:
     """The loop hung for longer than the progress timeout, and heartbeats flowed."""
     for _ in range(4):
         fake.clock.advance(5.0)
-        presence = fake.listeners[service._live_session.id]
-        fake._dispatcher.heartbeat(service._live_session.id, presence.member, fake.clock(), presence.progress)
-        fake.listeners[service._live_session.id].answered(fake.clock())
+        presence = fake.listeners[service.session.id]
+        fake._dispatcher.heartbeat(service.session.id, presence.member, fake.clock(), presence.progress)
+        fake.listeners[service.session.id].answered(fake.clock())
     assert all(item.stalled for item in fake.expire())
 
 
@@ -100,7 +100,7 @@ def test_whoever_comes_back_in_time_keeps_everything() -> None:
         for number, batch in enumerate(elastic(dataset)):
             seen.append(numbers(batch))
             if number % 5 == 0:
-                fake.break_stream(service._live_session.id)
+                fake.break_stream(service.session.id)
                 fake.clock.advance(0.9)
             elif number % 5 == 1:
                 fake.clock.advance(29.0)
@@ -114,7 +114,7 @@ def test_presenting_leases_may_fail_on_the_way(fake: FakeMaster, fault: Fault) -
     with trainer(fake, COUNTS) as (service, dataset):
         loop = iter(elastic(dataset))
         seen = take(loop, 3)
-        fake.break_stream(service._live_session.id)
+        fake.break_stream(service.session.id)
         fake.faults.plan("confirm", fault, fault)
         seen += take(loop, 1000)
         assert len(flat(seen)) == 137
@@ -123,7 +123,7 @@ def test_presenting_leases_may_fail_on_the_way(fake: FakeMaster, fault: Fault) -
 
 def test_a_break_while_leases_are_presented_is_noticed(fake: FakeMaster) -> None:
     with trainer(fake, COUNTS) as (service, dataset):
-        session = service._live_session.id
+        session = service.session.id
         loop = iter(elastic(dataset))
         seen = take(loop, 3)
         answered, calls = fake._local.call, []
@@ -160,7 +160,7 @@ def test_a_master_that_stays_away_is_an_error_and_the_loop_can_be_taken_up_again
         loop = iter(elastic(dataset))
         seen = take(loop, 3)
         steps.step()
-        fake.break_stream(service._live_session.id)
+        fake.break_stream(service.session.id)
         fake.faults.master_away()
         with pytest.raises(MasterUnavailable):
             next(loop)
@@ -204,7 +204,7 @@ def test_a_plain_loop_waits_while_presence_is_in_doubt(fake: FakeMaster) -> None
     with trainer(fake, COUNTS) as (service, dataset):
         loop = iter(DataLoader(dataset, BATCH))
         next(loop)
-        fake.break_stream(service._live_session.id)
+        fake.break_stream(service.session.id)
         fake.faults.plan("confirm", Fault.REPEAT)
         service.report_batch_done()
         assert repr(fake.faults) == "<Faults {}>"

@@ -146,7 +146,7 @@ def test_a_fetcher_that_holds_nothing_waits_for_what_a_leaver_gives_back() -> No
             assert leaver.fetch_shard() is not None
             with ThreadPoolExecutor(1) as pool:
                 fetching = pool.submit(waiting.fetch_shard)
-                wait_until(lambda: fake._dispatcher.wanted("training", leaver._live_session.id, fake.clock()))
+                wait_until(lambda: fake._dispatcher.wanted("training", leaver.session.id, fake.clock()))
                 assert not fetching.done()
                 leaver.close()
                 shard = fetching.result(timeout=10)
@@ -189,7 +189,7 @@ def test_a_dead_peers_records_come_to_the_one_that_waits() -> None:
         taken = take(dying, 3)  # two of them acknowledged
         with ThreadPoolExecutor(1) as pool:
             living = pool.submit(lambda: take(iter(elastic(second)), 1000))
-            session = first.service._live_session.id
+            session = first.service.session.id
             wait_until(lambda: fake._dispatcher.wanted("training", session, fake.clock()))
             fake.break_stream(session)
             fake.clock.advance(1.5)
@@ -205,7 +205,7 @@ def test_a_lost_session_trains_on_and_doubles_one_batch_at_most() -> None:
     with trainer(fake, COUNTS) as (service, dataset):
         loop = iter(elastic(dataset))
         seen = take(loop, 3)
-        fake.break_stream(service._live_session.id)
+        fake.break_stream(service.session.id)
         fake.clock.advance(1.5)
         assert fake.expire()
         seen += take(loop, 1000)
@@ -226,8 +226,8 @@ def test_a_session_lost_in_a_plain_loop_acknowledges_nothing_early(num_workers: 
             trained += numbers(batch)
             service.report_batch_done()
             if number == 3:
-                service._live_session.flush()
-                fake.break_stream(service._live_session.id)
+                service.session.flush()
+                fake.break_stream(service.session.id)
                 fake.clock.advance(1.5)
                 fake.expire()
             assert {record for _, record in acknowledged(fake, service)} <= set(trained)

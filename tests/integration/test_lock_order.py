@@ -244,7 +244,7 @@ def test_records_of_a_lost_iterator_go_to_a_trainer_that_waits_for_them() -> Non
         take(iterator, 1)
         del iterator
         assert sorted(flat(take(iter(elastic(others)), 100))) == list(range(12))
-        assert first._live_session.records == 0
+        assert first.record_count == 0
 
 
 def test_a_loader_that_is_closed_after_a_break_gives_back_at_once() -> None:
@@ -252,7 +252,7 @@ def test_a_loader_that_is_closed_after_a_break_gives_back_at_once() -> None:
         loader = elastic(dataset)
         for _ in loader:
             break
-        assert service._live_session.records == 0
+        assert service.record_count == 0
         for _ in loader:
             break
         loader.close()

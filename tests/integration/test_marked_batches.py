@@ -211,7 +211,21 @@ def another_optimizer_trains_a_part(loader: Any, model: Counts, optimizer: Any) 
     model.learnt.data = part.learnt.data  # what is judged here
 
 
+def never_zeroed(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        model(batch).backward()
+        optimizer.step()
+
+
+def stepped_twice(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        learn(model, optimizer, batch)
+        if number == 5:
+            optimizer.step()
+
+
 UNSEEN = "no gradient was seen"
+AGAIN = "on gradients that it had stepped on before"
 WRITTEN = "were written after"
 
 
@@ -225,6 +239,8 @@ WRITTEN = "were written after"
         (skipped, UNSEEN),
         (gradients_in_buffers, UNSEEN),
         (thrown_away_in_a_window, UNSEEN),
+        (never_zeroed, AGAIN),
+        (stepped_twice, AGAIN),
         (another_optimizer_trains, WRITTEN),
         (another_optimizer_trains_a_part, "an optimizer stepped that is not attached"),
     ],

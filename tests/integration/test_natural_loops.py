@@ -220,7 +220,7 @@ def test_ranks_of_a_process_group_must_choose(process_group: Callable[[int], Non
         process_group(2)  # after the loader was made, before the first pass
         with pytest.raises(InvalidArgument, match=r"2 ranks.*synchronous=True.*synchronous=False"):
             iter(undecided)
-        assert not service._live_session.joined
+        assert not service.session.joined
         assert len(flat(take(iter(alone), 100))) == len(all_records())
 
 
@@ -307,7 +307,7 @@ def test_a_trainer_that_waits_for_a_master_which_tells_nothing_says_so_too(
 def test_a_trainer_in_one_process_with_its_master_knows_the_time() -> None:
     with DataShardService(4, LocalMaster(), reader=NumberReader({"a": 8})) as service:
         assert service.size == 8
-        assert service._live_session.trainer.state.now > 0
+        assert service.session.trainer.state.now > 0
 
 
 class Away(grpc.RpcError):
@@ -539,7 +539,7 @@ def test_a_synchronous_job_that_finds_a_position_must_load_one() -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 40}) as (service, dataset):
         take(iter(elastic(dataset)), 2)
-        service._live_session.flush()
+        service.session.flush()
     for _ in range(2):
         with pytest.raises(Failed, match="call load_state_dict"):
             run_ranks(fake, 2, train_fresh, {"a": 40})

@@ -248,7 +248,7 @@ def test_a_trainer_that_was_killed_and_begun_anew_without_a_checkpoint_has_half_
     killed = trainer(fake, tmp_path)
     batches, model, optimizer = killed.__enter__()
     train(batches, model, optimizer, steps=6)
-    session = batches.service._live_session
+    session = batches.service.session
     session.flush()
     fake.break_stream(session.id)
     fake.clock.advance(600)

@@ -35,7 +35,7 @@ def zombie(fake: FakeMaster, request: pytest.FixtureRequest) -> Iterator[Loop]:
     with trainer(fake, COUNTS, in_process=request.param) as (service, dataset):
         loop = iter(elastic(dataset))
         take(loop, 2)
-        service._live_session.flush()
+        service.session.flush()
         yield service, dataset
 
 
@@ -74,7 +74,7 @@ def test_a_trainer_of_another_ledger_is_refused(
     """The master was started again without a journal, and another trainer has registered the dataset."""
     other = FakeMaster()
     other._dispatcher.ledger_id = "other"
-    zombie[0]._live_session.master._local = other._local  # type: ignore[attr-defined]
+    zombie[0].session.master._local = other._local  # type: ignore[attr-defined]
     with trainer(other, COUNTS) as (service, _):
         assert not service.finished
         # The thread that fetches leases may find it out first, and throw away what the model has learnt.
@@ -113,9 +113,10 @@ def test_a_master_that_was_another_one_when_the_checkpoint_was_read_is_not_calle
     with trainer(fake, COUNTS) as (service, _):
         service.size  # noqa: B018  the dataset is known
     with trainer(fake, COUNTS) as (service, _):
-        service._live_session.position.look()
+        session = service.session
+        session.run(session.trainer.position.look())
         other = FakeMaster()
         other._dispatcher.ledger_id = "other"
-        service._live_session.master._local = other._local  # type: ignore[attr-defined]
+        service.session.master._local = other._local  # type: ignore[attr-defined]
         with pytest.raises(StaleLease, match=r"another master.*ledger other, not fake.*newest checkpoint"):
             service.load_state_dict(None)

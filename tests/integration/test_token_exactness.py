@@ -303,7 +303,7 @@ def test_calls_of_an_earlier_lineage_are_refused_each_by_itself() -> None:
     fake = FakeMaster()
     with trainer(fake) as (service, dataset):
         take(iter(elastic(dataset)), 1)
-        session = service._live_session.id
+        session = service.session.id
         grants = fake.call(lease_call(session, 1, 2)).grants  # after the one of the loop
         fake.go_back("training", None)
         done = tuple(Acknowledgement(task=g.task, attempt=g.attempt, upto=g.slice.stop) for g in grants)

@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
     rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     reader = Numbers()
     with DataShardService(4, reader=reader, audit_dir=folder / "audit", shuffle_shards=True) as service:
-        (folder / f"master-{rank}-{restart}").write_text(service._live_session.master.address)
+        (folder / f"master-{rank}-{restart}").write_text(service.session.master.address)
         loader = ElasticDataLoader(ShardedDataset(service, reader))
         taken = 0
         while not service.finished:

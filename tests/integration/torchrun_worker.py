@@ -110,7 +110,7 @@ def main(folder: Path) -> None:
         service.attach(optimizer)
         extra = load_checkpoint(folder / "checkpoints", model, optimizer, service)
         step = extra["step"] if extra else 0
-        diary.note(master=service._live_session.master.address, from_step=step, loaded=fingerprint(counter))
+        diary.note(master=service.session.master.address, from_step=step, loaded=fingerprint(counter))
         while not service.finished:
             for records in loader:
                 train(model, optimizer, loader, records)

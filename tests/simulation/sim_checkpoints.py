@@ -87,6 +87,7 @@ def save(folder: Folder, session: SimSession, weights: Weights, point: Point) ->
     yield from point("save: prepared")
     captured = weights.copy()
     yield from point("save: written")
+    session.look("token", weights.parameters)
     token = yield from session.trainer.position.snapshot()
     yield from point("save: token taken")
     checkpoint = Checkpoint(captured, token, folder.judge.data)
@@ -95,8 +96,11 @@ def save(folder: Folder, session: SimSession, weights: Weights, point: Point) ->
     yield from point("saved")
 
 
-def load(folder: Folder, session: SimSession, point: Point) -> Procedure[Weights]:
-    """`load_checkpoint`: a look at the history first. Returns the model as the call leaves it."""
+def load(folder: Folder, session: SimSession, point: Point, *, forgets: bool) -> Procedure[Weights]:
+    """`load_checkpoint`: a look at the history first. Returns the model as the call leaves it.
+
+    Whoever `forgets` goes back to the token alone, with `load_state_dict`.
+    """
     yield from point("load")
     yield from session.trainer.position.look()
     yield from point("load: looked")
@@ -112,10 +116,15 @@ def load(folder: Folder, session: SimSession, point: Point) -> Procedure[Weights
     if checkpoint.data == folder.judge.data:
         weights = checkpoint.weights.copy()
         folder.judge.same(weights, checkpoint.token, f"checkpoint {number}, loaded by {session.id}")
+        if forgets:
+            weights = folder.judge.nothing()
+            weights.forgot = True
     elif session.description.data_changed:
-        weights = folder.judge.nothing()
+        weights = folder.judge.on_these_data(checkpoint.weights.parameters.copy())
     else:
         raise BrokenPromise(f"{session.id} went back to checkpoint {number}, which is of other data")
+    session.model.restored()
+    session.look("restored", weights.parameters)
     yield from point("loaded")
     return weights
 

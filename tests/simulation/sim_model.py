@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edl_torch.core.calls import Grant, LeaseAnswer, LeaseCall, ReportAnswer, ReportCall
-from edl_torch.core.dispatcher import Released
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.plan import Plan
+from edl_torch.core.state import Released
 from edl_torch.shard import Slice
 from edl_torch.trainer.tickets import Ticket
 

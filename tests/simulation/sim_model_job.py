@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sim_checkpoints import Folder
 from sim_hub import Hub
@@ -22,7 +23,7 @@ from sim_model import BrokenPromise, History
 from sim_model_trainer import Fates, Incarnation
 from sim_network import Network, Weather
 from sim_trainer import Job, Pace
-from sim_weights import Judge
+from sim_weights import Judge, Weights
 
 STUCK_S = 3000.0  # without a record learnt: longer than a job with a dead master waits, several times
 LOOK_S = 10.0
@@ -58,11 +59,13 @@ class ModelOptions:
     lease_timeout_s: float = 10.0
     grace_s: float = 1.0
     progress_timeout_s: float = 15.0
+    forgets: float = 0.0  # how likely it is that a trainer goes back to a token without its model
+    audit_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResult:
-    """What a run did. `died_of` counts the errors that ended incarnations."""
+    """What a run did. `died_of` counts the errors that ended incarnations; the model is that of the last."""
 
     digest: str
     events: int
@@ -73,6 +76,7 @@ class ModelResult:
     rolled_back: int
     faults: Counter[str]
     died_of: Counter[str]
+    model: Weights
     simulated_s: float
     cpu_s: float
 
@@ -106,6 +110,7 @@ class ModelJob:
         self.superseded: list[Incarnation] = []
         self.done = False  # the runner has seen an incarnation end well
         self._knows_old_data = False  # the master: they were others when it began
+        self._model = self.folder.judge.nothing()
         self._lives = self._zombies = self._rolled_back = 0
         self._left = options.faults
         self._learnt = (0.0, (0, 0))
@@ -136,6 +141,7 @@ class ModelJob:
             rolled_back=self._rolled_back,
             faults=self.counts,
             died_of=self.died_of,
+            model=self._model,
             simulated_s=self.hub.now,
             cpu_s=time.process_time() - began,
         )
@@ -182,6 +188,8 @@ class ModelJob:
             on_stop=self._stop,
             on_kill=self._kill,
             on_end=self._ended,
+            forgets=bool(self.options.forgets) and self.chance.random() < self.options.forgets,
+            audit_dir=self.options.audit_dir,
         )
 
     def _bury(self, zombie: Incarnation) -> None:
@@ -208,6 +216,7 @@ class ModelJob:
             if trainer.finished and not trainer.died_of:
                 self.done = True
                 self._left = 0
+                self._model = trainer.weights
             else:
                 self.hub.after(self.chance.uniform(0, 2), self._start_if_none)
 

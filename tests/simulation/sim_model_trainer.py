@@ -76,6 +76,7 @@ class Incarnation(Trainer):
         fates: Fates,
         on_stop: Callable[[Incarnation], None],
         on_kill: Callable[[Incarnation], None],
+        forgets: bool = False,
         **named: Any,
     ) -> None:
         self.weights = folder.judge.nothing()
@@ -83,7 +84,7 @@ class Incarnation(Trainer):
         self.loaded = False  # it has a model, and trains
         self.finished = False
         self.died_of = ""
-        self._folder, self._fates = folder, fates
+        self._folder, self._fates, self._forgets = folder, fates, forgets
         self._on_stop, self._on_kill = on_stop, on_kill
         self._reading: dict[str, dict[int, Lease]] = {}  # by stream
         super().__init__(*arguments, **named)
@@ -103,7 +104,7 @@ class Incarnation(Trainer):
         yield from self._exit()
 
     def _live(self) -> Procedure[None]:
-        self.weights = yield from load(self._folder, self.shell, self._point)
+        self.weights = yield from load(self._folder, self.shell, self._point, forgets=self._forgets)
         self.loaded = True
         self._attach()
         while not (yield from self._sees_the_end()):
@@ -146,12 +147,21 @@ class Incarnation(Trainer):
 
     # What it learns ---------------------------------------------------------------------------------------
 
+    def _pass(self) -> Procedure[None]:
+        self.shell.model.is_due = True
+        yield from super()._pass()
+        self.shell.look("end", self.weights.parameters)
+
     def _step(self) -> Procedure[None]:
+        if self.shell.model.is_due:
+            self.shell.look("begin", self.weights.parameters)
         for batch in self._in_loop:
             assert isinstance(batch, Batch)
             self.weights.learn(batch.runs)
         yield from self._point("stepped", RARELY)
         yield from super()._step()
+        if self.shell.model.stepped():
+            self.shell.look("step", self.weights.parameters)
 
     def _break(self, number: int) -> Procedure[None]:
         if not self.pace.accumulates:

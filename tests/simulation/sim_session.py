@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from sim_hub import PARKED, Hub, Process, Task
 from sim_master import LeaveCall, SimMaster
 from sim_network import Network, SimPort
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
+from edl_torch.client.model import Model
 from edl_torch.core.calls import DatasetStatus, RegisterCall
 from edl_torch.core.token import Token
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
@@ -73,6 +77,8 @@ class SimSession:
         )
         self._state = self.trainer.state
         self._worker: Task | None = None
+        self.model = Model()
+        self._parameter: Any = None
 
     def _wakes(self) -> None:
         self._state.now = self.process.hub.now
@@ -142,6 +148,20 @@ class SimSession:
         """Return the dataset's progress, once all reports are answered."""
         yield from self.trainer.reporter.flush()
         return (yield from self.trainer.position.progress())
+
+    def look(self, at: str, parameters: npt.NDArray[np.uint8]) -> None:
+        """Write down what the model is now, where there is a log."""
+        if self._audit is None:
+            return
+        import torch
+
+        if self._parameter is None:
+            self._parameter = torch.zeros(parameters.shape)
+        self._parameter.copy_(torch.from_numpy(parameters))
+        optimizer = SimpleNamespace(param_groups=[{"params": [self._parameter]}])
+        seen = self.model.look(at, [optimizer])
+        assert seen is not None
+        self._state.facts.append(seen)
 
     def close(self) -> Procedure[None]:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""

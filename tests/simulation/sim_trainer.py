@@ -247,9 +247,9 @@ class Trainer:
         for ticket in self._in_loop:
             self._model.trained(ticket)
         self._in_loop.clear()
-        passes, left = self._trainer.elastic, self._left is not None
-        if self.pace.accumulates and passes.step_now(self._optimizer, before_hand=left):
-            yield from self._trainer.reporter.send()
+        if self.pace.accumulates:
+            left = self._left is not None
+            yield from self._trainer.elastic.stepped(self._optimizer, before_hand=left)
 
     def _save(self) -> Procedure[None]:
         yield from self._trainer.position.snapshot()
@@ -276,11 +276,8 @@ class Trainer:
 
     def _next_batch(self, number: int) -> Procedure[Ticket | None]:
         passes = self._trainer.elastic
-        is_open = passes.request_now(number)
-        if is_open is False:
+        if not (yield from passes.request(number)):
             return None
-        if is_open is None:
-            yield from self._trainer.reporter.send()
         if self.pace.pads and self._chance.random() < self.pace.pads:
             passes.pad()
             return self.padding
@@ -296,7 +293,7 @@ class Trainer:
                 self._stop_reading()
             elif self.job.drop_last and ticket_size(ticket) < self.job.batch:
                 yield from passes.return_remainder(ticket)
-            elif passes.hand_now(ticket) or (yield from passes.hand(ticket)):
+            elif (yield from passes.hand(ticket)):
                 self._model.handed(self.session, ticket)
                 return ticket
 

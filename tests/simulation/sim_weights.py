@@ -25,10 +25,15 @@ SHOWN = 3
 
 
 class Weights:
-    """A model's weights."""
+    """A model's weights: what they have learnt of these data, and `parameters`, of all.
 
-    def __init__(self, counts: Counts) -> None:
+    `forgot` says that its user went back to a token alone: no token is of this model.
+    """
+
+    def __init__(self, counts: Counts, parameters: Counts, *, forgot: bool = False) -> None:
         self.counts = counts
+        self.parameters = parameters
+        self.forgot = forgot
 
     def __repr__(self) -> str:
         return f"<Weights {int(self.counts.sum())} records>"
@@ -37,10 +42,11 @@ class Weights:
         """A step of the optimizer over these records."""
         for epoch, numbers in runs:
             self.counts[epoch][numbers] += 1
+            self.parameters[epoch][numbers] += 1
 
     def copy(self) -> Weights:
         """The same, at this moment."""
-        return Weights(self.counts.copy())
+        return Weights(self.counts.copy(), self.parameters.copy(), forgot=self.forgot)
 
 
 class Judge:
@@ -53,6 +59,7 @@ class Judge:
         self._job = job
         self._first_epoch = min(first_epoch, job.epochs)
         self.data = job.data
+        self._width = 1 << (job.size + 100).bit_length()  # the same for all data that follow
         plan = Plan(job.spec())
         self._is_bad = job.is_bad(np.arange(job.size))
         # Of each epoch: its windows in their order, where they begin, and all records in theirs.
@@ -79,13 +86,19 @@ class Judge:
         return self._order[0][:count]
 
     def nothing(self) -> Weights:
+        """A model that has learnt nothing."""
+        return self.on_these_data(np.zeros((self._job.epochs, self._width), np.uint8))
+
+    def on_these_data(self, parameters: Counts) -> Weights:
         """A model that has learnt nothing of these data."""
         counts = np.zeros((self._job.epochs, self._job.size), np.uint8)
         counts[: self._first_epoch] = 1
-        return Weights(counts)
+        return Weights(counts, parameters)
 
     def same(self, weights: Weights, token: str, where: str) -> None:
         """Weights and token are the same instant: what the token counts was learnt once, nothing else was."""
+        if weights.forgot:
+            return
         self.compared += 1
         fields = json.loads(token)
         counted = self._counted(fields)
@@ -125,6 +138,8 @@ class Judge:
 
     def nothing_missing(self, weights: Weights, where: str) -> None:
         """Every record of every epoch was learnt, but for those that cannot be read or fill no batch."""
+        if weights.forgot:
+            return
         wanted = self._wanted()
         missing = weights.counts < wanted
         allowed = self._job.batch - 1 if self._job.drop_last else 0
@@ -138,7 +153,7 @@ class Judge:
         """That, and none of them was learnt twice."""
         self.nothing_missing(weights, where)
         surplus = weights.counts > self._wanted()
-        if surplus.any():
+        if not weights.forgot and surplus.any():
             raise BrokenPromise(f"{where}: trained too often {self._named(surplus)}")
 
     def _wanted(self) -> Counts:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sim_model import BrokenPromise
-from sim_model_job import ModelJob, ModelOptions, ModelResult, model_options
+from sim_model_job import FAULTS, ModelJob, ModelOptions, ModelResult, model_options
 from sim_model_trainer import Fates
 from sim_network import Weather
 from sim_weights import Judge, Weights
 
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.core import dispatcher
 from edl_torch.core.calls import ProgressCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
@@ -106,6 +108,27 @@ def test_acknowledgements_that_were_never_sent_are_not_forgotten() -> None:
 def test_a_seed_fixes_every_event_of_a_job_with_a_model() -> None:
     digests = [run(job(seed)).digest for seed in (4, 4, 5)]
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(("seed", "forgets"), [(1, 0.0), (6, 0.0), (10, 0.0), (3, 0.15), (5, 0.15)])
+def test_the_verdict_is_proven_just_where_one_model_learnt_each_record(
+    tmp_path: Path, seed: int, forgets: float
+) -> None:
+    """Each trainer has a model of its own; it is that of the one before where it loads it with the token."""
+    options = model_options(seed, **SHORT)
+    pace = replace(options.pace, accumulates=options.pace.accumulates or 1)
+    options = replace(options, pace=pace, forgets=forgets, audit_dir=tmp_path)
+    if forgets:
+        options = replace(options, kinds=FAULTS)
+    result = run(options)
+    verdicts = audit([tmp_path])
+    print(*verdicts, sep="\n")
+    learnt = int(result.model.parameters.sum())
+    assert all(verdict.delivered for verdict in verdicts)
+    assert result.model.forgot == bool(forgets)
+    assert (verdicts[-1].outcome is Outcome.PROVEN) == (not forgets)
+    assert learnt in [share.records for share in verdicts[-1].models.shares]
+    assert (len(verdicts) > 1) == bool(result.faults["data"])
 
 
 # What breaks when the code does -----------------------------------------------------------------------------

@@ -29,7 +29,8 @@ ARROWS: dict[str, set[str]] = {
     "checking": {"errors", "shard", "fingerprint", "core", "readers"},
     "client": {"errors", "shard", "fingerprint", "core", "trainer", "rpc", "audit", "system", "readers"}
     | {"master.embedded", "master.web", "protocols", "integrations.engines"},
-    "data": {"errors", "shard", "core", "trainer", "client", "readers", "system", "integrations.frameworks"},
+    "data": {"errors", "shard", "core", "trainer", "client", "readers", "system", "integrations.frameworks"}
+    | {"integrations.engines"},
     "integrations": {"errors", "shard", "core", "trainer", "rpc", "master", "client", "readers", "data"}
     | {"system"},
     "elasticdl": {"errors", "shard", "core", "rpc", "master", "client"},

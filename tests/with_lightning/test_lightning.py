@@ -83,7 +83,7 @@ def test_every_record_of_every_epoch_is_learnt_once(
         assert epochs.seen == [(epoch, epoch) for epoch in range(EPOCHS) for _ in range(batches)]
         assert epochs.ends == EPOCHS
         assert trainer.global_step == EPOCHS * -(-batches // accumulate)
-        assert loader.service._torch_optimizers == []
+        assert loader.service.session.gradients.optimizers() == []
     assert model.learnt == each()
 
 
@@ -303,7 +303,7 @@ def test_a_fit_that_is_interrupted_leaves_all_as_it_was(accumulate: int, at: int
         trainer = trainer_of(tmp_path, callback, accumulate_grad_batches=accumulate)
         with pytest.raises(RuntimeError, match="on purpose"):
             trainer.fit(model, loader)
-        assert loader.service._torch_optimizers == []
+        assert loader.service.session.gradients.optimizers() == []
         assert "process_dataloader" not in vars(trainer.strategy)
         assert loader.progress().acknowledged == 4 * BATCH == sum(model.learnt.values())
         whole = Remembers()

@@ -22,7 +22,7 @@ def test_what_was_prefetched_goes_to_another_trainer():
     batches = iter(make_dataset(service, ahead=16))
     trained = numbers(next(batches))
     service.report_batch_done()
-    wait_until(lambda: service._live_session.owed > 0)  # all is read
+    wait_until(lambda: service.session.trainer.plain.owed > 0)  # all is read
     in_hand = numbers(next(batches))
     assert service.record_count == SIZE - BATCH
     service.close()

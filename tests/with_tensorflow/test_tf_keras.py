@@ -108,7 +108,7 @@ def test_fit_pass_by_pass_shares_an_epoch_with_another_trainer(master, watch):
         epoch, callbacks = ours.epoch, [DynamicShardingCallback(ours), Peer()]
         dataset = make_dataset(ours, ahead=1)
         model.fit(dataset, initial_epoch=epoch, epochs=epoch + 1, callbacks=callbacks, verbose=0)
-    theirs._live_session.flush()
+    theirs.session.flush()
     assert taken
     assert sum(taken) + len(watch.trained) == 3 * SIZE
     master.outcomes["training"].check_complete(3)
@@ -121,7 +121,7 @@ def test_validation_inside_fit_reports_nothing(master, watch):
 
     class Count(tf.keras.callbacks.Callback):
         def on_test_batch_end(self, batch, logs=None):
-            service._live_session.flush()
+            service.session.flush()
             counts.append(len(seen["training"].acknowledged))
 
     held_out = tf.data.Dataset.from_tensor_slices(([[1.0]] * 9, [[1.0]] * 9)).batch(3)
@@ -143,12 +143,12 @@ def test_validation_steps_in_the_middle_of_an_epoch_report_nothing(master, watch
 
         def on_train_batch_end(self, batch, logs=None):
             if batch == 1:
-                service._live_session.flush()
+                service.session.flush()
                 before = len(master.outcomes["training"].acknowledged)
                 self.model.evaluate(
                     tf.ones((8, 1)), tf.ones((8, 1)), callbacks=[DynamicShardingCallback(service)], verbose=0
                 )
-                service._live_session.flush()
+                service.session.flush()
                 assert before == len(master.outcomes["training"].acknowledged) == 2 * BATCH
 
     callbacks = [DynamicShardingCallback(service), Evaluates(), Checks(watch)]
@@ -191,7 +191,7 @@ def test_batch_of_a_step_that_failed_is_not_reported_and_comes_again(master, wat
     callbacks = [DynamicShardingCallback(service), Checks(watch)]
     with pytest.raises(tf.errors.InvalidArgumentError, match="a step that fails"):
         model.fit(make_dataset(service), callbacks=callbacks, verbose=0)
-    service._live_session.flush()
+    service.session.flush()
     assert {n for _, _, n in master.outcomes["training"].acknowledged} == set(range(2 * BATCH))
     again = compiled(watch)
     again.fit(make_dataset(service), callbacks=callbacks, verbose=0)

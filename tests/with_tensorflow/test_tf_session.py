@@ -98,7 +98,7 @@ def test_runs_that_do_not_train_report_nothing(master, watch):
         session.run(job.train)
         for _ in range(3):
             session.run([job.weight, job.step])
-        service._live_session.flush()
+        service.session.flush()
         assert acknowledged(master) == set(range(BATCH))
         train(job, session, service, job.train, watch)
     master.outcomes["training"].check_complete(1)
@@ -129,7 +129,7 @@ def test_failed_run_reports_nothing_and_a_new_session_reads_its_batch_again(mast
         tf1.train.MonitoredTrainingSession(hooks=[DynamicShardingHook(service)]) as session,
     ):
         train(failing, session, service, failing.train, watch)
-    service._live_session.flush()
+    service.session.flush()
     assert acknowledged(master) == set(range(2 * BATCH))
     job = Job(service, watch)
     with (

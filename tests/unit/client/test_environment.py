@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from edl_torch.client.environment import (
-    default_master,
     default_worker_id,
     master_address_from_env,
     master_timeout_from_env,
 )
+from edl_torch.client.service import default_master
 from edl_torch.errors import InvalidArgument
 
 

@@ -33,7 +33,7 @@ def report_in_vain(
     with suppress(EdlError):
         service.report_batch_done()
     if not in_process:
-        outbox = service._live_session.trainer.state.outbox
+        outbox = service.session.trainer.state.outbox
         wait_until(lambda: outbox.error is not None, what="the report was refused")
 
 

@@ -19,7 +19,7 @@ def test_without_a_master_one_is_embedded(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with DataShardService(4, dataset_size=8) as service:
-        assert isinstance(service._live_session.master, LocalMaster)
+        assert isinstance(service.session.master, LocalMaster)
         assert service.fetch_shard() is not None
 
 
@@ -44,9 +44,9 @@ def test_a_trainer_that_comes_to_finished_data_says_so(caplog: pytest.LogCapture
 
 def test_the_default_shard_is_eight_batches() -> None:
     with DataShardService(4, FakeMaster(), dataset_size=100) as service:
-        assert service._live_session.plan().spec.records_per_shard == 32
+        assert service.session.plan().spec.records_per_shard == 32
     with DataShardService(4, FakeMaster(), dataset_size=100, num_minibatches_per_shard=3) as service:
-        assert service._live_session.plan().spec.records_per_shard == 12
+        assert service.session.plan().spec.records_per_shard == 12
 
 
 def test_what_is_no_reader_and_no_master_is_refused_with_the_remedy() -> None:
@@ -110,8 +110,8 @@ def test_batch_sizes_may_differ_and_the_shard_size_follows() -> None:
         DataShardService(2, fake, dataset_size=64) as first,
         DataShardService(8, fake, dataset_size=64) as second,
     ):
-        assert first._live_session.plan().spec.records_per_shard == 16
-        assert second._live_session.plan().spec.records_per_shard == 16
+        assert first.session.plan().spec.records_per_shard == 16
+        assert second.session.plan().spec.records_per_shard == 16
 
 
 def test_task_types_are_told() -> None:

@@ -22,7 +22,7 @@ from edl_torch.trainer.supply import Mode
 @pytest.fixture
 def session() -> Iterator[Session]:
     with DataShardService(4, FakeMaster(grace_s=1.0), dataset_size=64, records_per_shard=8) as service:
-        yield service._live_session
+        yield service.session
 
 
 def begin(session: Session, stream: str, run: str = "", begun: int = 0) -> int:
@@ -117,7 +117,7 @@ def test_a_trainer_whose_decision_a_handler_broke_off_does_nothing_more() -> Non
 
     master = FakeMaster()
     with DataShardService(4, master, dataset_size=64, records_per_shard=8) as service:
-        session = service._live_session
+        session = service.session
         number = begin(session, OWN_STREAM)
         assert session.next_grant(OWN_STREAM, number) is not None
         with pytest.raises(SystemExit):

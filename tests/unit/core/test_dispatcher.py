@@ -15,7 +15,8 @@ from edl_torch.core.calls import (
     GiveBack,
     PassState,
 )
-from edl_torch.core.dispatcher import SHOWN, Dispatcher
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.state import SHOWN
 from edl_torch.errors import (
     InvalidArgument,
     StaleLease,

@@ -13,7 +13,8 @@ from edl_torch.core.calls import (
     Failure,
     GiveBack,
 )
-from edl_torch.core.dispatcher import WAITER_S, Dispatcher
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.state import WAITER_S
 from edl_torch.errors import (
     InvalidArgument,
     TooManyBadRecords,

@@ -327,7 +327,7 @@ def test_who_saves_while_another_one_does_is_told_so(tmp_path: Path, new_job: Ne
 
 def restored_by_another(job: Job) -> None:
     """A replacement takes the data back."""
-    fake = job.service._live_session.master
+    fake = job.service.session.master
     assert isinstance(fake, FakeMaster)
     fake.go_back("training", None)
 
@@ -384,7 +384,7 @@ def test_a_checkpoint_that_was_read_before_others_went_back_is_not_restored(
     late.service.close()
     late.service = DataShardService(
         4,
-        job.service._live_session.master,
+        job.service.session.master,
         reader=Numbers(),
         shuffle_shards=True,
         records_per_shard=4,
@@ -410,11 +410,11 @@ def test_a_look_at_an_optimizer_without_state_counts_nothing_as_trained_on(
                 save_checkpoint(tmp_path, model, optimizer, service)
             else:
                 get_state_dict(model, optimizer)
-            service._live_session.flush()
+            service.session.flush()
             assert fake.dataset_status("training").acknowledged == 0
             model(batch.float()[:, None]).sum().backward()
             optimizer.step()
-            service._live_session.flush()
+            service.session.flush()
             assert fake.dataset_status("training").acknowledged == 4
             break
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.collate import Envelope, TicketedCollate
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators
-from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.tickets import Tally
 

@@ -82,7 +82,7 @@ def test_an_iteration_begins_with_nothing_counted_and_nothing_timed(list_size: i
         feed = Feed(columnar=False, list_size=list_size)
         feed.tally.start(7, 0)[2] = 3
         feed.times.begin()
-        dataset._bind(feed)
+        dataset.bind(feed)
         iter(dataset)
         assert feed.tally.take() == Feed(columnar=False, list_size=0).tally.take()
         assert not feed.times.timing
@@ -92,7 +92,7 @@ def test_an_iteration_ends_the_threads_of_the_one_before() -> None:
     """A persistent loader worker begins anew, and nobody tells it that the pass before is over."""
     threading = Threading(threads=1, ahead=1, batch_size=4, collate=None)
     with trainer(FakeMaster()) as (_, dataset):
-        dataset._bind(Feed(columnar=False, list_size=4, threading=threading))
+        dataset.bind(Feed(columnar=False, list_size=4, threading=threading))
         first_batches = iter(dataset)
         first = dataset._reading()
         assert "alive=1" in repr(first)
@@ -101,5 +101,5 @@ def test_an_iteration_ends_the_threads_of_the_one_before() -> None:
         second = dataset._reading()
         assert "alive=1" in repr(second)
         assert first_batches is not second_batches
-        dataset._end_reading()
+        dataset.end_reading()
         assert "alive=0" in repr(second)

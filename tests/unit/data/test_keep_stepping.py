@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loader_kit import session_at_once
 
 from edl_torch import ElasticDataLoader
 from edl_torch.data.stepping_pass import FIRST_WAIT_S, PaddedPass
@@ -90,6 +91,7 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
         is_over=is_over,
         settle_stuck=lambda: settled.append(True),
     )
+    looking._session = session_at_once()
     assert looking._look() is more
     assert bool(settled) == (is_over and not more and not stepped)
     assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"
@@ -102,7 +104,8 @@ def test_a_step_is_taken_with_a_batch_or_a_padding_batch(has_one: bool) -> None:
     stepping._stepped = False
     stepping._padding = SimpleNamespace(made=True, keep=noted.append)  # type: ignore[assignment]
     stepping._weights = SimpleNamespace(step=noted.append)  # type: ignore[assignment]
-    stepping._passes = SimpleNamespace(is_over=False, hand=None)  # type: ignore[assignment]
+    stepping._passes = SimpleNamespace(is_over=False)  # type: ignore[assignment]
+    stepping._session = session_at_once(hand=None)
     stepping._pull = lambda more, take: SimpleNamespace(batch="own", size=3) if has_one else None  # type: ignore[assignment, method-assign, return-value]
     stepping._pad = lambda: "padding"  # type: ignore[method-assign]
     assert stepping._step() == (("own", 3) if has_one else ("padding", 0))
@@ -120,8 +123,9 @@ def test_a_pass_sees_to_the_padding_batch_before_it() -> None:
         warn_of_padding=lambda: done.append("warns"), step=done.append
     )
     stepping._passes = SimpleNamespace(  # type: ignore[assignment]
-        pad=lambda: done.append("pads"), close=lambda number: done.append(f"ends {number}")
+        pad=lambda: done.append("pads")
     )
+    stepping._session = session_at_once(close_pass=lambda number: done.append(f"ends {number}"))
     stepping._let_go = lambda: done.append("ends threads")  # type: ignore[method-assign]
     stepping._number, stepping._pid = 7, os.getpid()
     stepping._padding = SimpleNamespace(batch=lambda: "a copy")  # type: ignore[assignment]

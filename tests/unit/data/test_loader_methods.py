@@ -29,10 +29,11 @@ class Recorder:
 class Loader(ServiceMethods):
     def __init__(self) -> None:
         self.service_behind, self.elastic, self.position = Recorder(), Recorder(), Recorder()
-        self.service_behind._live_session = SimpleNamespace(elastic=self.elastic, position=self.position)
+        self.session = SimpleNamespace(passes=self.elastic, run=lambda answer: answer)
+        self.service_behind.session, self.service_behind.position = self.session, self.position
         self.dataset = SimpleNamespace(service=self.service_behind)
         self._weights, self._statistics = Recorder(), Recorder()  # type: ignore[assignment]
-        self._notice = SimpleNamespace(seen=False)  # type: ignore[assignment]
+        self.notice = SimpleNamespace(seen=False)  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_what_is_about_the_batch_in_hand_goes_to_its_pass() -> None:
 def test_a_wrapper_passes_on_what_it_has_read(records: int | None) -> None:
     loader = Loader()
     batch = None if records is None else SimpleNamespace(records=records)
-    loader.elastic.passed_on = lambda: batch
+    loader.session.passed_on = lambda: batch
     loader.passed_on()
     assert loader._weights.calls == [("step", records)] * (records is not None)
     assert loader._statistics.calls == [("let_go",)] + [("keep",)] * (records == 0)
@@ -86,5 +87,5 @@ def test_epochs_end_when_all_is_trained_on_or_the_job_is_to_end(seen: bool, fini
     loader = Loader()
     epochs = loader.epochs()
     assert [next(epochs), next(epochs)] == [3, 3]
-    loader._notice.seen, loader.service_behind.finished = seen, finished
+    loader.notice.seen, loader.service_behind.finished = seen, finished
     assert list(epochs) == []

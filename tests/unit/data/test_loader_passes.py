@@ -20,6 +20,7 @@ from edl_torch.data import inner_loader
 from edl_torch.data.loader_pass import LoaderPass, in_own_words
 from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, MasterUnavailable, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
+from edl_torch.trainer.actions import Procedure
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -230,12 +231,17 @@ def test_workers_outlive_their_pass_where_they_are_persistent(persistent: bool) 
     assert done.count("workers") < 2
 
 
+def nobody_broke(timeout_s: float) -> Procedure[dict[str, str]]:
+    return {}
+    yield
+
+
 def test_workers_of_which_one_has_died_are_ended_though_they_persist(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[str] = []
     with trainer(FakeMaster()) as (service, dataset):
-        monkeypatch.setattr(service._live_session, "broken_streams", lambda timeout_s: {})
+        monkeypatch.setattr(service.session.trainer, "broken_streams", nobody_broke)
         loader = elastic(dataset)
         loader._inner.persistent_workers = True
         loader._inner.end_workers = lambda: ended.append("workers")  # type: ignore[method-assign]
@@ -288,7 +294,7 @@ def test_the_loop_is_given_a_batch_that_is_weighed_and_counted() -> None:
         for number in (1, 2):
             next(batches)
             assert loader.weight == 4
-            measuring = service._live_session.trainer.state.measuring
+            measuring = service.session.trainer.state.measuring
             assert (measuring.batches, measuring.records) == (number, 4 * number)
         batches.close()
         assert loader.weight == 0
@@ -378,9 +384,9 @@ def test_a_loader_that_is_closed_looks_for_no_notice_any_more() -> None:
     with trainer(FakeMaster()) as (_, dataset):
         loader = elastic(dataset)
         assert not loader.preempted
-        assert loader._notice._listens
+        assert loader.notice._listens
         loader.close()
-        assert not loader._notice._listens
+        assert not loader.notice._listens
 
 
 class Torchs:
@@ -428,8 +434,7 @@ def test_an_iterator_that_is_asked_after_its_end_lets_go_of_all(session_closed: 
     done: list[object] = []
     ending = LoaderPass.__new__(LoaderPass)
     ending._number = 7
-    ending._session = SimpleNamespace(closed=session_closed)  # type: ignore[assignment]
-    ending._passes = SimpleNamespace(check_newest=done.append)  # type: ignore[assignment]
+    ending._session = SimpleNamespace(closed=session_closed, check_newest=done.append)  # type: ignore[assignment]
     ending._let_go = lambda: done.append("lets go")  # type: ignore[method-assign]
     ending._closed = closed
     with pytest.raises(ServiceClosed if session_closed and not closed else StopIteration):

@@ -131,7 +131,7 @@ def test_through_reads_the_epochs_up_to_the_one_named() -> None:
 def test_a_trainer_that_comes_late_gets_no_batch_of_the_next_epoch() -> None:
     fake = FakeMaster()
     with trainer(fake, num_epochs=2) as (_, first), trainer(fake, num_epochs=2) as (late, second):
-        late._live_session.plan()  # takes part, and has not begun
+        late.session.plan()  # takes part, and has not begun
         assert sorted(flat(map(numbers, elastic(first).through(0)))) == all_records()
         assert list(elastic(second).through(0)) == []
         assert late.epoch == 1
@@ -162,8 +162,8 @@ def test_what_a_dead_peer_left_is_read_within_through() -> None:
         with trainer(fake) as (peer, other):
             ahead = elastic(other).through(0)
             held = numbers(next(ahead))
-            peer._live_session.plan()
-            fake.break_stream(peer._live_session.id)
+            peer.session.plan()
+            fake.break_stream(peer.session.id)
             fake.clock.advance(5)
             fake.expire()
             assert sorted(flat(map(numbers, elastic(dataset).through(0)))) == all_records()

@@ -125,7 +125,7 @@ def test_a_token_brings_its_shard_size_to_a_service_that_has_none() -> None:
         state = service.state_dict()
     with trainer(FakeMaster(), records_per_shard=None) as (service, dataset):
         service.load_state_dict(state)
-        assert service._live_session.plan().spec.records_per_shard == 6
+        assert service.session.plan().spec.records_per_shard == 6
         assert sorted(flat(take(iter(elastic(dataset)), 100))) == all_records()
 
 

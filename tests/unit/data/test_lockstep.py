@@ -230,7 +230,7 @@ def test_ranks_that_load_different_tokens_are_stopped() -> None:
 
 def cut_off(fake: FakeMaster, rank: Rank) -> None:
     """The master loses the session for longer than the grace."""
-    fake.break_stream(rank.service._live_session.id)
+    fake.break_stream(rank.service.session.id)
     fake.clock.advance(2.0)
     fake.expire()
 
@@ -344,7 +344,7 @@ def test_a_rank_that_ends_an_epoch_alone_is_named() -> None:
         rank.service.load_state_dict(None)
         for step, _ in enumerate(rank.one_pass()):
             if rank.peers.rank == 1 and step == 1:
-                rank.service._live_session.position.agree_on_end(rank.service._live_session.position.lockstep)
+                rank.service.position.agree_on_end(rank.service.session.lockstep)
 
     with pytest.raises(Failed) as failed:
         run_ranks(FakeMaster(), 2, work, UNEVEN)
@@ -485,7 +485,7 @@ def test_ranks_that_leave_the_shard_size_open_follow_the_token(size: int) -> Non
     def load_and_train(rank: Rank) -> None:
         states.append(rank.service.state_dict())
         rank.service.load_state_dict(saved)
-        sizes.append(rank.service._live_session.plan().spec.records_per_shard)
+        sizes.append(rank.service.session.plan().spec.records_per_shard)
         while not rank.service.finished:
             for _ in rank.one_pass():
                 pass

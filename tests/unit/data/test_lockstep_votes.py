@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from loader_kit import session_at_once
 
 from edl_torch.client.peers import Ballot, Count, Doing, Parcel
 from edl_torch.data import lockstep_pass as module
@@ -35,7 +36,7 @@ def cast(
     voting = a_pass(
         lockstep=SimpleNamespace(holds_leases=holds, finished=finished),
         peers=SimpleNamespace(rank=rank, vote=ballots.append),
-        session=SimpleNamespace(position=SimpleNamespace(check=check)),
+        session=session_at_once(trainer=SimpleNamespace(state=SimpleNamespace(check=check))),
         padding=SimpleNamespace(made=made),
         passes=SimpleNamespace(is_over=over),
         notice=SimpleNamespace(came=told),
@@ -96,7 +97,8 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left(
         stepped=stepped,
         peers=None,
         passes=SimpleNamespace(settle_stuck=lambda: done.append("settles")),
-        session=SimpleNamespace(position=SimpleNamespace(agree_on_end=lambda lockstep: done.append("ends"))),
+        session=session_at_once(),
+        position=SimpleNamespace(agree_on_end=lambda lockstep: done.append("ends")),
         lockstep=None,
     )
     ending._end()
@@ -123,7 +125,8 @@ def test_a_holder_that_cannot_read_sends_an_empty_parcel() -> None:
 def test_a_report_may_be_unanswered_while_a_step_is_computed() -> None:
     promised: list[tuple[object, int]] = []
     voting = a_pass(
-        passes=SimpleNamespace(promise=lambda ticket, unanswered: promised.append((ticket, unanswered)))
+        passes=SimpleNamespace(promise=lambda ticket, unanswered: promised.append((ticket, unanswered))),
+        session=session_at_once(),
     )
     voting._promise("ticket")
     assert promised == [("ticket", 1)]
@@ -139,7 +142,7 @@ def test_a_step_is_taken_with_a_batch_or_with_one_of_another_rank(bare: int, has
         peers=SimpleNamespace(lend=lambda batch: batch or "lent"),
         pad=lambda: "padding",
         weights=SimpleNamespace(step=kept.append),
-        passes=SimpleNamespace(deliver=lambda ticket: True),
+        session=session_at_once(deliver=lambda ticket: True),
         stepped=False,
     )
     assert stepping._take(SimpleNamespace(bare=bare)) == (("own", 3) if has_one else ("padding", 0))

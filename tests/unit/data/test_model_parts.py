@@ -103,7 +103,7 @@ def test_a_part_knows_the_dataset_as_it_is_registered() -> None:
             assert epoch == 0
             list(rank.one_pass())
         progress = rank.service.progress()
-        found[rank.peers.rank] = rank.service._live_session.plan().spec, progress.acknowledged
+        found[rank.peers.rank] = rank.service.session.plan().spec, progress.acknowledged
 
     with trainer(fake, records_per_shard=5) as (service, _):
         assert service.size == len(all_records())
@@ -271,7 +271,7 @@ def test_a_holder_that_was_cut_off_ends_the_job() -> None:
         rank.service.load_state_dict(None)
         for step, _ in enumerate(rank.one_pass()):
             if rank.peers.rank == 2 and step == 1:
-                fake.break_stream(rank.service._live_session.id)
+                fake.break_stream(rank.service.session.id)
                 fake.clock.advance(2.0)
                 fake.expire()
 

@@ -158,7 +158,7 @@ class Blocks(NumberReader):
 )
 def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expected: tuple[bool, ...]) -> None:
     with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
-        spec = loader.service._live_session.plan().spec
+        spec = loader.service.session.plan().spec
     assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
 
 
@@ -167,9 +167,9 @@ def test_a_window_that_nobody_chose_is_that_of_the_master(registered: int) -> No
     fake = FakeMaster()
     reader = NumberReader({"a": 8})
     with ElasticDataLoader(reader, 4, shuffle=True, shuffle_window=registered, master_client=fake) as first:
-        chosen = first.service._live_session.plan().spec
+        chosen = first.service.session.plan().spec
         with ElasticDataLoader(reader, 4, shuffle=True, master_client=fake.connect()) as second:
-            assert second.service._live_session.plan().spec == chosen
+            assert second.service.session.plan().spec == chosen
             assert second.service.order == first.service.order
         with (
             ElasticDataLoader(
@@ -177,12 +177,12 @@ def test_a_window_that_nobody_chose_is_that_of_the_master(registered: int) -> No
             ) as third,
             pytest.raises(DatasetConflict, match="shuffle_window"),
         ):
-            third.service._live_session.plan()
+            third.service.session.plan()
         with (
             ElasticDataLoader(reader, 4, seed=1, shuffle=True, master_client=fake.connect()) as fourth,
             pytest.raises(DatasetConflict, match="seed"),
         ):
-            fourth.service._live_session.plan()
+            fourth.service.session.plan()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_loader_says_what_it_mixes(
         ElasticDataLoader(reader, 4, master_client=FakeMaster(), **options) as loader,
     ):
         said = loader.service.order, repr(loader)
-        assert loader.service._live_session.plan().spec.shuffle_window == window
+        assert loader.service.session.plan().spec.shuffle_window == window
         assert (loader.service.order, repr(loader)) == said
     assert said[0] == order
     assert (f"shuffle={order!r}" in said[1]) == bool(order)

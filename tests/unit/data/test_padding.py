@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +63,9 @@ class Methods(GradientMethods):
     def __init__(self) -> None:
         self._statistics = Statistics()
         self._weights = Weights()
-        self._check_no_engine = lambda *optimizers: None
+        self.attached: list[Any] = []
+        gradients = SimpleNamespace(optimizers=lambda: self.attached)
+        self.service = SimpleNamespace(session=SimpleNamespace(gradients=gradients))
 
 
 @pytest.mark.parametrize(
@@ -83,10 +87,10 @@ def test_running_statistics_are_put_back_where_a_padding_batch_was_passed_forwar
 
 def test_an_engine_that_scales_gradients_itself_is_refused_before_any_is_touched() -> None:
     loader = Methods()
-
-    def refuse(*optimizers: object) -> None:
-        raise InvalidArgument(f"{len(optimizers)} engine(s)")
-
-    loader._check_no_engine = refuse
-    with pytest.raises(InvalidArgument, match=r"1 engine\(s\)"):
-        loader.scale_gradients(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    engine = SimpleNamespace(step=None, global_steps=0, gradient_accumulation_steps=None)
+    with pytest.raises(InvalidArgument, match="DeepSpeed engine"):
+        loader.scale_gradients(engine)  # type: ignore[arg-type]
+    loader.attached = [engine]
+    with pytest.raises(InvalidArgument, match="DeepSpeed engine"):
+        loader.scale_gradients(optimizer)

@@ -27,7 +27,7 @@ from edl_torch.errors import ForeignLoop
 class Numbers(IterableDataset[int]):
     """Ten numbers; asks `table` which iteration begins, as a ShardedDataset does."""
 
-    _makes_lists = True
+    makes_lists = True
 
     def __init__(self, table: Iterations) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Numbers(IterableDataset[int]):
 class Wrapped(Numbers):
     """What it yields need not be records."""
 
-    _makes_lists = False
+    makes_lists = False
 
 
 def begun(table: Iterations, dataset: Numbers | None = None, **arguments: Any) -> tuple[Any, Iteration]:

@@ -16,10 +16,10 @@ from edl_torch import ElasticDataLoader
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data import cells, dataset, reading
-from edl_torch.data import stopwatch as reading_times
+from edl_torch.data import reading_times as reading_times
 from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading_times import EACH_S, ReadingTimes, Times
 from edl_torch.data.seeding import Generators, record_seeds
-from edl_torch.data.stopwatch import EACH_S, ReadingTimes, Times
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl_torch.data.stopwatch import Stopwatch
 from edl_torch.testing import FakeClock
-from edl_torch.trainer.measuring import Measuring
+from edl_torch.trainer.measuring import Measuring, Stopwatch
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
 from edl_torch.data.reader_threads import ReaderThreads, thread_count
 from edl_torch.data.reading import SampleList, SampleReader
+from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
-from edl_torch.data.stopwatch import ReadingTimes
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader

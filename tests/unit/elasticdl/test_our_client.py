@@ -68,7 +68,7 @@ def test_a_shuffled_task_is_the_records_of_its_indices_in_their_order(
         4, connect(master), dataset_size=SIZE, num_minibatches_per_shard=3, shuffle=True
     )
     with service:
-        service._live_session.plan()
+        service.session.plan()
         wanted = list(master._todo[0].indices)
         got: list[int] = []
         while len(got) < len(wanted):
@@ -156,7 +156,7 @@ def test_a_master_that_is_away_is_unavailable_and_not_an_end(master: TheirMaster
     with DataShardService(8, connect(master, master_timeout_s=1.5), dataset_size=SIZE) as service:
         assert service.fetch_shard() is not None
         service.report_batch_done()
-        service._live_session.flush()
+        service.session.flush()
         master.close()
 
         def go_on() -> None:  # one task may have been fetched ahead
@@ -177,10 +177,10 @@ def test_a_report_that_no_master_heard_is_told_again(master: TheirMaster, connec
         master.refuse["report_task_result"] = 10**6
         service.report_batch_done(len(shard))
         with pytest.raises(MasterUnavailable):
-            service._live_session.flush()
+            service.session.flush()
         assert not master.outcomes
         master.refuse["report_task_result"] = 0
-        service._live_session.flush()
+        service.session.flush()
         assert master.outcomes == Counter(range(8))
         assert service.fetch_shard() is None
         assert service.finished
@@ -188,7 +188,7 @@ def test_a_report_that_no_master_heard_is_told_again(master: TheirMaster, connec
 
 def test_a_task_of_a_type_that_was_not_asked_for_is_an_error(master: TheirMaster, connect: Connect) -> None:
     with DataShardService(8, connect(master), dataset_size=SIZE) as service:
-        service._live_session.plan()
+        service.session.plan()
         master._todo[0].type = 2
         with pytest.raises(EdlError, match="EVALUATION"):
             service.fetch_shard()

@@ -20,7 +20,7 @@ def test_what_the_protocol_lacks_is_refused_with_a_remedy(master: TheirMaster, c
                 refused()
     synchronous = pytest.raises(Unsupported, match="synchronous")
     with DataShardService(4, client, dataset_size=SIZE) as service, synchronous:
-        service._live_session.position.synchronise(object())  # type: ignore[arg-type]
+        service.position.synchronise(object())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="audit_dir"):
         DataShardService(4, client, dataset_size=SIZE, audit_dir="nowhere")
     nameless = pytest.raises(UnknownDataset, match="dataset_size")

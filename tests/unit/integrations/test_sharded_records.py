@@ -101,7 +101,7 @@ def test_iterator_of_a_pass_that_was_left_gets_nothing_more_and_disturbs_nothing
     new = iter(records)
     assert [next(new) for _ in range(2 * BATCH)] == list(range(2 * BATCH))
     assert list(old) == list(range(1, 2 * BATCH))  # what it had been lent; no more
-    assert service._live_session.owed == 0  # the new pass has not ended, whatever the old one says
+    assert service.session.trainer.plain.owed == 0  # the new pass has not ended, whatever the old one says
     for _ in range(2):
         service.report_batch_done()
     service.abandon_pass()
@@ -128,7 +128,7 @@ def test_peer_reads_what_this_trainer_gave_back():
     list(records)
     service.close()
     assert train(other, ShardedRecords(other, reader)) == list(range(SIZE))
-    other._live_session.flush()
+    other.session.flush()
     master.outcomes["training"].check_complete(1)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from edl_torch.client.environment import default_master
+from edl_torch.client.service import default_master
 from edl_torch.client.torchrun import sidecar
 from edl_torch.client.torchrun.job import Job
 from edl_torch.errors import MasterStartError

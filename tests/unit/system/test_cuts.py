@@ -23,7 +23,7 @@ Decide = Callable[[Callable[[], object]], object]
 
 def of_a_trainer() -> tuple[Decide, Callable[[], object]]:
     service = DataShardService(batch_size=1, dataset_size=1, master_client=LocalMaster())
-    return service._live_session.do, service.state_dict
+    return service.session.do, service.state_dict
 
 
 def of_an_embedded_master() -> tuple[Decide, Callable[[], object]]:

@@ -583,7 +583,7 @@ def test_a_batch_goes_back_though_a_promised_one_is_of_its_lease(
     grant = shell.draw()
     first, second = ((grant.task, 0, 4),), ((grant.task, 4, 8),)
     shell.state.batches.attach()
-    assert shell.elastic.hand_now(first)
+    assert shell.at_once(shell.elastic.hand(first))
     assert shell.run(shell.elastic.promise(second, 0))
     shell.run(shell.elastic.give_back(window=window))
     assert reports_of(master)[-1].give_backs == (back(grant.task, 0, 4),)

@@ -8,7 +8,7 @@ from trainer_kit import Master, Shell, back, reports_of, whole
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
 from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
-from edl_torch.trainer.actions import Call, LookAround, Neighbour, Wait
+from edl_torch.trainer.actions import Call, LookAround, SiblingSession, Wait
 from edl_torch.trainer.facts import Granted
 from edl_torch.trainer.leasing import POLL_S
 from edl_torch.trainer.phases import Asking
@@ -256,7 +256,9 @@ def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
     first = shell.start(shell.trainer.leasing.next("worker 0", number))
     second = shell.start(shell.trainer.leasing.next("worker 1", number))
     third = shell.start(shell.trainer.leasing.wait_for_more())
-    shell.neighbours = (Neighbour(session="other", records=8, same_thread=True),)  # no call has said "wait"
+    shell.siblings = (
+        SiblingSession(session="other", records=8, same_thread=True),
+    )  # no call has said "wait"
     shell.state.close_pass()
     assert second.finish() is None
     assert third.finish() is False
@@ -347,10 +349,10 @@ def test_who_waits_for_another_loop_of_its_own_thread_is_told(
     else:
         shell.run(shell.trainer.open())
         waiting = shell.start(shell.trainer.leasing.wait_for_more())
-    shell.neighbours = (Neighbour(session="other", records=64, same_thread=False),)
+    shell.siblings = (SiblingSession(session="other", records=64, same_thread=False),)
     waiting.to(LookAround).step()
     assert isinstance(waiting.action, Call)  # its loop may go on in its own thread
-    shell.neighbours += (Neighbour(session="third", records=8, same_thread=True),)
+    shell.siblings += (SiblingSession(session="third", records=8, same_thread=True),)
     waiting.to(LookAround)
     with pytest.raises(ConcurrentIteration, match=r"waits for 8 record\(s\) of 'training'"):
         waiting.step()
@@ -358,7 +360,7 @@ def test_who_waits_for_another_loop_of_its_own_thread_is_told(
 
 
 def test_who_gets_records_does_not_ask_whom_else_there_is(shell: Shell) -> None:
-    shell.neighbours = (Neighbour(session="other", records=64, same_thread=True),)
+    shell.siblings = (SiblingSession(session="other", records=64, same_thread=True),)
     assert shell.train_through() == 64
 
 

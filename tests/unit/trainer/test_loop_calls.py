@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from trainer_kit import Master, Shell, back, reports_of, whole
 
-from edl_torch.core.calls import Grant
-from edl_torch.errors import AccountingError, InvalidArgument, MasterUnavailable
+from edl_torch.core.calls import Grant, ReportCall
+from edl_torch.errors import AccountingError, InvalidArgument, StaleLease
 from edl_torch.trainer.facts import Reporting
 from edl_torch.trainer.phases import Loop
 
@@ -35,12 +35,12 @@ def test_a_batch_is_handed_at_once_where_nothing_is_unanswered(master: Master) -
     shell = Shell(master, in_process=False, attended=False)
     shell.begin_elastic()
     first, second = shell.draw(), shell.draw()
-    assert shell.elastic.hand_now(whole(first))
+    assert shell.at_once(shell.elastic.hand(whole(first)))
     assert shell.elastic.phase is Loop.TRAINING
     shell.request()
-    assert not shell.elastic.hand_now(whole(second)), "the report of the first is not answered"
-    shell.work()
-    assert shell.elastic.hand_now(whole(second))
+    handing = shell.start(shell.elastic.hand(whole(second)))
+    assert isinstance(handing.request, ReportCall), "the report of the first is not answered"
+    assert handing.finish()
 
 
 def test_a_batch_in_doubt_or_after_an_error_is_not_handed_at_once(master: Master) -> None:
@@ -49,13 +49,14 @@ def test_a_batch_in_doubt_or_after_an_error_is_not_handed_at_once(master: Master
     grant = shell.draw()
     moved = shell.liveness.progress
     shell.break_stream()
-    assert not shell.elastic.hand_now(whole(grant))
+    assert not shell.at_once(shell.elastic.hand(whole(grant)))
     assert shell.hand(grant)
     assert shell.liveness.progress == moved + 2
     shell.request()
     second = shell.draw()
-    shell.trainer.fail(MasterUnavailable("away"))
-    assert not shell.elastic.hand_now(whole(second))
+    shell.trainer.fail(StaleLease("another history"))
+    with pytest.raises(StaleLease):
+        shell.hand(second)
     assert len(shell.state.batches) == 0
 
 
@@ -63,16 +64,17 @@ def test_the_next_batch_is_asked_for_at_once_where_there_is_nothing_to_tell(
     master: Master, shell: Shell
 ) -> None:
     number = shell.begin_elastic()
-    assert shell.elastic.request_now(number) is True
+    assert shell.at_once(shell.elastic.request(number)) is True
     assert shell.elastic.phase is Loop.ASKING
     assert shell.hand(shell.draw())
-    assert shell.elastic.request_now(number) is None, "its acknowledgement must be sent"
-    shell.run(shell.trainer.reporter.send())
+    asking = shell.start(shell.elastic.request(number))
+    assert isinstance(asking.request, ReportCall), "its acknowledgement must be sent"
+    assert asking.finish() is True
     assert master.status.acknowledged == 8
-    assert shell.elastic.request_now(number + 1) is False
+    assert shell.at_once(shell.elastic.request(number + 1)) is False
     shell.run(shell.elastic.close(number))
-    assert shell.elastic.request_now(number) is False
-    assert shell.elastic.request_now(shell.begin_plain()) is False
+    assert shell.at_once(shell.elastic.request(number)) is False
+    assert shell.at_once(shell.elastic.request(shell.begin_plain())) is False
 
 
 def test_asking_at_once_is_progress_and_acknowledges_as_asking_does(master: Master) -> None:
@@ -80,11 +82,11 @@ def test_asking_at_once_is_progress_and_acknowledges_as_asking_does(master: Mast
     number = shell.begin_elastic()
     moved = shell.liveness.progress
     assert shell.hand(shell.draw())
-    assert shell.elastic.request_now(number) is True, "it is read ahead"
+    assert shell.at_once(shell.elastic.request(number)) is True, "it is read ahead"
     assert shell.liveness.progress == moved + 2
     optimizer = shell.state.batches.attach()
     assert shell.hand(shell.draw())
-    assert shell.elastic.request_now(number) is True, "a step decides"
+    assert shell.at_once(shell.elastic.request(number)) is True, "a step decides"
     shell.state.batches.stepped(optimizer)
 
 
@@ -96,7 +98,7 @@ def test_a_wrapper_that_tells_acknowledges_with_what_it_passes_on(master: Master
     shell.state.batches.__init__(None)  # type: ignore[misc]
     number = shell.begin_elastic()
     for _ in range(2):
-        assert shell.elastic.request_now(number) is True
+        assert shell.at_once(shell.elastic.request(number)) is True
         assert shell.hand(shell.draw())
     shell.request()
     assert master.status.acknowledged == 0, "both may be with the wrapper"
@@ -113,9 +115,9 @@ def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Ma
     shell.state.batches.__init__(None)  # type: ignore[misc]
     optimizer = shell.state.batches.attach()
     number = shell.begin_elastic()
-    assert shell.elastic.request_now(number) is True
+    assert shell.at_once(shell.elastic.request(number)) is True
     shell.elastic.pad()
-    assert shell.elastic.request_now(number) is True
+    assert shell.at_once(shell.elastic.request(number)) is True
     assert shell.hand(shell.draw())
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.stepped(optimizer))
@@ -133,11 +135,11 @@ def test_what_a_wrapper_holds_when_its_trainer_is_given_up_is_passed_on_before_w
     shell.state.batches.__init__(None)  # type: ignore[misc]
     optimizer = shell.state.batches.attach()
     number = shell.begin_elastic()
-    assert shell.elastic.request_now(number) is True
+    assert shell.at_once(shell.elastic.request(number)) is True
     assert shell.hand(shell.draw())
     master.give_up_all()
     shell.run(shell.trainer.position.progress())  # it takes part anew
-    assert shell.elastic.request_now(number) is True
+    assert shell.at_once(shell.elastic.request(number)) is True
     assert shell.hand(shell.draw())
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.stepped(optimizer))
@@ -170,9 +172,9 @@ def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(ma
     shell.state.batches.__init__(None)  # type: ignore[misc]
     shell.state.batches.attach()
     number = shell.begin_elastic()
-    assert shell.elastic.request_now(number) is True
+    assert shell.at_once(shell.elastic.request(number)) is True
     assert shell.hand(shell.draw())
-    assert shell.elastic.request_now(number) is True
+    assert shell.at_once(shell.elastic.request(number)) is True
     shell.elastic.pad()
     shell.run(shell.elastic.passed_on())
     shell.run(shell.elastic.close(number))

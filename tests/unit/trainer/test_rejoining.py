@@ -101,7 +101,7 @@ def test_a_lease_call_between_a_registration_and_its_answer_is_lent_nothing(
     """The session throws away what it held when the answer comes: it would never give that lease back."""
     begin(shell)
     master.give_up_all()
-    telling = shell.start(shell.elastic.batch_requested()).to(Register)  # the report finds out
+    telling = shell.start(shell.elastic.request(1)).to(Register)  # the report finds out
     answer = master.register(shell.session, shell.batch_size)
     late = master.of("lease")[-1]
     with pytest.raises(SessionLost, match="registered again"):

@@ -28,8 +28,10 @@ class Case(Shell):
 
     def _batches(self, grant: Grant) -> Iterator[None]:
         for first in range(grant.slice.skip, grant.slice.stop, 2):
-            assert self.elastic.request_now(self.number) is True
-            assert self.elastic.hand_now(((grant.task, first, first + 2),)), "nothing has to be waited for"
+            assert self.at_once(self.elastic.request(self.number)) is True
+            assert self.at_once(self.elastic.hand(((grant.task, first, first + 2),))), (
+                "nothing has to be waited for"
+            )
             self.step()
             yield
 
@@ -73,10 +75,11 @@ def test_a_loop_without_optimizer_waits_with_what_it_is_done_with_too(master: Ma
     grant = shell.draw()
     asked = []
     for first in (0, 2, 4):
-        assert shell.elastic.hand_now(((grant.task, first, first + 2),))
-        asked.append(shell.elastic.request_now(number))
-        shell.run(shell.trainer.reporter.send()) if asked[-1] is None else None
-    assert asked == [None, True, True]
+        assert shell.at_once(shell.elastic.hand(((grant.task, first, first + 2),)))
+        asking = shell.start(shell.elastic.request(number))
+        asked.append(asking.is_done)
+        assert asking.finish() is True
+    assert asked == [False, True, True]
     assert master.status.acknowledged == 2
     shell.run(shell.elastic.close(number))
     assert master.status.acknowledged == 6
@@ -128,5 +131,6 @@ def test_a_batch_is_not_handed_out_after_a_report_that_failed(master: Master, ca
     with pytest.raises(StaleLease):
         next(batches)
     case.trainer.fail(StaleLease("another history"))
-    assert case.elastic.request_now(case.number) is True
-    assert not case.elastic.hand_now(((case.grant.task, 6, 8),))
+    assert case.at_once(case.elastic.request(case.number)) is True
+    with pytest.raises(StaleLease):
+        case.run(case.elastic.hand(((case.grant.task, 6, 8),)))

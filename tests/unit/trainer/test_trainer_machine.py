@@ -310,10 +310,10 @@ class Loop:
         if self.kind == "next":
             self.finish_with()
 
-        def on_done(_: None) -> None:
+        def on_done(_: bool) -> None:
             self.at = "asking"
 
-        self._loop(self.shell.elastic.batch_requested(), on_done, ends=True)
+        self._loop(self.shell.elastic.request(self.number), on_done, ends=True)
 
     def _hand(self, draw: st.DataObject) -> None:
         streams = [stream for stream in STREAMS if self.drawn[stream]]

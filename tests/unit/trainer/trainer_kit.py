@@ -17,8 +17,9 @@ from edl_torch.core.calls import (
     ReportAnswer,
     ReportCall,
 )
-from edl_torch.core.dispatcher import Dispatcher, Released
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.plan import Plan
+from edl_torch.core.state import Released
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
 from edl_torch.testing.fake_master import Outcomes
@@ -28,9 +29,9 @@ from edl_torch.trainer.actions import (
     Call,
     Describe,
     LookAround,
-    Neighbour,
     Procedure,
     Register,
+    SiblingSession,
     Wait,
     Warn,
 )
@@ -274,7 +275,7 @@ class Shell:
         self.elastic = self.trainer.elastic
         self.warnings: list[str] = []
         self.beginning = "the beginning"
-        self.neighbours: tuple[Neighbour, ...] = ()
+        self.siblings: tuple[SiblingSession, ...] = ()
         self._attended = attended
         self._worker: Running[None] | None = None
 
@@ -307,6 +308,14 @@ class Shell:
         """Run a procedure to its end."""
         return self.start(procedure).finish()
 
+    def at_once(self, procedure: Procedure[T]) -> T | None:
+        """Return what a procedure returns that needs nothing done; None for another, which is given up."""
+        running = self.start(procedure)
+        if running.is_done:
+            return running.finish()
+        running.interrupt()
+        return None
+
     def act(self, action: Action) -> Any:
         """Do one action. Raises what the master raises, or AssertionError where a wait would never end."""
         if isinstance(action, Call):
@@ -318,7 +327,7 @@ class Shell:
         if isinstance(action, Describe):
             return self.beginning
         if isinstance(action, LookAround):
-            return self.neighbours
+            return self.siblings
         if isinstance(action, Warn):
             self.warnings.append(action.text)
             return None
@@ -398,7 +407,7 @@ class Shell:
 
     def request(self) -> None:
         """The loop asks for the next batch."""
-        self.run(self.elastic.batch_requested())
+        self.run(self.elastic.request(self.state.supply.current.number))
 
     def read(self) -> int:
         """Train on what one inner pass reads, each lease a batch. Returns how many records."""

@@ -7,9 +7,9 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 from edl_torch import ElasticDataLoader
-from edl_torch.client.neighbours import sessions
+from edl_torch.client.session import _sessions
 from edl_torch.testing import FakeMaster
-from edl_torch.trainer.actions import Neighbour
+from edl_torch.trainer.actions import SiblingSession
 
 
 def loader(fake: FakeMaster, name: str = "training") -> ElasticDataLoader:
@@ -17,8 +17,8 @@ def loader(fake: FakeMaster, name: str = "training") -> ElasticDataLoader:
     return ElasticDataLoader(range(12), 2, records_per_shard=4, dataset_name=name, master_client=client)
 
 
-def seen_by(one: ElasticDataLoader) -> tuple[Neighbour, ...]:
-    return sessions.neighbours(one.service._live_session)
+def seen_by(one: ElasticDataLoader) -> tuple[SiblingSession, ...]:
+    return one.service.session.siblings()
 
 
 def test_a_neighbour_has_the_records_that_its_loop_has_begun_to_read() -> None:
@@ -28,9 +28,9 @@ def test_a_neighbour_has_the_records_that_its_loop_has_begun_to_read() -> None:
         assert seen_by(one) == ()
         batches = iter(two)
         next(batches)
-        ((neighbour),) = seen_by(one)
-        assert neighbour.session == two.service._live_session.id
-        assert (neighbour.records, neighbour.same_thread) == (two.service.record_count, True)
+        ((sibling),) = seen_by(one)
+        assert sibling.session == two.service.session.id
+        assert (sibling.records, sibling.same_thread) == (two.service.record_count, True)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(next, batches).result()
         assert [(found.records, found.same_thread) for found in seen_by(one)] == [
@@ -67,12 +67,12 @@ def test_who_reads_other_data_or_of_another_master_is_no_neighbour() -> None:
 
 def test_sessions_that_are_gone_are_forgotten() -> None:
     made = loader(FakeMaster())
-    session = made.service._live_session
-    noted = weakref.ref(session, sessions._alive.discard)
-    assert noted in sessions._alive
-    alive = [reference for reference in sessions._alive if reference() is session]
+    session = made.service.session
+    noted = weakref.ref(session, _sessions._references.discard)
+    assert noted in _sessions._references
+    alive = [reference for reference in _sessions._references if reference() is session]
     made.close()
     del made, session
     gc.collect()
     assert noted() is None
-    assert not sessions._alive & set(alive)
+    assert not _sessions._references & set(alive)
