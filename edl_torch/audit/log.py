@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event
-from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import object_of
 from edl_torch.core.lease import Span
 from edl_torch.errors import AuditError
-from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.facts import (
     Answered,
     AuditFact,
     Dropped,
+    Evidence,
     Granted,
     Joined,
     ModelSeen,
@@ -37,7 +37,6 @@ from edl_torch.trainer.facts import (
     Uncounted,
     Unlearnt,
     Voided,
-    Way,
 )
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
@@ -92,97 +91,74 @@ class AuditLog:
         """Write down what has happened to the trainer, in the order of events and by one thread at a time."""
         match fact:
             case Granted(grant):
-                self.granted(grant)
+                cut = grant.slice
+                self._leases[grant.task] = _Lease(
+                    attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
+                )
             case Reporting():
-                self.intent(
-                    failures=fact.failures,
-                    acknowledgements=fact.acknowledgements,
-                    give_backs=fact.give_backs,
-                    way=fact.way,
-                    returned=fact.returned,
-                )
+                self._reporting(fact)
             case Answered(stale):
-                self.answered(stale)
+                self._answered(stale)
             case Unanswered():
-                self.unanswered()
-            case Refused():
-                self.lost()
+                self._repeated |= self._pending
+            case Refused():  # nobody will say whether an earlier try of it arrived
+                self._lost()
             case Joined():
-                self.joined(
-                    fact.spec,
-                    ledger=fact.fence.ledger,
-                    lineage=fact.fence.lineage,
-                    member=fact.fence.member,
-                    batch_size=fact.batch_size,
-                )
+                self._joined(fact)
             case Dropped():
-                self.dropped(fact.acknowledgements, fact.returned, on_its_way=fact.on_its_way)
+                self._dropped(fact)
             case Voided(runs):
-                self.void(runs)
+                self._write(b"".join(self._repeated_runs("void", runs)))
             case Relearnt(runs) | Unlearnt(runs):
                 kind = "returned" if isinstance(fact, Relearnt) else "unlearnt"
                 for (task, first, after), cut in runs:
                     where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
                     self._event(kind, **where, task=task)
             case Uncounted(records):
-                self.uncounted(records)
+                if records and self._leases:  # without a lease a restore has made all of it void
+                    self._event("uncounted", records=records)
             case TokenTaken():
-                self.snapshot(
-                    fact.token, exact=fact.exact, uncounted=fact.uncounted, half_stepped=fact.half_stepped
-                )
+                told = object_of(fact) | {"token": token_digest(fact.token)}
+                self._event("snapshot", **self._part, **told)
             case Restored():
-                self.restored(fact.token, lineage=fact.lineage)
+                self._gone, self._leases = {}, {}
+                self._finished.clear()
+                replaced, self._part = self._part["lineage"], self._part | {"lineage": fact.lineage}
+                self._event("restored", lineage=fact.lineage, replaced=replaced, token=fact.token)
             case ModelSeen():
-                self.model(fact)
+                if self._part:  # one that is before the session takes part says nothing
+                    self._event("model", **object_of(fact))
 
-    def joined(
-        self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
-    ) -> None:
+    def _joined(self, fact: Joined) -> None:
         """The session takes part in a dataset, for the first time or anew: leases of before are void."""
         self._open()
-        if self._part.get("ledger") != ledger:
-            self._order(ledger)
-        same = self._part.get("ledger"), self._part.get("lineage")
-        self._gone = self._leases if same == (ledger, lineage) else {}
+        part = object_of(fact.fence)
+        if self._part.get("ledger") != part["ledger"]:
+            self._order(fact.fence.ledger)
+        goes_on = all(self._part.get(name) == part[name] for name in ("ledger", "lineage"))
+        self._gone = self._leases if goes_on else {}
         self._leases = {}
         self._finished.clear()
-        self._part = {"ledger": ledger, "lineage": lineage, "member": member}
-        self._event("joined", **self._part, batch_size=batch_size, dataset=object_of(spec))
+        self._part = part
+        self._event("joined", **part, batch_size=fact.batch_size, dataset=object_of(fact.spec))
 
-    def granted(self, grant: Grant) -> None:
-        """A lease arrived."""
-        cut = grant.slice
-        self._leases[grant.task] = _Lease(
-            attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
-        )
+    def _reporting(self, fact: Reporting) -> None:
+        """What was written down before and is reported again adds nothing.
 
-    def intent(
-        self,
-        *,
-        failures: Iterable[Failure] = (),
-        acknowledgements: Iterable[Acknowledgement] = (),
-        give_backs: Iterable[GiveBack] = (),
-        way: int = Way.STEP,
-        returned: Iterable[Run] = (),
-        step: int | None = None,
-    ) -> None:
-        """This is about to be reported. What was written down before and is reported again adds nothing.
-
-        `way` is the `Way` of the acknowledgements; `returned` are records among those given back that the
-        loop had, and may have trained on. Raises AuditError where the log is broken, also when there is
-        nothing to add: the last line may be one that was not written.
+        Raises AuditError where the log is broken, also when there is nothing to add: the last line may be one
+        that was not written.
         """
         self._check()
-        lines = [line for failure in failures for line in self._quarantine(failure)]
-        self._steps = self._steps + 1 if step is None else step
+        lines = [line for failure in fact.failures for line in self._quarantine(failure)]
+        self._steps += 1
         tail = f"{self._steps} {self._ms()}\n"
-        rows = [line for done in acknowledgements for line in self._acknowledge(done, tail)]
-        if rows and way != self._way:
-            self._way = way
-            lines.append(self._line("way", way=Way(way).label))
+        rows = [line for done in fact.acknowledgements for line in self._acknowledge(done, tail)]
+        if rows and fact.way != self._way:
+            self._way = fact.way
+            lines.append(self._line("way", way=Evidence(fact.way).label))
         lines += rows
-        lines += self._repeated_runs("returned", returned)
-        lines += [line for back in give_backs for line in self._give_back(back)]
+        lines += self._repeated_runs("returned", fact.returned)
+        lines += [line for back in fact.give_backs for line in self._give_back(back)]
         self._write(b"".join(lines))
 
     def _quarantine(self, failure: Failure) -> Iterable[bytes]:
@@ -217,9 +193,8 @@ class AuditLog:
     def _repeated_runs(self, kind: str, runs: Iterable[Run]) -> Iterator[bytes]:
         for task, first, after in runs:
             lease = self._leases.get(task)
-            if lease is not None and any(
-                lease.pieces(first, after)
-            ):  # else it is written down, or void since
+            # Else it is written down, or void since.
+            if lease is not None and any(lease.pieces(first, after)):
                 yield self._run(kind, lease, (task, first, after))
 
     def _run(self, kind: str, lease: _Lease, run: Run) -> bytes:
@@ -252,7 +227,7 @@ class AuditLog:
         if lease.is_done:
             self._finished.append(task)  # kept until the answer: the report may be repeated
 
-    def answered(self, stale: Collection[int] = ()) -> None:
+    def _answered(self, stale: Collection[int]) -> None:
         """The master has answered the last report; it refused what was said of the tasks in `stale`."""
         refused = self._pending.intersection(stale)
         unsure = refused & self._repeated
@@ -264,68 +239,22 @@ class AuditLog:
             self._leases.pop(task, None)
         self._settle()
 
-    def unanswered(self) -> None:
-        """No answer came to the last report: it will be sent again, under another request number."""
-        self._repeated |= self._pending
-
-    def lost(self) -> None:
-        """The report was refused as a whole: nobody will say whether an earlier try of it arrived."""
+    def _lost(self) -> None:
         if self._pending:
             self._event("lost")
         self._settle()
 
-    def dropped(
-        self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
-    ) -> None:
-        """The leases are void, and this will not be reported (again). Another report may be on its way."""
-        told = [(done, self._held(done.task, done.attempt)) for done in acknowledgements]
+    def _dropped(self, fact: Dropped) -> None:
+        told = [(done, self._held(done.task, done.attempt)) for done in fact.acknowledgements]
         unwritten = [
             (done.task, *piece)
             for done, lease in told
             if lease is not None
             for piece in lease.pieces(done.start, done.upto)
         ]
-        self._write(b"".join(self._repeated_runs("void", (*unwritten, *returned))))
-        if self._pending and not on_its_way:
-            self._event("lost")
-            self._settle()
-
-    def void(self, runs: Iterable[Run]) -> None:
-        """The master took these records back, which the loop has, and trains on or has trained on."""
-        self._write(b"".join(self._repeated_runs("void", runs)))
-
-    def uncounted(self, records: int) -> None:
-        """So many records were reported and are given back, as nobody can say which ones they are."""
-        if records and self._leases:  # without a lease a restore has made all of it void
-            self._event("uncounted", records=records)
-
-    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0, half_stepped: int = 0) -> None:
-        """A token was taken in this session's lineage; `exact` says whether it has just what was trained on.
-
-        Where it is not, `uncounted` records were reported that it has not. Of `half_stepped` records it has
-        none, and some of the attached optimizers have stepped on them.
-        """
-        digest = token_digest(token)
-        self._event(
-            "snapshot",
-            token=digest,
-            **self._part,
-            exact=exact,
-            uncounted=uncounted,
-            half_stepped=half_stepped,
-        )
-
-    def model(self, seen: ModelSeen) -> None:
-        """The model was looked at; one that is before the session takes part says nothing."""
-        if self._part:
-            self._event("model", **object_of(seen))
-
-    def restored(self, token: str | None, *, lineage: int) -> None:
-        """This session took the dataset back to a token (None: the beginning), which opened `lineage`."""
-        self._gone, self._leases = {}, {}
-        self._finished.clear()
-        replaced, self._part = self._part["lineage"], self._part | {"lineage": lineage}
-        self._event("restored", lineage=lineage, replaced=replaced, token=token)
+        self._write(b"".join(self._repeated_runs("void", (*unwritten, *fact.returned))))
+        if self._pending and not fact.on_its_way:
+            self._lost()
 
     def close(self) -> None:
         """Nothing more will come."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import Evidence
 
 _NAMED = 8  # models in a headline
 
@@ -19,14 +19,14 @@ MEANING = {
     "stale": "came too late and was refused",
 }
 _WAYS = {
-    Way.STEP.label: "when an attached optimizer had stepped",
-    Way.SKIPPED.label: "when a GradScaler had skipped the step of an attached optimizer",
-    Way.UNSEEN.label: "when one had stepped, though no gradient of theirs was seen",
-    Way.NEXT.label: "when the next batch was asked for",
-    Way.TOKEN.label: "by a token taken in the loop's body",
-    Way.REPORT.label: "by the loop's reports",
-    Way.COUNT.label: "by counting reports over several loader workers",
-    Way.UNSTEPPED.label: "at the end of the job, without a step on them",
+    Evidence.STEP.label: "when an attached optimizer had stepped",
+    Evidence.SKIPPED.label: "when a GradScaler had skipped the step of an attached optimizer",
+    Evidence.UNSEEN.label: "when one had stepped, though no gradient of theirs was seen",
+    Evidence.NEXT.label: "when the next batch was asked for",
+    Evidence.TOKEN.label: "by a token taken in the loop's body",
+    Evidence.REPORT.label: "by the loop's reports",
+    Evidence.COUNT.label: "by counting reports over several loader workers",
+    Evidence.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
 _DATA = {
     "whole": "whole: checksums or versions of all of them were compared",
@@ -51,7 +51,7 @@ def headline(verdict: Verdict) -> str:
         said += f": {delivered(verdict)}"
     if verdict.quarantined:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
-    if skipped := verdict.rests_on.get(Way.SKIPPED.label):
+    if skipped := verdict.rests_on.get(Evidence.SKIPPED.label):
         said += f", {skipped:,} of {verdict.records:,} stepped over by a GradScaler"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"

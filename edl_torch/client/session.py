@@ -51,11 +51,11 @@ from edl_torch.trainer.actions import (
 )
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.deliveries import Deliveries
-from edl_torch.trainer.facts import Logged, Way
+from edl_torch.trainer.facts import Evidence, Logged
+from edl_torch.trainer.foreign_loop import Reading
+from edl_torch.trainer.lease_queue import Mode
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.plain import Reading
 from edl_torch.trainer.state import Config
-from edl_torch.trainer.supply import Mode
 from edl_torch.trainer.tickets import Ticket, ticket_size
 from edl_torch.trainer.trainer import Trainer
 
@@ -429,7 +429,7 @@ class Session:
             before_hand = state.batches.steps_before_hand
         if skipped:  # by a report of its own, as the log has how each came about
             self.flush()
-            self.run(self.passes.stepped(optimizer, before_hand, Way.SKIPPED))
+            self.run(self.passes.stepped(optimizer, before_hand, Evidence.SKIPPED))
             self.flush()
         else:
             self.run(self.passes.stepped(optimizer, before_hand))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from edl_torch.core.backlog import Waiting, WindowsInProgress
 from edl_torch.core.calls import Failure, ReportCall
 from edl_torch.core.changes import Mark, Version
 from edl_torch.core.lease import Lease
-from edl_torch.core.todo import Waiting, WindowsInProgress
 
 PAGE = 16  # of tasks: the leases of one page and one session are written down together
 

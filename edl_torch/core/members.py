@@ -70,7 +70,7 @@ class Members:
         self.gaps: list[tuple[int, int]] = []  # numbers below the next one that were never given
         # Of members given up that had registered before the master started: dataset -> asked and reported.
         # Whatever they called since: a call may be one of before that was late, or is repeated.
-        self.unheard: dict[int, dict[str, tuple[int, int]]] = {}
+        self.departed_members: dict[int, dict[str, tuple[int, int]]] = {}
         self._members: dict[str, Member] = {}
 
     def __len__(self) -> int:
@@ -167,7 +167,7 @@ class Members:
         member = self._members.pop(session, None)
         if member is not None and member.journalled:
             names = sorted(member.datasets)
-            self.unheard[member.number] = {
+            self.departed_members[member.number] = {
                 name: (member.asked(name), member.reports.get(name, 0)) for name in names
             }
         return member

@@ -11,7 +11,7 @@ from edl_torch.shard import DatasetSpec, Slice
 Run = tuple[int, int, int]  # task, first position, position after the last
 
 
-class Way(IntEnum):
+class Evidence(IntEnum):
     """The evidence for an acknowledgement. Of several the highest number counts."""
 
     STEP = 1  # an attached optimizer stepped
@@ -26,7 +26,7 @@ class Way(IntEnum):
     @property
     def exact(self) -> bool:
         """Whether it says which records were trained on."""
-        return self < Way.COUNT
+        return self < Evidence.COUNT
 
     @property
     def label(self) -> str:

@@ -113,7 +113,7 @@ class Reporter:
             state.void(answer.stale)
         state.outbox.may_wait_until = state.now + state.config.report_delay_s
         if answer.wanted:
-            state.yield_to_others()
+            state.release_undrawn()
         return report.fence == state.registered.fence
 
     def _note_unanswered(self, report: Report, error: EdlError | None) -> None:

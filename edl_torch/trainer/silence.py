@@ -6,14 +6,14 @@ FIRST_S = 5.0
 AGAIN_S = 60.0
 
 
-class Silence:
+class WaitLogSchedule:
     """A schedule of messages about one wait."""
 
     def __init__(self) -> None:
         self.due_s = FIRST_S  # how long a wait may last before the next message
 
     def __repr__(self) -> str:
-        return f"<Silence due_s={self.due_s:g}>"
+        return f"<WaitLogSchedule due_s={self.due_s:g}>"
 
     def is_due(self, waited_s: float) -> bool:
         """Return whether a message is due after so many seconds; the next one is due a minute later."""

@@ -32,7 +32,7 @@ from edl_torch.shard import Slice
 from edl_torch.trainer.actions import Procedure
 from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.elastic import ElasticPasses
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import Evidence
 from edl_torch.trainer.tickets import Ticket
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "6 11").split()]
@@ -189,7 +189,7 @@ def broken_tickets(patch: pytest.MonkeyPatch) -> None:
 
     def eager(self: ElasticPasses, ticket: Ticket) -> Procedure[bool]:
         handed = yield from hand(self, ticket)
-        self._settle(self._state.batches.reported(), Way.NEXT)
+        self._settle(self._state.batches.reported(), Evidence.NEXT)
         yield from self._reporter.send()
         return handed
 

@@ -18,7 +18,10 @@ from edl_torch import readers, testing
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-INTEGRATIONS = sorted((ROOT / "edl_torch" / "integrations").glob("[!_]*.py"))
+SHARED = {"adapter", "engines", "frameworks"}  # by the adapters, not with their users
+INTEGRATIONS = sorted(
+    path for path in (ROOT / "edl_torch" / "integrations").glob("[!_]*.py") if path.stem not in SHARED
+)
 
 
 def listed(page: Path) -> list[Path]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edl_torch.audit.log import AuditLog
+from hand_log import HandLog
+
 from edl_torch.core.calls import NEW_PASS, Acknowledgement, Failure, GiveBack, Grant
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import StaleLease
 from edl_torch.shard import DatasetSpec, Slice, Source
-from edl_torch.trainer.facts import ModelSeen, Way
+from edl_torch.trainer.facts import Evidence, ModelSeen
 
 BATCH = 3
 WORD = ModelSeen(  # these jobs are about records, not about models
@@ -39,7 +40,7 @@ SPEC = DatasetSpec(
 class Trainer:
     """One session: its log, and the leases that it holds with the position that it is at."""
 
-    log: AuditLog
+    log: HandLog
     session: str
     held: dict[int, list] = field(default_factory=dict)  # task -> [grant, next position, stop]
     member: int = 0
@@ -68,7 +69,7 @@ class Job:
         """A process starts."""
         self.sessions += 1
         session = f"{self.spec.name}{self.sessions}"
-        trainer = Trainer(AuditLog(self.directory, session, f"host/rank {self.sessions}"), session)
+        trainer = Trainer(HandLog(self.directory, session, f"host/rank {self.sessions}"), session)
         self.join(trainer)
         return trainer
 
@@ -101,7 +102,7 @@ class Job:
         return bool(grants)
 
     def train(
-        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Way = Way.STEP
+        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Evidence = Evidence.STEP
     ) -> None:
         """Acknowledge a batch; maybe the master does not hear it, or its answer is lost."""
         if not trainer.held:

@@ -7,32 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from audited_job import BATCH, SPEC, grant_of
+from hand_log import HandLog
 
 from edl_torch.audit import reading
 from edl_torch.audit.lines import SUFFIX
-from edl_torch.audit.log import AuditLog
+from edl_torch.audit.log import token_digest
 from edl_torch.audit.reading import Answer, Kind, read_logs
-from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import from_object, object_of
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.trainer.facts import (
-    Answered,
-    Dropped,
-    Granted,
-    Joined,
-    Refused,
-    Reporting,
-    Restored,
-    TokenTaken,
-    Unanswered,
-    Uncounted,
-    Voided,
-    Way,
+    Evidence,
 )
 
 
@@ -50,7 +39,7 @@ def clock():
 
 @pytest.fixture
 def log(tmp_path, clock):
-    log = AuditLog(tmp_path / "audit", "51f0", "host/0", clock=clock)
+    log = HandLog(tmp_path / "audit", "51f0", "host/0", clock=clock)
     log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH, member=6)
     log.granted(grant_of(7, 0, 2, 6, attempt=2))
     return log
@@ -71,11 +60,11 @@ def only(log):
 
 def test_the_form_of_a_log(log, clock):
     clock.now += 1.5
-    log.intent(acknowledgements=ack(5), way=Way.STEP)
+    log.intent(acknowledgements=ack(5), way=Evidence.STEP)
     log.answered()
-    log.intent(acknowledgements=ack(8), way=Way.STEP, step=40)
+    log.intent(acknowledgements=ack(8), way=Evidence.STEP)
     header, joined, way, first, answered, second = lines(log)
-    assert (first, answered, second) == ("0 0 2 5 7 2 1 1500", "=", "0 0 5 8 7 2 40 1500")
+    assert (first, answered, second) == ("0 0 2 5 7 2 1 1500", "=", "0 0 5 8 7 2 2 1500")
     assert json.loads(way) == {"event": "way", "way": "step", "ms": 1500}
     assert json.loads(header)["edl_audit"] == 3
     assert json.loads(header)["session"] == "51f0"
@@ -172,11 +161,16 @@ def test_quarantine_remainders_tokens_and_restores_are_read_back(log):
 
 
 def test_only_another_way_of_acknowledging_leaves_a_line(log):
-    for upto, way in ((3, Way.STEP), (4, Way.STEP), (5, Way.COUNT), (6, Way.STEP)):
+    for upto, way in ((3, Evidence.STEP), (4, Evidence.STEP), (5, Evidence.COUNT), (6, Evidence.STEP)):
         log.intent(acknowledgements=ack(upto), way=way)
         log.answered()
     assert sum("way" in line for line in lines(log)) == 3
-    assert only(log).chapters[0].ways.tolist() == [Way.STEP, Way.STEP, Way.COUNT, Way.STEP]
+    assert only(log).chapters[0].ways.tolist() == [
+        Evidence.STEP,
+        Evidence.STEP,
+        Evidence.COUNT,
+        Evidence.STEP,
+    ]
 
 
 def test_what_the_loop_had_is_written_once_before_it_is_given_back(log):
@@ -256,20 +250,20 @@ def test_a_lease_is_forgotten_once_all_of_it_is_answered(log):
 
 
 def test_nothing_is_made_before_a_dataset_is_joined(tmp_path):
-    log = AuditLog(tmp_path / "audit", "s", "w")
+    log = HandLog(tmp_path / "audit", "s", "w")
     log.close()
     assert not (tmp_path / "audit").exists()
 
 
 def test_a_session_has_one_log(log):
     with pytest.raises(AuditError, match="cannot make the audit log"):
-        AuditLog(log.path.parent, "51f0", "host/0").joined(SPEC, ledger="L", lineage=1, batch_size=1)
+        HandLog(log.path.parent, "51f0", "host/0").joined(SPEC, ledger="L", lineage=1, batch_size=1)
 
 
 def test_an_unusable_directory_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(AuditError, match=r"file.*check audit_dir"):
-        AuditLog(tmp_path / "file", "s", "w").joined(SPEC, ledger="L", lineage=1, batch_size=1)
+        HandLog(tmp_path / "file", "s", "w").joined(SPEC, ledger="L", lineage=1, batch_size=1)
 
 
 def test_nothing_follows_a_line_that_was_cut_off(log, monkeypatch):
@@ -298,61 +292,45 @@ def test_a_closed_log_refuses_and_closes_again(log):
         log.intent(acknowledgements=ack(5))
 
 
-def test_facts_of_a_trainer_are_written_as_what_they_say(tmp_path):
-    fence = Fence(ledger="L", lineage=1, member=6)
-    by_hand = AuditLog(tmp_path / "hand", "51f0", "host/0", clock=lambda: 0.0)
-    by_facts = AuditLog(tmp_path / "facts", "51f0", "host/0", clock=lambda: 0.0)
-    by_hand.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH, member=6)
-    by_hand.granted(grant_of(1, 0, 0, 4))
-    by_hand.granted(grant_of(2, 0, 1, 4))
-    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
-    by_hand.unanswered()
-    by_hand.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
-    by_hand.answered((1,))
-    by_hand.intent(failures=[Failure(task=2, attempt=1, position=0, reason="bad")])
-    by_hand.lost()
-    by_hand.dropped(ack(3, task=2, attempt=1), ((2, 2, 3),), on_its_way=False)
-    by_hand.void([(2, 3, 4)])
-    by_hand.uncounted(3)
-    by_hand.snapshot("{}", exact=False, uncounted=3)
-    by_hand.restored(None, lineage=2)
-    reporting = Reporting(
-        failures=(),
-        acknowledgements=tuple(ack(1, task=1, attempt=1)),
-        give_backs=(),
-        way=Way.STEP,
-        returned=(),
+def test_facts_of_a_trainer_are_written_as_what_they_say(log):
+    log.granted(grant_of(1, 0, 0, 4))
+    log.granted(grant_of(2, 0, 1, 4))
+    log.intent(acknowledgements=ack(1, task=1, attempt=1), way=Evidence.STEP)
+    log.unanswered()
+    log.intent(acknowledgements=ack(1, task=1, attempt=1), way=Evidence.STEP)
+    log.answered((1,))
+    log.intent(failures=[Failure(task=2, attempt=1, position=1, reason="bad")])
+    log.lost()
+    log.dropped(ack(3, task=2, attempt=1), ((2, 2, 3),), on_its_way=False)
+    log.void([(2, 3, 4)])
+    log.uncounted(3)
+    log.snapshot("{}", exact=False, uncounted=3)
+    log.restored(None, lineage=2)
+    written = lines(log)[2:]
+    assert written[1] == "0 0 0 1 1 1 1 0"
+    events = [json.loads(line) for line in (written[0], *written[2:])]
+    assert [event.pop("event") for event in events] == (
+        ["way", "refused", "quarantined", "lost", "void", "void", "void", "uncounted", "snapshot", "restored"]
     )
-    bad = (Failure(task=2, attempt=1, position=0, reason="bad"),)
-    for fact in (
-        Joined(spec=SPEC, fence=fence, batch_size=BATCH),
-        Granted(grant_of(1, 0, 0, 4)),
-        Granted(grant_of(2, 0, 1, 4)),
-        reporting,
-        Unanswered(),
-        reporting,
-        Answered((1,)),
-        replace(reporting, failures=bad, acknowledgements=(), way=Way.STEP),
-        Refused(),
-        Dropped(acknowledgements=tuple(ack(3, task=2, attempt=1)), returned=((2, 2, 3),), on_its_way=False),
-        Voided(((2, 3, 4),)),
-        Uncounted(3),
-        TokenTaken(token="{}", exact=False, uncounted=3, half_stepped=0),
-        Restored(token=None, lineage=2),
-    ):
-        by_facts.write(fact)
-    lines = [log.path.read_text().splitlines()[1:] for log in (by_hand, by_facts)]
-    assert lines[0] == lines[1]
-    assert len(lines[0]) > 8
+    where = {"epoch": 0, "shard": 0, "ms": 0}
+    assert events[1] == {"tasks": [], "unsure": [1], "ms": 0}
+    assert events[2] == where | {"position": 1, "task": 2, "attempt": 1, "reason": "bad"}
+    assert events[4:7] == [
+        where | {"task": 2, "start": start, "upto": upto} for start, upto in ((2, 3), (2, 3), (3, 4))
+    ]
+    position = {"ledger": "L", "lineage": 1, "member": 6}
+    said = {"exact": False, "uncounted": 3, "half_stepped": 0}
+    assert events[8] == position | said | {"token": token_digest("{}"), "ms": 0}
+    assert events[9] == {"lineage": 2, "replaced": 1, "token": None, "ms": 0}
 
 
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from audited_job import BATCH, SPEC, grant_of
-from edl_torch.audit.log import AuditLog
+from hand_log import HandLog
 from edl_torch.core.calls import Acknowledgement
-log = AuditLog(sys.argv[1], "s", "w")
+log = HandLog(sys.argv[1], "s", "w")
 log.joined(SPEC, ledger="L", lineage=1, batch_size=BATCH)
 log.granted(grant_of(7, 0, 2, 6))
 log.intent(acknowledgements=[Acknowledgement(task=7, attempt=1, upto=5)])
@@ -433,7 +411,7 @@ def test_small_blocks_read_the_same(log, monkeypatch):
     assert whole.rows.tolist() == parts.rows.tolist()
     assert whole.lines.tolist() == parts.lines.tolist() == [3, 5, 7, 9, 12]
     assert whole.settled.tolist() == parts.settled.tolist() == [4, 6, 8, 10, 12]
-    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Way.STEP}
+    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Evidence.STEP}
     assert whole.answers.tolist() == parts.answers.tolist() == [1, 1, 1, 1, 0]
 
 

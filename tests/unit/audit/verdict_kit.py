@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from audited_job import BATCH, SPEC, WORD, grant_of
+from hand_log import HandLog
 
-from edl_torch.audit.log import AuditLog
 from edl_torch.audit.verdict import audit
 from edl_torch.core.calls import Acknowledgement, GiveBack
 from edl_torch.shard import Source
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.facts import Evidence
 
 SMALL = replace(SPEC, sources=(Source(name="a.csv", start=100, count=16),))
 
@@ -33,14 +33,14 @@ class Writer:
     """A trainer written by hand: leases and acknowledgements of any kind."""
 
     def __init__(self, folder, session="s", spec=SMALL, lineage=1, ledger="L", member=1):
-        self.log = AuditLog(folder, session, session)
+        self.log = HandLog(folder, session, session)
         self.log.joined(spec, ledger=ledger, lineage=lineage, batch_size=BATCH, member=member)
         self.log.model(WORD)
 
     def take(self, task, shard, skip, limit, *, epoch=0):
         self.log.granted(grant_of(task, shard, skip, limit, epoch=epoch))
 
-    def say(self, task, *upto, answered=True, stale=(), way=Way.STEP):
+    def say(self, task, *upto, answered=True, stale=(), way=Evidence.STEP):
         for position in upto:
             done = Acknowledgement(task=task, attempt=1, upto=position)
             self.log.intent(acknowledgements=[done], way=way)

@@ -230,7 +230,7 @@ def test_with_an_optimizer_what_was_not_stepped_on_goes_back_with_the_next_pass(
 
 def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
     shell.begin_elastic()
-    with pytest.raises(InvalidArgument, match=r"passed_on\(\) is for lookahead='told'"):
+    with pytest.raises(InvalidArgument, match=r"passed_on\(\) is for lookahead='manual'"):
         shell.run(shell.elastic.passed_on())
 
 

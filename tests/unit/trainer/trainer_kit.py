@@ -36,8 +36,8 @@ from edl_torch.trainer.actions import (
     Warn,
 )
 from edl_torch.trainer.facts import Fact
+from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.plain import OWN_STREAM, Reading
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.tickets import Ticket
 from edl_torch.trainer.trainer import Trainer

@@ -11,7 +11,7 @@ from edl_torch.data.threaded_reading import Threading
 from edl_torch.trainer.tickets import Tally
 
 
-class Feed:
+class IterationSetup:
     """How an iteration yields samples, and what counts them.
 
     The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
