@@ -17,9 +17,9 @@ from pathlib import Path
 from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import object_of
-from edl_torch.core.lease import Span
+from edl_torch.core.leases import Span
 from edl_torch.errors import AuditError
-from edl_torch.trainer.facts import (
+from edl_torch.trainer.vocabulary import (
     Answered,
     AuditFact,
     Dropped,

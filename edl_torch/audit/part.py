@@ -12,8 +12,8 @@ from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals, covered
 from edl_torch.audit.lineage import Lineage, Reports
 from edl_torch.audit.reading import Answer, Kind
-from edl_torch.core.lease import Range
-from edl_torch.trainer.facts import Evidence
+from edl_torch.core.leases import Range
+from edl_torch.trainer.vocabulary import Evidence
 
 _UNSURE = Answer.NONE, Answer.LOST  # an earlier try may have been heard
 

@@ -22,7 +22,7 @@ from edl_torch.audit.reading import Answer, Log, read_logs, read_order
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 _MAY_GO_ON = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
 LISTED = 20  # ranges of each kind that are named, unless the caller wants more
@@ -85,7 +85,7 @@ class Verdict:
     rolled_back: int  # acknowledged after a token that the job went back to; in all lineages
     trainers: int  # sessions
     lineages: int
-    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.facts.Evidence`
+    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.vocabulary.Evidence`
     repeated: int  # may have been trained on once more than is counted, by who lives: the next three
     returned: int  # given back by a loop that had them, and may have trained on them
     void: int  # taken back by the master while a loop had them

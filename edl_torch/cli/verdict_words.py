@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 _NAMED = 8  # models in a headline
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.client.gradients import has_place, some
-from edl_torch.trainer.facts import ModelSeen
+from edl_torch.trainer.vocabulary import ModelSeen
 
 if TYPE_CHECKING:
     import torch

@@ -23,13 +23,12 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
 )
 from edl_torch.core.changes import Mark, Version, unrecorded
-from edl_torch.core.identity import identity
-from edl_torch.core.lease import Lease
-from edl_torch.core.leases import Leases, new_failures
+from edl_torch.core.leases import Lease, Leases, new_failures
 from edl_torch.core.lending import LeaseRequest, Lending
-from edl_torch.core.participants import Participants
+from edl_torch.core.members import Participants
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
+from edl_torch.core.registration import identity
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edl_torch.core.backlog import Backlog, Waiting
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.core.leases import Leases
-from edl_torch.core.participants import Participants
+from edl_torch.core.members import Participants
 
 FAR = 64  # of the largest leases: a session with a larger share to come is lent such ones
 

@@ -36,7 +36,7 @@ from edl_torch.core.calls import LeaseAnswer, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.lease import Lease, Range
+from edl_torch.core.leases import Lease, Range
 from edl_torch.core.ledger import Head, ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_batch_size

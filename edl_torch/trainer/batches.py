@@ -14,7 +14,7 @@ from itertools import count
 
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
-from edl_torch.trainer.tickets import Ticket, ticket_size
+from edl_torch.trainer.vocabulary import Ticket, ticket_size
 
 Hold = tuple[Slice, int, int]  # of a slice the positions `first … after - 1`
 

@@ -8,18 +8,26 @@ from dataclasses import replace
 from edl_torch.core.calls import NEW_PASS, Acknowledgement
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
-from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.batches import Batch
-from edl_torch.trainer.confirming import Confirmer
-from edl_torch.trainer.facts import Evidence, Relearnt, Run, Unlearnt
 from edl_torch.trainer.foreign_loop import PlainPasses
 from edl_torch.trainer.lease_queue import Mode, Pass
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.loop_warnings import LoopWarnings
-from edl_torch.trainer.phases import LOOP, Loop
+from edl_torch.trainer.registrar import Confirmer
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
-from edl_torch.trainer.tickets import Ticket, runs_of
+from edl_torch.trainer.vocabulary import (
+    LOOP,
+    Evidence,
+    Loop,
+    Procedure,
+    Relearnt,
+    Run,
+    Ticket,
+    Unlearnt,
+    Warn,
+    runs_of,
+)
 
 
 class ElasticPasses:

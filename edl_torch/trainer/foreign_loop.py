@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.actions import Procedure, Wait, Warn
-from edl_torch.trainer.confirming import Confirmer
-from edl_torch.trainer.counting import StreamCounts
-from edl_torch.trainer.deliveries import Deliveries
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.counting import Deliveries, StreamCounts
 from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.registrar import Confirmer
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
+from edl_torch.trainer.vocabulary import Evidence, Procedure, Wait, Warn
 
 OWN_STREAM = "main"  # what is read in the trainer's own process
 NO_PASS = 0  # passes are numbered from 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
-from edl_torch.trainer.phases import ASKING, Asking
+from edl_torch.trainer.vocabulary import ASKING, Asking
 
 
 class Mode(Enum):

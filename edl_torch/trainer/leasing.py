@@ -13,14 +13,21 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
-from edl_torch.trainer.actions import Call, LookAround, Procedure, SiblingSession, Wait
-from edl_torch.trainer.facts import Granted, Logged
 from edl_torch.trainer.lease_queue import Mode
-from edl_torch.trainer.phases import Asking
+from edl_torch.trainer.liveness import WaitLogSchedule
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
-from edl_torch.trainer.silence import WaitLogSchedule
 from edl_torch.trainer.state import State
+from edl_torch.trainer.vocabulary import (
+    Asking,
+    Call,
+    Granted,
+    Logged,
+    LookAround,
+    Procedure,
+    SiblingSession,
+    Wait,
+)
 
 POLL_S = 1.0  # the longest single wait at the master: so a closed pass or Ctrl-C is noticed soon
 

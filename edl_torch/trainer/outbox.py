@@ -8,8 +8,7 @@ from math import inf
 
 from edl_torch.core.calls import UNREGISTERED, Acknowledgement, Failure, Fence, GiveBack
 from edl_torch.errors import EdlError, MasterUnavailable
-from edl_torch.trainer.facts import Evidence, Run
-from edl_torch.trainer.phases import TELLING, Telling
+from edl_torch.trainer.vocabulary import TELLING, Evidence, Run, Telling
 
 
 @dataclass(slots=True)

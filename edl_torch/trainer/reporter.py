@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from edl_torch.core.calls import ReportAnswer, ReportCall
 from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
-from edl_torch.trainer.actions import Call, Procedure, Wait
-from edl_torch.trainer.facts import Answered, Refused, Reporting, Unanswered
 from edl_torch.trainer.outbox import Report
-from edl_torch.trainer.phases import Telling
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.state import State
+from edl_torch.trainer.vocabulary import (
+    Answered,
+    Call,
+    Procedure,
+    Refused,
+    Reporting,
+    Telling,
+    Unanswered,
+    Wait,
+)
 
 
 class Reporter:

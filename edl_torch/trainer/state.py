@@ -11,14 +11,12 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease
 from edl_torch.trainer.batches import Batches
 from edl_torch.trainer.counting import PlainPass
-from edl_torch.trainer.facts import Dropped, Fact, Logged, Run, Uncounted, Voided
 from edl_torch.trainer.inflight import InFlight
 from edl_torch.trainer.lease_queue import LeaseQueue, Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.outbox import Outbox, Report
-from edl_torch.trainer.phases import Membership
-from edl_torch.trainer.tickets import runs_of
+from edl_torch.trainer.vocabulary import Dropped, Fact, Logged, Membership, Run, Uncounted, Voided, runs_of
 
 C = TypeVar("C", bound="FencedCall[Any]")
 

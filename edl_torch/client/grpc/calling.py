@@ -17,7 +17,7 @@ import grpc
 from edl_torch.client.grpc.heartbeat import backoff
 from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
-from edl_torch.trainer.silence import FIRST_S, WaitLogSchedule
+from edl_torch.trainer.liveness import FIRST_S, WaitLogSchedule
 
 log = logging.getLogger("edl_torch.client")
 

@@ -24,7 +24,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.convert import ROUTES, MasterStub
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.system.forks import ForkGuard
-from edl_torch.trainer.silence import WaitLogSchedule
+from edl_torch.trainer.liveness import WaitLogSchedule
 
 __all__ = ["MasterClient", "build_channel"]
 

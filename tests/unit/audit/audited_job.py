@@ -13,7 +13,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import StaleLease
 from edl_torch.shard import DatasetSpec, Slice, Source
-from edl_torch.trainer.facts import Evidence, ModelSeen
+from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
 BATCH = 3
 WORD = ModelSeen(  # these jobs are about records, not about models

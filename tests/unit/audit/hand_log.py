@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from edl_torch.audit.log import AuditLog
 from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, Grant
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.facts import (
+from edl_torch.trainer.vocabulary import (
     Answered,
     Dropped,
     Evidence,

@@ -12,7 +12,7 @@ from edl_torch.core.codec import from_object
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 Record = tuple[int, int, int]  # epoch, shard, position
 

@@ -12,7 +12,7 @@ from verdict_kit import SMALL, Writer
 from edl_torch.cli.main import main
 from edl_torch.core.calls import Failure
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 
 @pytest.fixture

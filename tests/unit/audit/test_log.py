@@ -20,7 +20,7 @@ from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import from_object, object_of
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
-from edl_torch.trainer.facts import (
+from edl_torch.trainer.vocabulary import (
     Evidence,
 )
 

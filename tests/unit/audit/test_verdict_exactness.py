@@ -10,7 +10,7 @@ from verdict_kit import SMALL, Writer, by, findings, one
 
 from edl_torch.audit.verdict import Outcome
 from edl_torch.cli.main import main
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 # Outcomes -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from naive_audit import Naive
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 COUNTS = (
     *("acknowledged", "quarantined", "dropped", "lost", "doubled", "refused", "rolled_back"),

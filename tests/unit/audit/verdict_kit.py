@@ -10,7 +10,7 @@ from hand_log import HandLog
 from edl_torch.audit.verdict import audit
 from edl_torch.core.calls import Acknowledgement, GiveBack
 from edl_torch.shard import Source
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer.vocabulary import Evidence
 
 SMALL = replace(SPEC, sources=(Source(name="a.csv", start=100, count=16),))
 

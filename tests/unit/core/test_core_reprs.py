@@ -11,8 +11,7 @@ from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.changes import Changes, Version
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.history import History
-from edl_torch.core.members import Members
-from edl_torch.core.participants import Throughput
+from edl_torch.core.members import Members, Throughput
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
 from edl_torch.core.registration import new_spec

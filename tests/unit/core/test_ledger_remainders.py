@@ -8,8 +8,8 @@ from simulated_trainers import SimulatedTrainer, run_to_the_end
 
 from edl_torch.core.backlog import Backlog, WindowsInProgress
 from edl_torch.core.calls import PassState
-from edl_torch.core.identity import identity
 from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.registration import identity
 from edl_torch.core.token import Token
 from edl_torch.shard import Slice
 

@@ -7,10 +7,8 @@ from trainer_kit import Master, Shell, ack, back, reports_of, whole
 
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
-from edl_torch.trainer.actions import Warn
-from edl_torch.trainer.facts import Evidence, Logged, Reporting, Voided
 from edl_torch.trainer.lease_queue import Mode
-from edl_torch.trainer.phases import Loop
+from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, Voided, Warn
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from trainer_kit import Master, Shell, back, reports_of, whole
 
 from edl_torch.core.calls import Grant, ReportCall
 from edl_torch.errors import AccountingError, InvalidArgument, StaleLease
-from edl_torch.trainer.facts import Reporting
-from edl_torch.trainer.phases import Loop
+from edl_torch.trainer.vocabulary import Loop, Reporting
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.lease_queue import LeaseQueue
 from edl_torch.trainer.outbox import Outbox
-from edl_torch.trainer.phases import (
+from edl_torch.trainer.vocabulary import (
     ASKING,
     LOOP,
     MEMBERSHIP,

@@ -6,10 +6,9 @@ import pytest
 from trainer_kit import Master, Shell, ack, back, reports_of
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.actions import Register
-from edl_torch.trainer.deliveries import DeliveredBatches, DrawnSamples
-from edl_torch.trainer.facts import Evidence, Reporting, Uncounted, Voided
+from edl_torch.trainer.counting import DeliveredBatches, DrawnSamples
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM, Reading
+from edl_torch.trainer.vocabulary import Evidence, Register, Reporting, Uncounted, Voided
 
 
 @pytest.fixture

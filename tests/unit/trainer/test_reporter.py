@@ -10,10 +10,19 @@ from trainer_kit import Running, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.core.calls import Acknowledgement, Failure, ReportAnswer
 from edl_torch.errors import AccountingError, EdlError, MasterUnavailable, SessionLost, StaleLease
-from edl_torch.trainer.actions import Call, Register, Wait
-from edl_torch.trainer.facts import Answered, Dropped, Evidence, Refused, Reporting, Unanswered
 from edl_torch.trainer.outbox import Outbox, Report
-from edl_torch.trainer.phases import Telling
+from edl_torch.trainer.vocabulary import (
+    Answered,
+    Call,
+    Dropped,
+    Evidence,
+    Refused,
+    Register,
+    Reporting,
+    Telling,
+    Unanswered,
+    Wait,
+)
 
 
 class Case(Shell):

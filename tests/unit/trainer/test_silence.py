@@ -9,9 +9,8 @@ from trainer_kit import Master, Shell
 
 from edl_torch.core.calls import MasterStatus, TrainerStatus
 from edl_torch.errors import MasterUnavailable
-from edl_torch.trainer.actions import Call
-from edl_torch.trainer.facts import Logged
-from edl_torch.trainer.silence import AGAIN_S, FIRST_S, WaitLogSchedule
+from edl_torch.trainer.liveness import AGAIN_S, FIRST_S, WaitLogSchedule
+from edl_torch.trainer.vocabulary import Call, Logged
 
 
 def test_a_message_is_due_after_a_few_seconds_and_then_every_minute() -> None:

@@ -11,8 +11,17 @@ import pytest
 
 import edl_torch.trainer
 from edl_torch.core.calls import NEW_PASS, Fence
-from edl_torch.trainer import actions, batches, counting, foreign_loop, inflight, lease_queue, outbox, state
-from edl_torch.trainer.facts import Evidence
+from edl_torch.trainer import (
+    batches,
+    counting,
+    foreign_loop,
+    inflight,
+    lease_queue,
+    outbox,
+    state,
+    vocabulary,
+)
+from edl_torch.trainer.vocabulary import Evidence
 
 MODULES = [
     importlib.import_module(f"edl_torch.trainer.{module.name}")
@@ -33,7 +42,7 @@ STATE = {
     batches._InPass,
     lease_queue.Pass,
 }
-POSITIONAL = {actions.Call, actions.Wait, *STATE - {inflight.Held, lease_queue.Pass}}
+POSITIONAL = {vocabulary.Call, vocabulary.Wait, *STATE - {inflight.Held, lease_queue.Pass}}
 NOT_ZERO: dict[Any, dict[str, Any]] = {
     state.Config: {"keeps_ledger": True},
     lease_queue.Pass: {"joins": True},
@@ -41,7 +50,7 @@ NOT_ZERO: dict[Any, dict[str, Any]] = {
 
 
 def test_there_are_values() -> None:
-    assert {actions.Register, foreign_loop.Reading, *STATE} < set(VALUES)
+    assert {vocabulary.Register, foreign_loop.Reading, *STATE} < set(VALUES)
 
 
 @pytest.mark.parametrize("value", VALUES)

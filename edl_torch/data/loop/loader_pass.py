@@ -12,12 +12,12 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from edl_torch.client.session import Session
-from edl_torch.data.collate import Envelope
-from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.batches.collate import Envelope
+from edl_torch.data.loop.inner_loader import InnerLoader
 from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.measuring import Stopwatch
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
 _CUT_OFF = (ConnectionError, EOFError)  # what comes of it in the midst of a message

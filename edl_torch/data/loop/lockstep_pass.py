@@ -14,13 +14,13 @@ from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.notice import Notice
+from edl_torch.data.loop.inner_loader import InnerLoader
+from edl_torch.data.loop.notice import Notice
+from edl_torch.data.loop.stepping_pass import SteppingPass
 from edl_torch.data.padding import PaddingBatch, Statistics
-from edl_torch.data.stepping_pass import SteppingPass
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
 
