@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from edl_torch.client.model import has_place, some
 from edl_torch.integrations.engines import hides_gradients
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.trainer import Trainer
@@ -255,17 +256,6 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for parameter in found if hasattr(parameter, "requires_grad")]
 
 
-def has_place(parameter: Any) -> bool:
-    """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
-    from torch.nn.parameter import is_lazy
-
-    return (
-        not is_lazy(parameter)
-        and str(parameter.layout) == "torch.strided"
-        and parameter.device.type != "meta"
-    )
-
-
 def calling(method: Callable[[], None]) -> Callable[[Any], None]:
     """Return a hook of parameters that calls a method, and does not keep its object alive."""
     reference = weakref.WeakMethod(method)
@@ -276,10 +266,3 @@ def calling(method: Callable[[], None]) -> Callable[[Any], None]:
             alive()
 
     return comes
-
-
-def some(parameters: list[Any], most: int) -> list[Any]:
-    """Return some of a model's parameters, from its first to its last: heads and experts take turns, and what
-    lies before them learns from each batch."""
-    last, count = len(parameters) - 1, min(most, len(parameters))
-    return [parameters[number * last // max(1, count - 1)] for number in range(count)]

@@ -13,13 +13,12 @@ import logging
 import math
 import platform
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.client.gradients import has_place, some
 from edl_torch.trainer.vocabulary import ModelSeen
 
 if TYPE_CHECKING:
@@ -167,6 +166,39 @@ class Kept:
             view = self._views[number]
             found.append((parameter._version, place, None if view is None else view.tobytes()))
         return found
+
+
+def some(parameters: list[Any], most: int) -> list[Any]:
+    """Return some of a model's parameters, from its first to its last: heads and experts take turns, and what
+    lies before them learns from each batch."""
+    last, count = len(parameters) - 1, min(most, len(parameters))
+    return [parameters[number * last // max(1, count - 1)] for number in range(count)]
+
+
+def has_place(parameter: Any) -> bool:
+    """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
+    from torch.nn.parameter import is_lazy
+
+    return (
+        not is_lazy(parameter)
+        and str(parameter.layout) == "torch.strided"
+        and parameter.device.type != "meta"
+    )
+
+
+def hear_of_steps(method: Callable[[Any], None]) -> Any:
+    """Have a method called with each optimizer that has stepped; it is kept alive by nothing here. Returns
+    torch's handle."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    reference = weakref.WeakMethod(method)
+
+    def stepped(optimizer: Any, arguments: Any, named: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(optimizer)
+
+    return register_optimizer_step_post_hook(stepped)
 
 
 def _view(parameter: Any) -> npt.NDArray[Any] | None:

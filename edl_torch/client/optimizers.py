@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from edl_torch.client.gradients import HOOKED, some, trained
-from edl_torch.client.model import Kept
+from edl_torch.client.gradients import HOOKED, trained
+from edl_torch.client.model import Kept, hear_of_steps, some
 from edl_torch.client.session import Session
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, is_engine
@@ -103,7 +103,8 @@ class Optimizers:
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             attached.kept = Kept(trained(optimizer))
-            self._look_at_all()
+            if not self._hooks:
+                self._hooks.append(hear_of_steps(self._any_stepped))
         torch: Any = sys.modules.get("torch")
 
         def trains(named: Mapping[str, Any]) -> bool:
@@ -189,20 +190,6 @@ class Optimizers:
         for attached in self._attached.values():
             if attached.kept is not None:
                 attached.kept.forget()
-
-    def _look_at_all(self) -> None:
-        """Hear of the steps of all optimizers, once."""
-        if not self._hooks:
-            from torch.optim.optimizer import register_optimizer_step_post_hook
-
-            stepped = weakref.WeakMethod(self._any_stepped)
-
-            def hear(optimizer: Any, arguments: Any, named: Any) -> None:
-                alive = stepped()
-                if alive is not None:
-                    alive(optimizer)
-
-            self._hooks.append(register_optimizer_step_post_hook(hear))
 
     def _any_stepped(self, optimizer: Any) -> None:
         """Note an optimizer that is not attached, and steps on batches of this loader."""

@@ -351,7 +351,7 @@ class ModelSeen:
 
     `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, a lineage or the session),
     "token" or "restored"; or, once in a lineage, when it is noticed that something spoke against one model:
-    "written" by what is no step of an attached optimizer, "unattached" (another optimizer stepped on gradients
+    "written" by what is no step of an attached optimizer, "unattached" (another one stepped on gradients
     of a batch), "again" (a step used gradients that an earlier one had used).
     `steps` counts those since the session began, or went back to a token; `number` is another one where no
     parameter of before is left. `shape` is equal where samples can be compared. `values` and `sums` are
