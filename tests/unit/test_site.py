@@ -18,7 +18,12 @@ from edl_torch import readers, testing
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-INTEGRATIONS = sorted((ROOT / "edl_torch" / "integrations").glob("[!_]*.py"))
+SHARED_BY_ADAPTERS = {"adapter", "engines", "frameworks"}  # what users import nothing from
+INTEGRATIONS = sorted(
+    module
+    for module in (ROOT / "edl_torch" / "integrations").glob("[!_]*.py")
+    if module.stem not in SHARED_BY_ADAPTERS
+)
 
 
 def listed(page: Path) -> list[Path]:
