@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.checking.findings import Flaw, reason_of, spread
+from edl_torch.checking.check import Flaw, reason_of, spread
 from edl_torch.errors import OutputError
 from edl_torch.readers.base import AbstractDataReader, required
 from edl_torch.readers.shared.files import whole_file

@@ -18,8 +18,8 @@ from edl_torch.errors import InvalidArgument
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.arrow import Columns, flat_values, numpy_columns, row_numbers, rows
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
+from edl_torch.readers.odps.client import Retries
 from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
-from edl_torch.readers.odps.retries import Retries
 from edl_torch.readers.odps.table import OdpsTable
 from edl_torch.readers.shared.looks import listing
 from edl_torch.shard import IndexArray, Task, TaskType

@@ -16,9 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.odps.client import OdpsClient, require_packages
+from edl_torch.readers.odps.client import (
+    Budget,
+    ErrorKind,
+    OdpsClient,
+    Retries,
+    ShortStream,
+    expired,
+    judge,
+    require_packages,
+    troubled,
+)
 from edl_torch.readers.odps.config import OdpsConfig, PartitionPattern, cause_without_secrets
-from edl_torch.readers.odps.retries import Budget, ErrorKind, Retries, ShortStream, expired, judge, troubled
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,12 +17,16 @@ from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source
 from edl_torch.readers.recordio.format import MAGIC_BYTES
-from edl_torch.readers.recordio.index import Arrays, build_index, check_dialect
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
-from edl_torch.readers.recordio.source import Chunk, RecordIOSource, sources_of_index
-from edl_torch.readers.shared.block_cache import BlockCache
-from edl_torch.readers.shared.files import OpenFile, OpenFiles, Read
-from edl_torch.readers.shared.finder import Finder, Paths
+from edl_torch.readers.recordio.source import (
+    Arrays,
+    Chunk,
+    RecordIOSource,
+    build_index,
+    check_dialect,
+    sources_of_index,
+)
+from edl_torch.readers.shared.files import BlockCache, Finder, OpenFile, OpenFiles, Paths, Read
 from edl_torch.readers.shared.looks import below, listing
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType
@@ -49,7 +53,7 @@ class RecordIODataReader(AbstractDataReader):
         cache_bytes: How much of the last chunks each process keeps, decompressed; at least the last one, and
             those of the shards that a shuffle mixes.
         index_dir: Where indexes of larger files are kept: a folder, or "beside" for beside the data; default
-            as `readers.shared.index_cache` says.
+            as `readers.shared.mapped` says.
 
     Raises DataFormatError, which names file, chunk and offset, for damaged, cut and other files, and
     ReaderUnavailable where cramjam or google-crc32c is needed and not installed. Files must stay as they are:

@@ -17,18 +17,22 @@ import numpy as np
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, check_range, no_source
-from edl_torch.readers.shared.finder import Finder, Paths
-from edl_torch.readers.text.csv_layout import (
+from edl_torch.readers.shared.files import Finder, Paths
+from edl_torch.readers.text.csv_values import (
+    CsvDialect,
+    CsvLayout,
     Header,
+    RowParser,
+    arrow_columns,
     checked_fills,
     chosen_columns,
     column_names,
+    columns_of,
     has_heading,
     inferred,
 )
-from edl_torch.readers.text.csv_values import CsvDialect, CsvLayout, RowParser, arrow_columns, columns_of
 from edl_torch.readers.text.row_index import CHUNK_BYTES
-from edl_torch.readers.text.sources import (
+from edl_torch.readers.text.text_reader import (
     Gathered,
     SourceFiles,
     TextSource,
@@ -54,7 +58,7 @@ class CsvReader(AbstractDataReader):
     Args:
         data: A file, a folder with `.csv` or `.tsv` files (or these and `.gz`), a glob, or a list of those.
         columns: The columns that records have, in this order; default all.
-        dtypes: Types by column (`csv_layout.py` has the table). Those of other columns are inferred from up
+        dtypes: Types by column (`csv_values.py` has the table). Those of other columns are inferred from up
             to 1000 records spread over all files, the same ones in every process: `reader.dtypes` has them.
         header: Whether each file begins with a heading. "auto" tells by numbers below it, and raises where
             it cannot.
@@ -66,7 +70,7 @@ class CsvReader(AbstractDataReader):
             ones, what `fill_nulls` says, else the record is bad.
         fill_nulls: What stands for no value, by column.
         as_tuples: Records are tuples of values, batches tuples of arrays.
-        index_dir: Where indexes are kept; see `edl_torch.readers.shared.index_cache.cached_index`.
+        index_dir: Where indexes are kept; see `edl_torch.readers.shared.mapped.cached_index`.
         chunk_bytes: The piece of a file that one thread indexes at a time.
 
     Raises DataFormatError, naming the file, for data that cannot be used; InvalidArgument for options; in
