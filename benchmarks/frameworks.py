@@ -107,7 +107,7 @@ def lightning(elastic: bool, steps: int, workers: int) -> Times:
             return self.optimizer
 
     module = Module()
-    loader = loader_of(elastic, steps, workers, **({"lookahead": "told"} if elastic else {}))
+    loader = loader_of(elastic, steps, workers, **({"lookahead": "manual"} if elastic else {}))
     quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -130,7 +130,7 @@ def accelerate(elastic: bool, steps: int, workers: int) -> Times:
     layers = Layers()
     clocked = Clocked(layers.parameters())
     model, optimizer = accelerator.prepare(layers, clocked)
-    loader = loader_of(elastic, steps, workers, **({"lookahead": "told"} if elastic else {}))
+    loader = loader_of(elastic, steps, workers, **({"lookahead": "manual"} if elastic else {}))
     batches = prepare(accelerator, loader, optimizer) if elastic else accelerator.prepare(loader)
     for batch in batches:
         accelerator.backward(model(**batch)["loss"])

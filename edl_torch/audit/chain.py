@@ -16,7 +16,7 @@ from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, Question, Settled, examine, records_of
 from edl_torch.audit.reading import Answer
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.lease import Range
+from edl_torch.core.leases import Range
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError

@@ -18,7 +18,7 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
-from edl_torch.core.identity import differences, identity
+from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import STRENGTHS, strength_of

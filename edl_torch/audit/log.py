@@ -17,12 +17,13 @@ from pathlib import Path
 from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import object_of
-from edl_torch.core.lease import Span
+from edl_torch.core.leases import Span
 from edl_torch.errors import AuditError
-from edl_torch.trainer.facts import (
+from edl_torch.trainer.vocabulary import (
     Answered,
     AuditFact,
     Dropped,
+    Evidence,
     Granted,
     Joined,
     ModelSeen,
@@ -36,7 +37,6 @@ from edl_torch.trainer.facts import (
     Uncounted,
     Unlearnt,
     Voided,
-    Way,
 )
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
@@ -155,7 +155,7 @@ class AuditLog:
         rows = [line for done in fact.acknowledgements for line in self._acknowledge(done, tail)]
         if rows and fact.way != self._way:
             self._way = fact.way
-            lines.append(self._line("way", way=Way(fact.way).label))
+            lines.append(self._line("way", way=Evidence(fact.way).label))
         lines += rows
         lines += self._repeated_runs("returned", fact.returned)
         lines += [line for back in fact.give_backs for line in self._give_back(back)]

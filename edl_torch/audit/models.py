@@ -22,7 +22,7 @@ from edl_torch.audit.lineage import DatasetHistory, Reports, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Seen
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 ROUNDING = 1e-5  # of a value and its move, or twice its dtype's: how far replicas on unlike processors part
 OF_MOVE = 0.01  # but not further, of how far the value has moved
@@ -170,7 +170,9 @@ def _unattached(part: Part, learner: _Learner) -> int:
     if not learner.seen:
         return learner.records.count
     told = part.lineage.acknowledged
-    asked = told.at((told.who == learner.place) & np.isin(told.ways, (Way.NEXT, Way.TOKEN, Way.REPORT)))
+    asked = told.at(
+        (told.who == learner.place) & np.isin(told.ways, (Evidence.NEXT, Evidence.TOKEN, Evidence.REPORT))
+    )
     return (records_of(asked) & learner.records).count
 
 

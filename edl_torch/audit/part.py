@@ -12,8 +12,8 @@ from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.intervals import Intervals, covered
 from edl_torch.audit.lineage import Lineage, Reports
 from edl_torch.audit.reading import Answer, Kind
-from edl_torch.core.lease import Range
-from edl_torch.trainer.facts import Way
+from edl_torch.core.leases import Range
+from edl_torch.trainer.vocabulary import Evidence
 
 _UNSURE = Answer.NONE, Answer.LOST  # an earlier try may have been heard
 
@@ -61,7 +61,7 @@ class Part:
     unlearnt: Intervals  # acknowledged by a step that had no gradients of them
     late: Intervals
     uncounted: int  # records reported in vain, nobody knows which
-    ways: Mapping[Way, int]  # how the records came to be acknowledged that have their outcome from here
+    ways: Mapping[Evidence, int]  # how the records came to be acknowledged that have their outcome from here
     doubt: str = ""
     contradictions: list[str] = field(default_factory=list)
 
@@ -135,9 +135,9 @@ def _late(reported: Reports, required: Intervals) -> Intervals:
     return refused | (lost & records_of(reported.answered(Answer.ACCEPTED))) | (lost - required) | twice
 
 
-def _ways(reports: Reports, trained: Intervals) -> dict[Way, int]:
+def _ways(reports: Reports, trained: Intervals) -> dict[Evidence, int]:
     """How many of the records were acknowledged in which way; of several the one that proves the least."""
-    used = [way for way in sorted(Way, reverse=True) if (reports.ways == way).any()]
+    used = [way for way in sorted(Evidence, reverse=True) if (reports.ways == way).any()]
     if len(used) == 1:
         return {used[0]: trained.count}
     ways = {}

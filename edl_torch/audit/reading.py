@@ -20,7 +20,7 @@ from edl_torch.audit.lines import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, Damag
 from edl_torch.core.codec import from_object
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
-from edl_torch.trainer.facts import ModelSeen, Way
+from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
 
@@ -196,7 +196,7 @@ class _LogReader:
         self._answered: list[IndexArray] = []  # line numbers of what settles the lines above
         self._lost: list[int] = []
         self._refused: dict[int, tuple[list[int], list[int]]] = {}  # line -> tasks refused, tasks unsure
-        self._ways: list[tuple[int, Way]] = []  # that of the rows after each line
+        self._ways: list[tuple[int, Evidence]] = []  # that of the rows after each line
 
     def read(self, data: bytes) -> Log:
         line, place = 0, 0
@@ -283,7 +283,7 @@ class _LogReader:
             case "lost":
                 self._lost.append(line)
             case "way":
-                self._ways.append((line, Way[values["way"].upper()]))
+                self._ways.append((line, Evidence[values["way"].upper()]))
             case "snapshot":
                 self._chapters[-1].snapshots.append(_snapshot(self._chapters[-1], values, line))
                 for seen in self._chapters[-1].seen[-1:]:

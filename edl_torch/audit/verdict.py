@@ -22,7 +22,7 @@ from edl_torch.audit.reading import Answer, Log, read_logs, read_order
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 _MAY_GO_ON = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
 LISTED = 20  # ranges of each kind that are named, unless the caller wants more
@@ -85,7 +85,7 @@ class Verdict:
     rolled_back: int  # acknowledged after a token that the job went back to; in all lineages
     trainers: int  # sessions
     lineages: int
-    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.facts.Way`
+    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.facts.Evidence`
     repeated: int  # may have been trained on once more than is counted, by who lives: the next three
     returned: int  # given back by a loop that had them, and may have trained on them
     void: int  # taken back by the master while a loop had them
@@ -246,7 +246,7 @@ def _judge(
     found = Findings(history, parts, judged=word.token is not None)
     named = found.named(listed)
     quarantined = sum((part.quarantined - part.begun).count for part in parts)
-    ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Way}
+    ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Evidence}
     left_open = excused | (ahead - late)
     doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
     verdict = Verdict(
@@ -272,9 +272,9 @@ def _judge(
         returned=_all(part.returned for part in parts).count,
         void=_all(part.void for part in parts).count,
         late=_all(part.late for part in parts).count,
-        counted=ways[Way.COUNT],
+        counted=ways[Evidence.COUNT],
         uncounted=sum(part.uncounted for part in parts),
-        unstepped=ways[Way.UNSTEPPED] + found.count("unlearnt"),
+        unstepped=ways[Evidence.UNSTEPPED] + found.count("unlearnt"),
         models=models,
         known_by=history.known_by,
         inexact_tokens=len(doubts),

@@ -17,7 +17,7 @@ from edl_torch.cli.main import DEFAULT_ADDRESS
 from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerState, TrainerStatus
 from edl_torch.core.events import Departed
 from edl_torch.core.limits import printable
-from edl_torch.core.plain import plain
+from edl_torch.core.status_json import plain
 from edl_torch.errors import MasterUnavailable
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 _NAMED = 8  # models in a headline
 
@@ -19,12 +19,12 @@ MEANING = {
     "stale": "came too late and was refused",
 }
 _WAYS = {
-    Way.STEP.label: "when an attached optimizer had stepped",
-    Way.NEXT.label: "when the next batch was asked for",
-    Way.TOKEN.label: "by a token taken in the loop's body",
-    Way.REPORT.label: "by the loop's reports",
-    Way.COUNT.label: "by counting reports over several loader workers",
-    Way.UNSTEPPED.label: "at the end of the job, without a step on them",
+    Evidence.STEP.label: "when an attached optimizer had stepped",
+    Evidence.NEXT.label: "when the next batch was asked for",
+    Evidence.TOKEN.label: "by a token taken in the loop's body",
+    Evidence.REPORT.label: "by the loop's reports",
+    Evidence.COUNT.label: "by counting reports over several loader workers",
+    Evidence.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
 _DATA = {
     "whole": "whole: checksums or versions of all of them were compared",

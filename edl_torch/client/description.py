@@ -14,9 +14,8 @@ from pathlib import PurePath
 from typing import Any, Literal, TypeVar, Unpack
 
 from edl_torch.core.calls import RegisterAnswer, RegisterCall
-from edl_torch.core.identity import identity
 from edl_torch.core.master_api import MasterApi
-from edl_torch.core.registration import check_option, new_spec
+from edl_torch.core.registration import check_option, identity, new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.fingerprint import UNKNOWN, Fingerprint

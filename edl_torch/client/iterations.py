@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edl_torch.trainer.deliveries import Deliveries
+from edl_torch.trainer.counting import Deliveries
 
 
 class PlainIterations(Protocol):

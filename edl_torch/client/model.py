@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.trainer.facts import ModelSeen
+from edl_torch.trainer.vocabulary import ModelSeen
 
 if TYPE_CHECKING:
     import torch

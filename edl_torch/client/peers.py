@@ -137,7 +137,7 @@ class Vote(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class BroadcastBatch:
     """What the lease holder of one model tells the ranks that hold other parts of it, once for each vote.
 
     Attributes:
@@ -154,10 +154,10 @@ class Parcel:
 
 
 class Delivery(Protocol):
-    """A parcel on its way."""
+    """A broadcast on its way."""
 
     @property
-    def parcel(self) -> Parcel:
+    def broadcast(self) -> BroadcastBatch:
         """What comes first: all but the batch."""
 
     def batch(self) -> Any:
@@ -172,12 +172,12 @@ class Parts(Protocol):
     def holds(self) -> bool:
         """Whether this rank is the holder. Rank 0 of all ranks is one."""
 
-    def send(self, parcel: Parcel) -> Delivery:
-        """Let the followers have a parcel, and go on. Raises InvalidArgument, with nothing sent, for a batch
-        that cannot travel."""
+    def send(self, broadcast: BroadcastBatch) -> Delivery:
+        """Let the followers have a broadcast, and go on. Raises InvalidArgument, with nothing sent, for a
+        batch that cannot travel."""
 
     def receive(self) -> Delivery:
-        """Wait for the holder's next parcel, but not for its batch."""
+        """Wait for the holder's next broadcast, but not for its batch."""
 
 
 class Peers(Protocol):

@@ -36,7 +36,7 @@ from edl_torch.protocols import OURS, door
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetOptions, Shard, TaskType
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.lease_queue import Mode
 
 log = logging.getLogger("edl_torch.client")
 
@@ -48,7 +48,7 @@ class ServiceKeywords(DatasetOptions, total=False):
     dataset_name: str
     num_minibatches_per_shard: int | None
     data_changed: Literal["new_epoch"] | None
-    lookahead: int | Literal["told"]
+    lookahead: int | Literal["manual"]
     master_timeout_s: float | None
     audit_dir: str | Path | None
 
@@ -75,8 +75,8 @@ class DataShardService:
             records that are left of that have the outcome `abandoned`. Default: `TokenError`.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
-            passed on when the next pass begins. "told": the wrapper calls `loader.passed_on()` for each batch
-            that it passes on to its loop, and nothing is guessed.
+            passed on when the next pass begins. "manual": the wrapper calls `loader.passed_on()` for each
+            batch that it passes on to its loop, and nothing is guessed.
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.
@@ -98,12 +98,14 @@ class DataShardService:
         shuffle_shards: bool = False,
         num_minibatches_per_shard: int | None = None,
         data_changed: Literal["new_epoch"] | None = None,
-        lookahead: int | Literal["told"] = 0,
+        lookahead: int | Literal["manual"] = 0,
         master_timeout_s: float | None = None,
         audit_dir: str | Path | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        if lookahead != "told":
+        if isinstance(lookahead, str) and lookahead != "manual":
+            raise InvalidArgument(f"lookahead must be a number of batches or 'manual', not {lookahead!r}")
+        if lookahead != "manual":
             check_count("lookahead", lookahead, least=0)
         if num_minibatches_per_shard is not None:
             check_count("num_minibatches_per_shard", num_minibatches_per_shard)
@@ -124,7 +126,7 @@ class DataShardService:
         self._owns_master = master_client is None
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
         self._session = Session(
-            master, self._description, None if lookahead == "told" else lookahead, audit_dir
+            master, self._description, None if lookahead == "manual" else lookahead, audit_dir
         )
         self._lookahead = lookahead
         self._optimizers = Optimizers(self._session)
@@ -149,8 +151,8 @@ class DataShardService:
         return self._description.name
 
     @property
-    def lookahead(self) -> int | Literal["told"]:
-        """How many batches a wrapper around the loader reads ahead; "told" where it says when it passes one
+    def lookahead(self) -> int | Literal["manual"]:
+        """How many batches a wrapper around the loader reads ahead; "manual" where it says when it passes one
         on."""
         return self._lookahead
 
@@ -452,7 +454,7 @@ def _embedded_master() -> MasterApi:
 
     master, page = LocalMaster(trainer_name_from_env()), page_address_from_env()
     if page is not None:
-        from edl_torch.master.web.threaded import show
+        from edl_torch.master.web import show
 
         try:
             show(master, page)

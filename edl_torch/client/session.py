@@ -38,26 +38,27 @@ from edl_torch.errors import (
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.system.cuts import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.actions import (
+from edl_torch.trainer.batches import Batch
+from edl_torch.trainer.counting import Deliveries
+from edl_torch.trainer.foreign_loop import Reading
+from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.state import Config
+from edl_torch.trainer.trainer import Trainer
+from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
     Describe,
+    Logged,
     LookAround,
     Procedure,
     Register,
     SiblingSession,
+    Ticket,
     Wait,
+    ticket_size,
 )
-from edl_torch.trainer.batches import Batch
-from edl_torch.trainer.deliveries import Deliveries
-from edl_torch.trainer.facts import Logged
-from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.plain import Reading
-from edl_torch.trainer.state import Config
-from edl_torch.trainer.supply import Mode
-from edl_torch.trainer.tickets import Ticket, ticket_size
-from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
 

@@ -43,7 +43,7 @@ class _Counts:
     shown: dict[str, int]
 
 
-class Watch:
+class RateMeter:
     """Pace of one dataset and of its trainers, the age of its leases, and its picture."""
 
     def __init__(self, ledger: ShardLedger, now: float) -> None:
@@ -134,7 +134,7 @@ class History:
         self.started_at: float | None = None
         self._wall = 0.0  # seconds since 1970 less `now`
         self._number = 0
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, RateMeter] = {}
         self._stages: dict[str, tuple[Stage, float]] = {}  # where each dataset is, and since when
         self._suspended: set[str] = set()
 
@@ -162,11 +162,11 @@ class History:
         for ledger in ledgers:
             self.watch(ledger, now).tick(now)
 
-    def watch(self, ledger: ShardLedger, now: float) -> Watch:
+    def watch(self, ledger: ShardLedger, now: float) -> RateMeter:
         """Return the watch of a dataset, which begins when it is first asked for."""
         watch = self._watches.get(ledger.spec.name)
         if watch is None:
-            watch = self._watches[ledger.spec.name] = Watch(ledger, now)
+            watch = self._watches[ledger.spec.name] = RateMeter(ledger, now)
         if watch.lineage != ledger.lineage:
             watch.restart(now)
         return watch

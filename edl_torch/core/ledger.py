@@ -1,7 +1,7 @@
 """Ledger of one dataset: which records wait, which are lent, which have an outcome.
 
 Pure state: no clock, no I/O, no transport. Records with an outcome are all that are neither waiting nor lent,
-so the state is as small as what is in flight. The ledger decides; `todo`, `leases` and `participants` only
+so the state is as small as what is in flight. The ledger decides; `backlog`, `leases` and `participants` only
 keep. It does not know which sessions are alive; the dispatcher tells it which join and which are released.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
+from edl_torch.core.backlog import Backlog, Waiting, WindowsInProgress
 from edl_torch.core.calls import (
     NEW_PASS,
     DatasetStatus,
@@ -22,14 +23,12 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
 )
 from edl_torch.core.changes import Mark, Version, unrecorded
-from edl_torch.core.identity import identity
-from edl_torch.core.lease import Lease
-from edl_torch.core.leases import Leases, new_failures
+from edl_torch.core.leases import Lease, Leases, new_failures
 from edl_torch.core.lending import LeaseRequest, Lending
-from edl_torch.core.participants import Participants
+from edl_torch.core.members import Participants
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
-from edl_torch.core.todo import Todo, Waiting, WindowsInProgress
+from edl_torch.core.registration import identity
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice
@@ -77,10 +76,10 @@ class ShardLedger:
         # left or stalled, their records, and the records that trainers gave back themselves.
         self.returned_slices = self.returned_records = self.given_back = 0
         self._in_progress = WindowsInProgress()
-        self._todo = Todo(self.plan, self._in_progress, mark)
+        self._backlog = Backlog(self.plan, self._in_progress, mark)
         self.participants = Participants(mark)
         self.leases = Leases(self._in_progress, mark, self._version)
-        self._lending = Lending(self._todo, self.leases, self.participants)
+        self._lending = Lending(self._backlog, self.leases, self.participants)
 
     # What it is -----------------------------------------------------------------------------------------
 
@@ -94,7 +93,7 @@ class ShardLedger:
 
         Raises DatasetConflict for fewer epochs than have begun: records that wait would be dropped.
         """
-        epoch, ahead = self._todo.cursor_epoch, self._todo.ahead
+        epoch, ahead = self._backlog.cursor_epoch, self._backlog.ahead
         if 0 < spec.num_epochs <= epoch and 0 < ahead < self.plan.size:
             raise DatasetConflict(
                 f"dataset {spec.name!r} is in the middle of epoch {epoch}: num_epochs={spec.num_epochs} "
@@ -104,28 +103,28 @@ class ShardLedger:
         self.plan = Plan(spec)
         self._version.grow()
         self._mark("dataset")
-        self._todo.replan(self.plan)
+        self._backlog.replan(self.plan)
         self._close_epochs()
 
     @property
     def epoch(self) -> int:
         """Epoch that the next pass reads: the oldest with waiting records, else that of the cursor."""
-        return self._todo.oldest
+        return self._backlog.oldest
 
     @property
     def finished(self) -> bool:
         """Whether every record of every epoch has an outcome."""
-        return not self.leases and self._todo.empty
+        return not self.leases and self._backlog.empty
 
     def goes_on(self, stage: Stage) -> bool:
         """Return whether the dataset is where it was, in the middle of an epoch; cheap."""
-        todo = self._todo
-        return todo.cursor_epoch == stage.epoch and self.lineage == stage.lineage and not todo.past_end
+        backlog = self._backlog
+        return backlog.cursor_epoch == stage.epoch and self.lineage == stage.lineage and not backlog.past_end
 
     @property
     def stage(self) -> Stage:
         """Where the dataset is."""
-        return Stage(self.lineage, self._todo.cursor_epoch, self.finished)
+        return Stage(self.lineage, self._backlog.cursor_epoch, self.finished)
 
     @property
     def failure(self) -> str:
@@ -135,26 +134,26 @@ class ShardLedger:
     @property
     def todo(self) -> int:
         """Records of the epochs begun that wait to be lent, remainders included."""
-        return self._todo.records
+        return self._backlog.records
 
     def waiting_in(self, epoch: int) -> bool:
         """Return whether there is something to lend to a pass over `epoch`, apart from remainders."""
-        return self._todo.waiting(epoch) > 0
+        return self._backlog.waiting(epoch) > 0
 
     @property
     def leased_records(self) -> int:
         """Lent records that have no outcome yet: those before the cursor that are nowhere else."""
         outcomes = self.acknowledged + self.dropped + len(self.quarantine)
-        return self._todo.passed - self._todo.behind - outcomes
+        return self._backlog.passed - self._backlog.behind - outcomes
 
     @property
     def shards_left(self) -> int:
         """Shards of the epochs begun that are in windows with records that wait or are lent."""
         if self.plan.window == 1:
-            begun = len(self._in_progress) - (self._todo.cut in self._in_progress)
+            begun = len(self._in_progress) - (self._backlog.cut in self._in_progress)
         else:
-            begun = sum(self.plan.num_shards_in(*w) for w in self._in_progress if w != self._todo.cut)
-        return self._todo.shards_ahead + begun
+            begun = sum(self.plan.num_shards_in(*w) for w in self._in_progress if w != self._backlog.cut)
+        return self._backlog.shards_ahead + begun
 
     @property
     def trainers(self) -> int:
@@ -195,7 +194,7 @@ class ShardLedger:
         lost: list[Slice] = []
         for lease in self.leases.take_back(session):
             for item in lease.slices():
-                self._todo.put_back(item, lease.attempt + 1)
+                self._backlog.put_back(item, lease.attempt + 1)
                 lost.append(item)
         self.returned_slices += len(lost)
         self.returned_records += sum(item.limit for item in lost)
@@ -223,7 +222,7 @@ class ShardLedger:
         batch_size = self._batch_size(session)
         if self.failure:
             raise TooManyBadRecords(self.failure)
-        if not NEW_PASS <= epoch <= self._todo.cursor_epoch:
+        if not NEW_PASS <= epoch <= self._backlog.cursor_epoch:
             raise InvalidArgument(
                 f"epoch {epoch} of dataset {self.spec.name!r} has not begun: it is in {self.epoch}"
             )
@@ -317,12 +316,12 @@ class ShardLedger:
         back = [] if lease is None else lease.give_back(start, upto)
         if lease is None or not back:
             return
-        put = self._todo.put_remainder if remainder else self._todo.put_back
+        put = self._backlog.put_remainder if remainder else self._backlog.put_back
         for item in back:
             put(item, lease.attempt)
             self.given_back += item.limit
         # Remainders too few for all that wait do not wake them: each trainer has some at an epoch's end.
-        if not remainder or self.participants.can_use(self._todo.remainder_records(lease.epoch)):
+        if not remainder or self.participants.can_use(self._backlog.remainder_records(lease.epoch)):
             self._version.grow()
         self._changed(lease)
 
@@ -349,26 +348,26 @@ class ShardLedger:
 
     def _close_epochs(self) -> None:
         """Move the cursor into the next epoch when this one's pass is over, and drop what fills no batch."""
-        todo = self._todo
-        if todo.ahead and not todo.has_remainders:
+        backlog = self._backlog
+        if backlog.ahead and not backlog.has_remainders:
             return  # the usual case
         if self.spec.epoch_barrier:
-            while not todo.past_end and self._is_over(todo.cursor_epoch):
-                todo.next_epoch()
+            while not backlog.past_end and self._is_over(backlog.cursor_epoch):
+                backlog.next_epoch()
                 self._version.grow()
-        for epoch in todo.remainder_epochs:
+        for epoch in backlog.remainder_epochs:
             if self._is_over(epoch) and not self._is_lent(epoch):
-                self.dropped += todo.drop_remainders(epoch)
+                self.dropped += backlog.drop_remainders(epoch)
                 self._version.grow()
                 self._mark("head")
 
     def _is_over(self, epoch: int) -> bool:
         """Return whether a pass over the epoch waits for nothing but the death of a drained trainer."""
-        if self._todo.waiting(epoch):
+        if self._backlog.waiting(epoch):
             return False
         if self.leases.unhanded(epoch if self.spec.epoch_barrier else None):
             return False
-        return not self.participants.can_use(self._todo.remainder_records(epoch))
+        return not self.participants.can_use(self._backlog.remainder_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
         if not self.spec.epoch_barrier:
@@ -379,16 +378,16 @@ class ShardLedger:
 
     def snapshot(self) -> Token:
         """Return the whole position: cursor, slices without outcome, remainders, quarantine, counts."""
-        epoch, position, offset = self._todo.cursor
+        epoch, position, offset = self._backlog.cursor
         lent = [item for lease in self.leases for item in lease.slices()]
         return Token(
             identity=identity(self.spec),
-            first_epoch=self._todo.first_epoch,
+            first_epoch=self._backlog.first_epoch,
             epoch=epoch,
             position=position,
             offset=offset,
-            open=(*lent, *self._todo.returned()),
-            remainders=tuple(self._todo.remainders()),
+            open=(*lent, *self._backlog.returned()),
+            remainders=tuple(self._backlog.remainders()),
             quarantine=tuple(self.quarantine),
             acknowledged=self.acknowledged,
             dropped=self.dropped,
@@ -408,7 +407,7 @@ class ShardLedger:
             self._mark("dataset")
         self.leases.clear()
         self.participants.nobody_waits()
-        self._todo.restore(token)
+        self._backlog.restore(token)
         self.quarantine.replace(map(self._named_here, token.quarantine))
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += step
@@ -429,12 +428,16 @@ class ShardLedger:
 
     def passed_of(self, epoch: int) -> int:
         """Return how many records of an epoch lie before the cursor."""
-        return self._todo.passed_of(epoch)
+        return self._backlog.passed_of(epoch)
 
     def slices_by_state(self, epoch: int) -> dict[str, list[Slice]]:
         """Return the slices of an epoch that are lent, came back or are in quarantine, by these names."""
         lent = (item for lease in self.leases if lease.epoch == epoch for item in lease.slices())
-        back = (item for item in chain(self._todo.returned(), self._todo.remainders()) if item.epoch == epoch)
+        back = (
+            item
+            for item in chain(self._backlog.returned(), self._backlog.remainders())
+            if item.epoch == epoch
+        )
         bad = (
             Slice(epoch=epoch, shard=bad.shard, skip=bad.position, limit=1)
             for bad in self.quarantine
@@ -477,8 +480,8 @@ class ShardLedger:
         return Head(
             lineage=self.lineage,
             opened_by=self.opened_by,
-            first_epoch=self._todo.first_epoch,
-            cursor=self._todo.cursor,
+            first_epoch=self._backlog.first_epoch,
+            cursor=self._backlog.cursor,
             acknowledged=self.acknowledged,
             dropped=self.dropped,
             next_task=self.leases.next_task,
@@ -493,7 +496,7 @@ class ShardLedger:
     @property
     def waiting(self) -> tuple[int, ...]:
         """Numbers of the slices that wait, remainders included."""
-        return tuple(self._todo.numbers())
+        return tuple(self._backlog.numbers())
 
     def lease_of(self, task: int) -> Lease | None:
         """Return the live lease of this task, or None."""
@@ -501,7 +504,7 @@ class ShardLedger:
 
     def waiting_slice(self, number: int) -> tuple[bool, Waiting] | None:
         """Return whether the slice of this number is a remainder, and the slice; None: it does not wait."""
-        return self._todo.find(number)
+        return self._backlog.find(number)
 
     def resume(
         self,
@@ -520,7 +523,7 @@ class ShardLedger:
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
         self.opened_by = head.opened_by
         self._lending.next_bundle = head.next_bundle
-        self._todo.resume(head.first_epoch, head.cursor, waiting)
+        self._backlog.resume(head.first_epoch, head.cursor, waiting)
         self.quarantine.replace(quarantine)
         for session, batch_size in batch_sizes.items():
             self.participants.enter(session, batch_size)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from edl_torch.core.backlog import Backlog, Waiting
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.core.leases import Leases
-from edl_torch.core.participants import Participants
-from edl_torch.core.todo import Todo, Waiting
+from edl_torch.core.members import Participants
 
 FAR = 64  # of the largest leases: a session with a larger share to come is lent such ones
 
@@ -56,34 +56,36 @@ class Quota:
 
 
 class Lending:
-    """Moves slices from `todo` to `leases`; remainders in bundles that make whole batches."""
+    """Moves slices from `backlog` to `leases`; remainders in bundles that make whole batches."""
 
-    def __init__(self, todo: Todo, leases: Leases, participants: Participants) -> None:
+    def __init__(self, backlog: Backlog, leases: Leases, participants: Participants) -> None:
         self.next_bundle = 1
-        self._todo = todo
+        self._backlog = backlog
         self._leases = leases
         self._participants = participants
 
     def open_pass(self, batch_size: int) -> int:
         """Return the oldest epoch with something for a trainer of this batch size; NEW_PASS for none."""
-        todo = self._todo
-        epochs = [] if todo.past_end and not todo.returned_records else [todo.oldest]
-        epochs += [epoch for epoch in todo.remainder_epochs if todo.remainder_records(epoch) >= batch_size]
+        backlog = self._backlog
+        epochs = [] if backlog.past_end and not backlog.returned_records else [backlog.oldest]
+        epochs += [
+            epoch for epoch in backlog.remainder_epochs if backlog.remainder_records(epoch) >= batch_size
+        ]
         return min(epochs, default=NEW_PASS)
 
     def grants(self, request: LeaseRequest, leased: Callable[[], int]) -> Iterator[Grant]:
         """Lend what is asked for; where slices run out, a bundle of remainders. `leased` counts lent ones."""
         session, epoch, batch_size = request.session, request.epoch, request.batch_size
-        barrier = self._todo.plan.spec.epoch_barrier
+        barrier = self._backlog.plan.spec.epoch_barrier
         if not barrier:  # endless epochs would pile them up
             yield from self._remainder_bundle(session, epoch, batch_size)
         quota = self._quota(request, leased)
         largest = self._largest(request)
         for _ in range(request.count):
-            limit = quota.limit(self._todo.waiting(epoch)) if quota else self._limit(epoch, batch_size)
+            limit = quota.limit(self._backlog.waiting(epoch)) if quota else self._limit(epoch, batch_size)
             if not limit:
                 return
-            taken = self._todo.take(epoch, min(limit, largest))
+            taken = self._backlog.take(epoch, min(limit, largest))
             if taken is None:
                 if barrier:
                     yield from self._remainder_bundle(session, epoch, batch_size)
@@ -96,8 +98,8 @@ class Lending:
         """Return None while the end is far off, and for the only trainer."""
         if not self._tail_applies or len(self._participants) == 1:
             return None
-        throughput, waiting = self._participants.throughput, self._todo.waiting(request.epoch)
-        far = FAR * self._todo.plan.spec.largest_lease
+        throughput, waiting = self._participants.throughput, self._backlog.waiting(request.epoch)
+        far = FAR * self._backlog.plan.spec.largest_lease
         if throughput.share(request.session, waiting) > far:
             return None  # mostly: what is lent need not be counted
         share = throughput.share(request.session, waiting + leased())
@@ -115,15 +117,15 @@ class Lending:
     def _limit(self, epoch: int, batch_size: int) -> int:
         """Guided self-scheduling: the waiting records over twice the trainers, in whole batches."""
         if not self._tail_applies:
-            return max(batch_size, self._todo.plan.spec.largest_lease)
-        return self._share(self._todo.waiting(epoch), batch_size)
+            return max(batch_size, self._backlog.plan.spec.largest_lease)
+        return self._share(self._backlog.waiting(epoch), batch_size)
 
     def _largest(self, request: LeaseRequest) -> int:
         """Return the most records of a lease: those of a shard or of a window, whichever ends first.
 
         A trainer that has shown little is lent a shard, not a window, because others may come.
         """
-        spec, batch_size = self._todo.plan.spec, request.batch_size
+        spec, batch_size = self._backlog.plan.spec, request.batch_size
         if spec.largest_lease == spec.records_per_shard:
             return max(batch_size, spec.records_per_shard)
         shown = 2 * self._participants.throughput.shown(request.session) - self._held_by(request.session)
@@ -135,8 +137,8 @@ class Lending:
 
     @property
     def _tail_applies(self) -> bool:
-        todo, spec = self._todo, self._todo.plan.spec
-        return spec.epoch_barrier or todo.past_end or todo.cursor_epoch + 1 == spec.num_epochs
+        backlog, spec = self._backlog, self._backlog.plan.spec
+        return spec.epoch_barrier or backlog.past_end or backlog.cursor_epoch + 1 == spec.num_epochs
 
     def _share(self, records: int, batch_size: int) -> int:
         share = records // (2 * len(self._participants))
@@ -147,14 +149,14 @@ class Lending:
         return Grant(task=task, attempt=item.attempt, slice=item.slice, bundle=bundle)
 
     def _remainder_bundle(self, session: str, epoch: int, batch_size: int) -> Iterator[Grant]:
-        records = self._todo.remainder_records(epoch)
+        records = self._backlog.remainder_records(epoch)
         if records < batch_size:
             return
         bundle = self.next_bundle
         self.next_bundle += 1
         # Not all to the first that asks: remainders of ten thousand trainers are thousands of batches.
-        for item in self._todo.take_remainders(epoch, self._share(records, batch_size)):
+        for item in self._backlog.take_remainders(epoch, self._share(records, batch_size)):
             yield self._lend(session, item, bundle)
 
     def __repr__(self) -> str:
-        return f"<Lending {self._todo!r} {self._leases!r}>"
+        return f"<Lending {self._backlog!r} {self._leases!r}>"

@@ -17,7 +17,7 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | `session`, session | worker id, number of its membership |
 | `next`, `member` | the number of the next member |
 | `next`, `gaps` | the numbers below it that were never given: of each run the first, and the one after it |
-| `unheard`, member | of one given up that registered before the last start: dataset, lease call, report, … |
+| `departed_members`, member | of one that registered before the last start: dataset, lease call, report, … |
 | `ledger`, `id` | the ledger that this is since it went back in time, in place of the journal's own |
 | `suspended`, dataset | why nothing of it is lent until it is restored |
 | `member`, dataset, session | batch size |
@@ -31,15 +31,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+from edl_torch.core.backlog import Waiting
 from edl_torch.core.calls import LeaseAnswer, QuarantinedRecord
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.lease import Lease, Range
+from edl_torch.core.leases import Lease, Range
 from edl_torch.core.ledger import Head, ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_batch_size
-from edl_torch.core.todo import Waiting
 from edl_torch.shard import DatasetSpec, Slice
 
 VERSION = 5  # of the meaning of rows; older ones were never released
@@ -65,7 +65,7 @@ def dump(dispatcher: Dispatcher) -> Rows:
 def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
     members = tuple(dispatcher.members)
     yield from (("next", "member"), ("next", "gaps"), ("ledger", "id"))
-    yield from (("unheard", number) for number in dispatcher.members.unheard)
+    yield from (("departed_members", number) for number in dispatcher.members.departed_members)
     yield from (("suspended", name) for name in dispatcher.suspended)
     for member in members:
         yield "session", member.session
@@ -161,8 +161,8 @@ def _ledger(dispatcher: Dispatcher, _: str) -> Row | None:
     return (dispatcher.ledger_id,) if dispatcher.ledger_id != dispatcher.first_ledger_id else None
 
 
-def _unheard(dispatcher: Dispatcher, number: int) -> Row | None:
-    found = dispatcher.members.unheard.get(number, {})
+def _departed_members(dispatcher: Dispatcher, number: int) -> Row | None:
+    found = dispatcher.members.departed_members.get(number, {})
     return tuple([(dataset, *numbers) for dataset, numbers in found.items()]) or None
 
 
@@ -199,7 +199,7 @@ _ROW: dict[str, Callable[..., Row | None]] = {
     "next": _next,
     "ledger": _ledger,
     "suspended": _suspended,
-    "unheard": _unheard,
+    "departed_members": _departed_members,
     "answer": _answer,
     "report": _report,
 }
@@ -241,8 +241,8 @@ def load(
             (dispatcher.members.next_number,) = row
         elif kind == "ledger":
             (dispatcher.ledger_id,) = row
-        elif kind == "unheard":
-            dispatcher.members.unheard[int(name)] = {
+        elif kind == "departed_members":
+            dispatcher.members.departed_members[int(name)] = {
                 dataset: (asked, reported) for dataset, asked, reported in row
             }
         elif kind == "suspended":

@@ -12,9 +12,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from edl_torch.core.identity import folder_of
 from edl_torch.core.permutation import Permutation, derive_key
-from edl_torch.core.registration import validate_spec
+from edl_torch.core.registration import folder_of, validate_spec
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import DatasetSpec, IndexArray, Indices, Shard, Shuffle, Slice, Source
 

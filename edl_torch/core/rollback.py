@@ -98,7 +98,7 @@ def evidence(call: FencedCall[Any], members: Members, ledger: ShardLedger | None
             return (
                 f"member {fence.member}, which the journal never gave: its next one is {members.next_number}"
             )
-        known = members.unheard.get(fence.member, {}).get(call.dataset)
+        known = members.departed_members.get(fence.member, {}).get(call.dataset)
         if known is None:
             return ""  # it registered since the start, or the journal has its end: nothing of it is lost
         asked, reported = known

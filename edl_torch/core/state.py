@@ -129,9 +129,9 @@ class MasterState:
         ledger.restore(position, opened_by, step=self.lineage_step)
         dataset = ledger.spec.name
         self._waiters.pop(dataset, None)
-        for number, datasets in self.members.unheard.items():
+        for number, datasets in self.members.departed_members.items():
             if datasets.pop(dataset, None) is not None:
-                self._mark("unheard", number)
+                self._mark("departed_members", number)
         for member in self.members:  # the numbers of what was answered are those of a lineage
             if member.answers.pop(dataset, None) is not None:
                 self._mark("answer", dataset, member.session)
@@ -175,7 +175,7 @@ class MasterState:
         """End a session; all that it held waits again."""
         trained = sum(self._ledgers[name].trained_by(member.session) for name in member.datasets)
         self.members.leave(member.session)
-        self._mark("unheard", member.number)
+        self._mark("departed_members", member.number)
         released = tuple(self._release(member))
         self.history.gone(member, (item.slices for item in released), trained, now)
         return released
@@ -184,9 +184,9 @@ class MasterState:
         """End all sessions, and forget those that ended before: their calls are of another ledger."""
         for member in self.members:
             self.give_up(member, self.history.now)
-        for number in self.members.unheard:
-            self._mark("unheard", number)
-        self.members.unheard.clear()
+        for number in self.members.departed_members:
+            self._mark("departed_members", number)
+        self.members.departed_members.clear()
         self._version.grow()
 
     def expire(self, now: float) -> tuple[Released, ...]:

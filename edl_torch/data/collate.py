@@ -15,7 +15,7 @@ from edl_torch.data.reading_times import ReadingTimes, Times
 from edl_torch.data.seeding import Generators
 from edl_torch.data.transport import packed, unpacked
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
+from edl_torch.trainer.vocabulary import Tally, Ticket, ticket_size
 
 
 @dataclass(slots=True)

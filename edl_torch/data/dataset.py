@@ -26,7 +26,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.collate import Collated
 from edl_torch.data.columns import read_columns
-from edl_torch.data.feed import Feed
+from edl_torch.data.iteration_setup import IterationSetup
 from edl_torch.data.iterations import iterations
 from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
 from edl_torch.data.reading_times import ReadingTimes
@@ -39,9 +39,9 @@ from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_f
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
-from edl_torch.trainer.deliveries import Deliveries, DrawnSamples
-from edl_torch.trainer.supply import Mode
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.counting import Deliveries, DrawnSamples
+from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.vocabulary import Tally
 
 OnBadRecord = Literal["raise", "quarantine"]
 
@@ -100,7 +100,7 @@ class ShardedDataset(IterableDataset[Any]):
             service.session.listen()
         )  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
-        self._feed: Feed | None = None
+        self._setup: IterationSetup | None = None
         self._generators: Generators | None = None
         self._reads = reader
         self._makes: Transform | None = None
@@ -135,13 +135,13 @@ class ShardedDataset(IterableDataset[Any]):
         iterations.unpickled(state.pop("_run"))
         self.__dict__.update(state)
 
-    def bind(self, feed: Feed | None) -> None:
-        """Let `feed` count in the next iteration, an `ElasticDataLoader`'s; None for a plain one."""
-        self._feed = feed
+    def bind(self, setup: IterationSetup | None) -> None:
+        """Let `setup` count in the next iteration, an `ElasticDataLoader`'s; None for a plain one."""
+        self._setup = setup
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            if self._feed is None:
+            if self._setup is None:
                 check_asked_by(sys._getframe(1), "a ShardedDataset")
             return self._begin()
         except ForeignLoop as error:
@@ -153,24 +153,24 @@ class ShardedDataset(IterableDataset[Any]):
             return raising(error)
 
     def _begin(self) -> Iterator[Any]:
-        feed = self._feed
+        setup = self._setup
         link = self._connect()
         seeds = self._seed_transforms or self._draws_by_itself
-        self._generators = self._generators_of(feed) if seeds else None
+        self._generators = self._generators_of(setup) if seeds else None
         self._reads, self._makes = self._steps_of_reading()
-        if feed is None:
+        if setup is None:
             drawn = DrawnSamples()
             return self._samples(link, link.begin(Mode.PLAIN, self._deliveries(link, drawn)), drawn)
         plan = link.begin(Mode.ELASTIC)
-        feed.tally.clear()
-        feed.times.clear()
-        if feed.columnar:
-            return self._batches(link, plan, feed.tally, feed.times)
-        if feed.threading is not None:
-            return self._in_threads(link, plan, feed, feed.threading)
-        if feed.list_size:
-            return self._lists(link, plan, feed)
-        return self._samples(link, plan, feed.tally)
+        setup.tally.clear()
+        setup.times.clear()
+        if setup.columnar:
+            return self._batches(link, plan, setup.tally, setup.times)
+        if setup.threading is not None:
+            return self._in_threads(link, plan, setup, setup.threading)
+        if setup.list_size:
+            return self._lists(link, plan, setup)
+        return self._samples(link, plan, setup.tally)
 
     def _deliveries(self, link: Link, drawn: DrawnSamples) -> Deliveries | None:
         """What the loop is given of what is read here: a DataLoader's batches, else whatever is drawn."""
@@ -197,13 +197,13 @@ class ShardedDataset(IterableDataset[Any]):
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
         return self._read(link, tally, partial(SampleReader(self._reads, self._to_samples).samples, plan))
 
-    def _lists(self, link: Link, plan: Plan, feed: Feed) -> Iterator[list[Any] | Collated]:
+    def _lists(self, link: Link, plan: Plan, setup: IterationSetup) -> Iterator[list[Any] | Collated]:
         """Lists of samples; batches, where these are made of the numbers of rows."""
-        rows = tensor_rows(self.reader) if feed.collates and self._makes is None else None
+        rows = tensor_rows(self.reader) if setup.collates and self._makes is None else None
         reader = self._reads if rows is None else rows.numbers
-        samples = SampleList(feed.list_size, feed.times)
+        samples = SampleList(setup.list_size, setup.times)
         read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
-        lists = chain(self._read(link, feed.tally, read), samples.rest())
+        lists = chain(self._read(link, setup.tally, read), samples.rest())
         return lists if rows is None else map(rows.batch, lists)
 
     def _read(
@@ -218,14 +218,16 @@ class ShardedDataset(IterableDataset[Any]):
 
         return chain.from_iterable(map(read_lease, iter(link.next, None)))
 
-    def _in_threads(self, link: Link, plan: Plan, feed: Feed, threading: Threading) -> Iterator[Any]:
+    def _in_threads(
+        self, link: Link, plan: Plan, setup: IterationSetup, threading: Threading
+    ) -> Iterator[Any]:
         self.end_reading()
         reading = ThreadedReading(
             self._reads,
             plan,
             iter(link.next, None),
-            feed.tally,
-            feed.times,
+            setup.tally,
+            setup.times,
             partial(self._bad, link),
             transform=self._makes,
             generators=self._generators,
@@ -296,8 +298,8 @@ class ShardedDataset(IterableDataset[Any]):
         make.__qualname__ = name_of(self.transform or type(reader.dataset).__getitem__).rstrip("()")
         return numbers, make
 
-    def _generators_of(self, feed: Feed | None) -> Generators:
-        generators = Generators(after_each=True) if feed is None else feed.generators
+    def _generators_of(self, setup: IterationSetup | None) -> Generators:
+        generators = Generators(after_each=True) if setup is None else setup.generators
         generators.put_back()  # an earlier pass may have ended in the middle of a batch
         return generators
 

@@ -76,7 +76,7 @@ def peers_alive() -> Iterator[None]:
         ) from exc
 
 
-class Line:
+class ReliablePair:
     """Messages between this rank and another one. Both know of each what comes next."""
 
     def __init__(self, gloo: Any, other: int) -> None:

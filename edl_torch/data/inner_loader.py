@@ -19,7 +19,7 @@ from torch.utils.data._utils import signal_handling
 from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.convert import to_batch, to_tensors
 from edl_torch.data.dataset import ShardedDataset
-from edl_torch.data.feed import Feed
+from edl_torch.data.iteration_setup import IterationSetup
 from edl_torch.data.threaded_reading import Threading
 from edl_torch.data.worker_start import WorkerStart, end_by_kill, started_beside
 
@@ -71,7 +71,7 @@ class InnerLoader:
         self._ahead = ahead  # batches that threads may be ahead
         self._batch_size = batch_size
         self._arguments = arguments
-        self._feed: Feed | None = None
+        self._setup: IterationSetup | None = None
         self.loader: DataLoader[Any] | None = None
         self._working: weakref.ref[Any] | None = None  # torch's newest iterator with workers
         self.persistent_workers = bool(arguments.get("persistent_workers"))
@@ -85,7 +85,7 @@ class InnerLoader:
         """Begin to read."""
         if self.loader is None:
             self.loader = self._make()
-        self._dataset.bind(self._feed)
+        self._dataset.bind(self._setup)
         try:
             return self._start(self.loader)
         finally:
@@ -112,15 +112,15 @@ class InnerLoader:
     def _make(self) -> DataLoader[Any]:
         size = self._batch_size
         list_size = 0 if size is None or not self._dataset.makes_lists else size
-        self._feed = Feed(
+        self._setup = IterationSetup(
             columnar=self.columnar,
             list_size=list_size,
             collates=self._arguments.get("collate_fn") is None,
             threading=self._threading(list_size),
         )
-        feed = self._feed
+        setup = self._setup
         collate = TicketedCollate(
-            self._user_collate(), feed.tally, feed.times, feed.generators, batched=size is not None
+            self._user_collate(), setup.tally, setup.times, setup.generators, batched=size is not None
         )
         arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
         if self._arguments.get("num_workers"):

@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import (
 )
 
 from edl_torch.integrations.frameworks import check_module
-from edl_torch.trainer.deliveries import DeliveredBatches, Deliveries
+from edl_torch.trainer.counting import DeliveredBatches, Deliveries
 
 _OF_TORCH = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 

@@ -320,7 +320,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             self._lineage = session.lineage
             self._weights.restart()
         statistics = self._statistics
-        if self.service.lookahead == "told":
+        if self.service.lookahead == "manual":
             statistics.let_go()
             statistics = Statistics()  # passed_on() sees to those of the model
         shared = (self._inner, session, whole_batch, self._weights)

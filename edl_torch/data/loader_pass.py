@@ -17,7 +17,7 @@ from edl_torch.data.inner_loader import InnerLoader
 from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.measuring import Stopwatch
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
 _CUT_OFF = (ConnectionError, EOFError)  # what comes of it in the midst of a message

@@ -85,7 +85,7 @@ class ServiceMethods:
     def passed_on(self) -> None:
         """Say, in a wrapper that reads ahead, that the oldest batch which it has read goes to its loop.
 
-        For `lookahead="told"`. Call it for each batch when the loop asks for it, and once more when it asks
+        For `lookahead="manual"`. Call it for each batch when the loop asks for it, and once more when it asks
         and none is left. What was read and not passed on is neither acknowledged nor lost. Synchronous ranks
         make these calls together.
         """

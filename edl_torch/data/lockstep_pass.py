@@ -20,7 +20,7 @@ from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.stepping_pass import SteppingPass
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.serialization import get_safe_globals
 
-from edl_torch.client.peers import Parcel
-from edl_torch.data.gloo import Line, connect, peers_alive
+from edl_torch.client.peers import BroadcastBatch
+from edl_torch.data.gloo import ReliablePair, connect, peers_alive
 from edl_torch.data.lent_batch import PLAIN
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import Slice
@@ -162,81 +162,81 @@ class ProcessGroupParts:
         self._pin_memory = pin_memory and torch.cuda.is_available()
         gloo = connect(ranks, self._place, timeout_s)
         others = range(1, self._size) if self.holds else range(1)
-        self._lines = [Line(gloo, other) for other in others]
+        self._pairs = [ReliablePair(gloo, other) for other in others]
 
     def __repr__(self) -> str:
         return f"<ProcessGroupParts {self._place}/{self._size}>"
 
-    def send(self, parcel: Parcel) -> Sending:
-        """Let the followers have a parcel, and go on.
+    def send(self, broadcast: BroadcastBatch) -> Sending:
+        """Let the followers have a broadcast, and go on.
 
         Raises InvalidArgument, with nothing sent, for a batch with what `Packed` refuses.
         """
-        slices = [(part.epoch, part.shard, part.skip, part.limit) for part in parcel.slices]
-        packed = Packed((parcel.batch, parcel.size, slices, parcel.discarded))
+        slices = [(part.epoch, part.shard, part.skip, part.limit) for part in broadcast.slices]
+        packed = Packed((broadcast.batch, broadcast.size, slices, broadcast.discarded))
         message = bytearray(_LENGTH.pack(len(packed.structure)) + packed.structure)
         message += bytes(max(0, FRAME_BYTES - len(message)))
         whole = torch.frombuffer(message, dtype=torch.uint8)
         rest = whole[FRAME_BYTES:]
         with peers_alive():
-            for line in self._lines:
-                line.settle()
-                line.send([whole[:FRAME_BYTES]])
+            for pair in self._pairs:
+                pair.settle()
+                pair.send([whole[:FRAME_BYTES]])
                 if rest.numel():
-                    line.send([rest])
-                line.send(packed.contents)
-                line.expect_answer()
-        return Sending(parcel, self._lines)
+                    pair.send([rest])
+                pair.send(packed.contents)
+                pair.expect_answer()
+        return Sending(broadcast, self._pairs)
 
     def receive(self) -> Receiving:
-        """Wait for the holder's next parcel, but not for the large tensors of its batch."""
-        (line,) = self._lines
+        """Wait for the holder's next broadcast, but not for the large tensors of its batch."""
+        (pair,) = self._pairs
         frame = torch.empty(FRAME_BYTES, dtype=torch.uint8, device="cpu")
         with peers_alive():
-            line.settle()
-            line.receive([frame])
-            line.wait()
+            pair.settle()
+            pair.receive([frame])
+            pair.wait()
             message = frame.numpy().tobytes()
             (length,) = _LENGTH.unpack_from(message)
             if (missing := _LENGTH.size + length - FRAME_BYTES) > 0:
                 rest = torch.empty(missing, dtype=torch.uint8, device="cpu")
-                line.receive([rest])
-                line.wait()
+                pair.receive([rest])
+                pair.wait()
                 message += rest.numpy().tobytes()
             structure = message[_LENGTH.size : _LENGTH.size + length]
             unpacking = Unpacking(structure, pin_memory=self._pin_memory)
-            line.receive(unpacking.contents)
-            line.expect_to_answer()
-        return Receiving(unpacking, line)
+            pair.receive(unpacking.contents)
+            pair.expect_to_answer()
+        return Receiving(unpacking, pair)
 
 
 class Sending:
-    """A parcel on its way to the followers."""
+    """A broadcast on its way to the followers."""
 
-    def __init__(self, parcel: Parcel, lines: Sequence[Line]) -> None:
-        self.parcel = parcel
-        self._lines = lines
+    def __init__(self, broadcast: BroadcastBatch, pairs: Sequence[ReliablePair]) -> None:
+        self.broadcast = broadcast
+        self._pairs = pairs
 
     def batch(self) -> Any:
         """The batch, once it has come to the others: the loop may change it."""
         with peers_alive():
-            for line in self._lines:
-                line.settle()
-        return self.parcel.batch
+            for pair in self._pairs:
+                pair.settle()
+        return self.broadcast.batch
 
 
 class Receiving:
-    """A parcel on its way from the holder."""
+    """A broadcast on its way from the holder."""
 
-    def __init__(self, unpacking: Unpacking, line: Line) -> None:
+    def __init__(self, unpacking: Unpacking, pair: ReliablePair) -> None:
         self._unpacking = unpacking
-        self._line = line
+        self._pair = pair
         _, size, rows, discarded = unpacking.value()
         slices = tuple([Slice(epoch=row[0], shard=row[1], skip=row[2], limit=row[3]) for row in rows])
-        self.parcel = Parcel(size=size, slices=slices, discarded=discarded)
+        self.broadcast = BroadcastBatch(size=size, slices=slices, discarded=discarded)
 
     def batch(self) -> Any:
         """The batch, when it is here."""
         with peers_alive():
-            self._line.settle()
+            self._pair.settle()
         return self._unpacking.value()[0]

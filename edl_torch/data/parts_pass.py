@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from edl_torch.client.peers import Delivery, Parcel, Parts
+from edl_torch.client.peers import BroadcastBatch, Delivery, Parts
 from edl_torch.data.lockstep_pass import LockstepPass, Pulled
 from edl_torch.errors import InvalidArgument, PeerFailed
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 
 class PartsPass(LockstepPass):
@@ -31,33 +31,33 @@ class PartsPass(LockstepPass):
         sent = False
         try:
             mine = super()._next_batch(wait_s)
-            delivery = self._parts.send(self._parcel(mine))
+            delivery = self._parts.send(self._broadcast(mine))
             sent = True
             return None if mine is None else InParts(delivery, mine.ticket)
         finally:
-            if not sent:  # the followers wait for a parcel, and hear in the vote what is wrong
-                self._parts.send(self._parcel(None))
+            if not sent:  # the followers wait for a broadcast, and hear in the vote what is wrong
+                self._parts.send(self._broadcast(None))
 
-    def _parcel(self, mine: Pulled | None) -> Parcel:
+    def _broadcast(self, mine: Pulled | None) -> BroadcastBatch:
         discarded = self._passes.discarded
         if mine is None:
-            return Parcel(discarded=discarded)
+            return BroadcastBatch(discarded=discarded)
         slices = self._session.do(self._passes.shares, mine.ticket)
-        return Parcel(batch=mine.batch, size=mine.size, slices=slices, discarded=discarded)
+        return BroadcastBatch(batch=mine.batch, size=mine.size, slices=slices, discarded=discarded)
 
     def _follow(self) -> Pulled | None:
         delivery = self._parts.receive()
-        parcel = delivery.parcel
-        if parcel.discarded != self._passes.discarded:
+        broadcast = delivery.broadcast
+        if broadcast.discarded != self._passes.discarded:
             raise PeerFailed(
                 "ranks that hold one model in parts are not at the same point: on some of them, and not on "
                 "all, the loop reported the batch in hand as failed, or gave it back. All make the same "
                 "calls. Start all ranks again from the last checkpoint, as torchrun does by itself"
             )
-        if not parcel.size:
+        if not broadcast.size:
             self._session.do(self._passes.follow_to_the_end)
             return None
-        return InParts(delivery, self._session.do(self._passes.follow, parcel.slices))
+        return InParts(delivery, self._session.do(self._passes.follow, broadcast.slices))
 
 
 class InParts:
@@ -66,7 +66,7 @@ class InParts:
     def __init__(self, delivery: Delivery, ticket: Ticket) -> None:
         self._delivery = delivery
         self.ticket = ticket
-        self.size = delivery.parcel.size
+        self.size = delivery.broadcast.size
 
     def __repr__(self) -> str:
         return f"<InParts size={self.size}>"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, Count
-from edl_torch.data.gloo import Line, connect, peers_alive
+from edl_torch.data.gloo import ReliablePair, connect, peers_alive
 from edl_torch.data.lent_batch import packed_batch, unpacked_batch
 from edl_torch.data.mesh import parts_of
 from edl_torch.data.parts_group import ProcessGroupParts
@@ -76,7 +76,9 @@ class ProcessGroupPeers:
         self.size = len(ranks)
         self._gloo = connect(ranks, self.rank, timeout_s)
         self.coordinates = self.size if parts is None else len(parts)
-        self._lines: list[Line] = []  # of the last batch that was lent: what they send leaves after the call
+        self._pairs: list[
+            ReliablePair
+        ] = []  # of the last batch that was lent: what they send leaves after the call
         self.parts: ProcessGroupParts | None = None
         for mine in parts or ():
             if self.rank in mine:
@@ -122,26 +124,26 @@ class ProcessGroupPeers:
 
     def _send(self, packed: bytes) -> bytes:
         """Send what was packed to all other ranks. Returns it when they have it."""
-        self._lines = [Line(self._gloo, other) for other in range(self.size) if other != self.rank]
+        self._pairs = [ReliablePair(self._gloo, other) for other in range(self.size) if other != self.rank]
         content = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        for line in self._lines:
-            line.send([torch.tensor([len(packed)], device="cpu")])
-            line.send([content])
-            line.expect_answer()
-        for line in self._lines:
-            line.settle()
+        for pair in self._pairs:
+            pair.send([torch.tensor([len(packed)], device="cpu")])
+            pair.send([content])
+            pair.expect_answer()
+        for pair in self._pairs:
+            pair.settle()
         return packed
 
     def _receive(self, source: int) -> bytes:
-        line = Line(self._gloo, source)
-        self._lines = [line]
+        pair = ReliablePair(self._gloo, source)
+        self._pairs = [pair]
         size = torch.zeros(1, dtype=torch.int64, device="cpu")
-        line.receive([size])
-        line.wait()
+        pair.receive([size])
+        pair.wait()
         content = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
-        line.receive([content])
-        line.expect_to_answer()
-        line.settle()
+        pair.receive([content])
+        pair.expect_to_answer()
+        pair.settle()
         return content.numpy().tobytes()
 
 

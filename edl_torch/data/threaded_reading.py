@@ -16,24 +16,24 @@ from typing import Any
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batch_memory import BatchMemory
-from edl_torch.data.cells import (
-    Block,
-    Cell,
-    Collate,
-    Work,
-    can_pick,
-    cells_of,
-    no_samples,
-)
 from edl_torch.data.collate import Collated
 from edl_torch.data.reader_threads import ReaderThreads
 from edl_torch.data.reading import SampleReader, Transform, too_few
 from edl_torch.data.reading_times import ReadingTimes
+from edl_torch.data.record_jobs import (
+    Block,
+    Collate,
+    RecordJob,
+    Work,
+    can_pick,
+    jobs_of,
+    no_samples,
+)
 from edl_torch.data.rows import Rows
 from edl_torch.data.seeding import Generators, GeneratorStates, name_of, transform_in_thread
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 log = logging.getLogger("edl_torch.client")
 
@@ -91,13 +91,13 @@ class ThreadedReading(Iterator[Any]):
         self._quiet: GeneratorStates | None = None  # while threads transform: the global generators
         self._memory = BatchMemory()
         picks = can_pick(reader, plan)
-        self._ahead = cells_of(reader, plan, grants, self._work, picks=picks)
+        self._ahead = jobs_of(reader, plan, grants, self._work, picks=picks)
         self._ended = False
         self._error: Exception | None = None  # what ended the leases
         self._planned = 0  # records, less those that were bad
         self._blocks: deque[Block] = deque()
         self._waited: list[Block] = []  # which the thread that iterates waits for
-        self._cells: deque[Cell] = deque()  # of the block that batches are being made of
+        self._jobs: deque[RecordJob] = deque()  # of the block that batches are being made of
         self._whole: Block | None = None  # that block, while nothing of it is taken
         self._began = False
         self._pool = ReaderThreads(threading.threads, one_reads=not picks)
@@ -136,7 +136,7 @@ class ThreadedReading(Iterator[Any]):
         for block in (*self._blocks, *self._waited):
             block.let_go()
         self._blocks.clear()
-        self._cells.clear()
+        self._jobs.clear()
         self._whole = None
 
     def _next(self) -> Any:
@@ -144,18 +144,18 @@ class ThreadedReading(Iterator[Any]):
             self._begin()
         samples: list[Any] = []
         runs = _Runs()
-        while len(samples) < self._threading.batch_size and (self._cells or self._next_block()):
+        while len(samples) < self._threading.batch_size and (self._jobs or self._next_block()):
             whole, self._whole = self._whole, None
             if whole is not None and whole.is_batch and not samples:
-                self._cells.clear()
-                for cell in whole.cells:
-                    runs.add(cell)
+                self._jobs.clear()
+                for job in whole.jobs:
+                    runs.add(job)
                 runs.move(self._tally, self._times)
-                return Collated(whole.batch, len(whole.cells))
-            cell = self._cells.popleft()
-            if self._is_sample(cell):
-                runs.add(cell)
-                samples.append(cell.take())
+                return Collated(whole.batch, len(whole.jobs))
+            job = self._jobs.popleft()
+            if self._is_sample(job):
+                runs.add(job)
+                samples.append(job.take())
         if not samples:
             raise StopIteration
         runs.move(self._tally, self._times)
@@ -173,7 +173,7 @@ class ThreadedReading(Iterator[Any]):
         block = self._blocks.popleft()
         self._refill()
         self._wait(block)
-        self._cells.extend(block.cells)
+        self._jobs.extend(block.jobs)
         self._whole = block
         self._check_generators()
         block.let_go()
@@ -197,47 +197,47 @@ class ThreadedReading(Iterator[Any]):
         if self._work.only_read:  # records may be far larger than samples
             size, most = min(size, 2 * self._threading.threads), 2
         while not self._ended and len(self._blocks) < most:
-            self._add(self._plan_cells(size - self._planned % size))
+            self._add(self._plan_jobs(size - self._planned % size))
 
-    def _plan_cells(self, count: int) -> list[Cell]:
+    def _plan_jobs(self, count: int) -> list[RecordJob]:
         """The next so many records, or as many as there are."""
-        cells: list[Cell] = []
+        jobs: list[RecordJob] = []
         try:
-            cells.extend(islice(self._ahead, count))
+            jobs.extend(islice(self._ahead, count))
         except Exception as exc:  # noqa: BLE001  raised when what came before it has been read
             self._error = exc
-        self._ended = len(cells) < count
-        self._planned += len(cells)
-        return cells
+        self._ended = len(jobs) < count
+        self._planned += len(jobs)
+        return jobs
 
-    def _add(self, cells: list[Cell], done: int = 0) -> None:
-        """Let the threads have a block of cells, of which the first may be done."""
-        if not cells:
+    def _add(self, jobs: list[RecordJob], done: int = 0) -> None:
+        """Let the threads have a block of jobs, of which the first may be done."""
+        if not jobs:
             return
         collates = self._threading.collate is not None and not self._work.only_read
-        whole = len(cells) == self._threading.batch_size
-        rows = Rows(len(cells), self._memory) if collates and whole else None
-        block = Block(cells, rows=rows, keeps_samples=self._keeps_samples)
+        whole = len(jobs) == self._threading.batch_size
+        rows = Rows(len(jobs), self._memory) if collates and whole else None
+        block = Block(jobs, rows=rows, keeps_samples=self._keeps_samples)
         self._blocks.append(block)
-        for cell in cells[:done]:
-            cell.settle()
-        self._pool.add(cells[done:])
+        for job in jobs[:done]:
+            job.settle()
+        self._pool.add(jobs[done:])
 
-    def _is_sample(self, cell: Cell) -> bool:
+    def _is_sample(self, job: RecordJob) -> bool:
         """Whether a record has become a sample. Raises, or has it put in quarantine, where it has not."""
-        if cell.is_raw and self._seeded is not None:
-            cell.transform_here(self._seeded, again=False)
-        error = cell.error
+        if job.is_raw and self._seeded is not None:
+            job.transform_here(self._seeded, again=False)
+        error = job.error
         if error is None:
             return True
         if not isinstance(error, Exception):
             raise error
-        cut = cell.lease.grant.slice
+        cut = job.lease.grant.slice
         if isinstance(error, StopIteration):
-            error = too_few(self._reader, cut.stop - cell.position)
+            error = too_few(self._reader, cut.stop - job.position)
         self._planned -= 1
-        named = self._named.named(error, self._plan, cut, cell.position)
-        self._on_bad(cell.lease.grant, cell.position, named)
+        named = self._named.named(error, self._plan, cut, job.position)
+        self._on_bad(job.lease.grant, job.position, named)
         return False
 
     # Random numbers ---------------------------------------------------------------------------------------
@@ -248,9 +248,9 @@ class ThreadedReading(Iterator[Any]):
         self._began = True
         if not self._work.seeds:
             return
-        first: list[Cell] = []
-        while len(first) < self._threading.batch_size and (cells := self._plan_cells(1)):
-            first += cells
+        first: list[RecordJob] = []
+        while len(first) < self._threading.batch_size and (jobs := self._plan_jobs(1)):
+            first += jobs
             first[-1].read()
             if first[-1].error is None:  # what cannot be read does not show what its transform does
                 break
@@ -262,7 +262,7 @@ class ThreadedReading(Iterator[Any]):
         else:
             self._quiet = quiet
             if not self._ended:
-                first += self._plan_cells(self._threading.batch_size - done)
+                first += self._plan_jobs(self._threading.batch_size - done)
         self._add(first, done=done)
 
     def _check_generators(self) -> None:
@@ -282,20 +282,20 @@ class ThreadedReading(Iterator[Any]):
             block.unmake()
         self._work.skip_all = False
         self._whole = None
-        cells = chain(self._cells, *(block.cells for block in self._blocks))
-        drew = [self._draws(cell, again=True) for cell in cells]  # all of them
+        jobs = chain(self._jobs, *(block.jobs for block in self._blocks))
+        drew = [self._draws(job, again=True) for job in jobs]  # all of them
         if any(drew):
             quiet.restore()  # the loop's numbers go on as if no transform had drawn
 
-    def _draws(self, cell: Cell, *, again: bool) -> list[str]:
+    def _draws(self, job: RecordJob, *, again: bool) -> list[str]:
         """Transform a record. Returns the names of the global generators that were drawn from."""
         seeded, generators = self._seeded, self._generators
         assert seeded is not None
         assert generators is not None
-        cell.transform_here(generators.seeded(self._in_thread), again=again)
-        drawn = [] if cell.error is not None else generators.drawn_since(cell.seed)
+        job.transform_here(generators.seeded(self._in_thread), again=again)
+        drawn = [] if job.error is not None else generators.drawn_since(job.seed)
         if drawn:
-            cell.transform_here(seeded, again=True)
+            job.transform_here(seeded, again=True)
         generators.put_back()
         return drawn
 
@@ -323,10 +323,10 @@ class _Runs:
         self._runs: list[list[int]] = []  # [task, first, after]
         self._read_s = self._transform_s = 0.0
 
-    def add(self, cell: Cell) -> None:
-        runs, task, position = self._runs, cell.lease.grant.task, cell.position
-        self._read_s += cell.read_s
-        self._transform_s += cell.transform_s
+    def add(self, job: RecordJob) -> None:
+        runs, task, position = self._runs, job.lease.grant.task, job.position
+        self._read_s += job.read_s
+        self._transform_s += job.transform_s
         if runs and runs[-1][2] == position and runs[-1][0] == task:
             runs[-1][2] = position + 1
         else:

@@ -24,7 +24,7 @@ from edl_torch.core.calls import (
     ReportCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.lease import Lease
+from edl_torch.core.leases import Lease
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_option, new_spec

@@ -23,7 +23,7 @@ from edl_torch.core.calls import (
     RegisterCall,
     ReportCall,
 )
-from edl_torch.core.lease import Lease
+from edl_torch.core.leases import Lease
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine

@@ -30,7 +30,7 @@ def prepare(accelerator: Any, loader: ElasticDataLoader, *optimizers: Any) -> Pr
     or not. The position is saved and loaded by `accelerator.save_state` and `load_state` from now on.
 
     Raises:
-        InvalidArgument: a loader without `lookahead="told"`, one that is not synchronous where there are
+        InvalidArgument: a loader without `lookahead="manual"`, one that is not synchronous where there are
             several processes, or no optimizer.
     """
     check_told(loader, "one batch is read ahead, so that Accelerate knows the last one")

@@ -27,8 +27,8 @@ def needed_by(extra: str) -> Iterator[None]:
 
 def check_told(loader: ElasticDataLoader, reads_ahead: str) -> None:
     """Raise InvalidArgument for a loader that does not wait for the word of who reads ahead of the loop."""
-    if loader.service.lookahead != "told":
-        raise InvalidArgument(f"{reads_ahead}: make the ElasticDataLoader with lookahead='told'")
+    if loader.service.lookahead != "manual":
+        raise InvalidArgument(f"{reads_ahead}: make the ElasticDataLoader with lookahead='manual'")
 
 
 def check_synchronous(loader: ElasticDataLoader, ranks: int, trains: str) -> None:

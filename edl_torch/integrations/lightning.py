@@ -31,7 +31,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
     """Lets `Trainer.fit` train on an `ElasticDataLoader`, and keeps the data position in its checkpoints.
 
     `Trainer(callbacks=[ElasticCallback(loader)])`, and `fit` gets the same loader, by an argument or from
-    `train_dataloader()`. The loader is made with `lookahead="told"`: Lightning reads one batch ahead.
+    `train_dataloader()`. The loader is made with `lookahead="manual"`: Lightning reads one batch ahead.
 
     A batch counts once every optimizer of the model has stepped on it. Each `fit` begins where its model
     does: at the position in the checkpoint that it loads, and without one at the beginning of the data; a
@@ -44,7 +44,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
     after the same one, and raises Lightning's `SIGTERMException`, which ends the program with status 143.
 
     Raises:
-        InvalidArgument: a loader without `lookahead="told"`.
+        InvalidArgument: a loader without `lookahead="manual"`.
     """
 
     def __init__(self, loader: ElasticDataLoader) -> None:

@@ -17,8 +17,8 @@ from edl_torch.data.reading import Run, SampleReader
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
-from edl_torch.trainer.deliveries import DrawnSamples
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.counting import DrawnSamples
+from edl_torch.trainer.lease_queue import Mode
 
 
 class ShardedRecords:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from edl_torch.client.peers import Ballot, Count, Delivery, Parcel, Vote
+from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Delivery, Vote
 from edl_torch.errors import PeerFailed
 
 T = TypeVar("T")
@@ -83,16 +83,16 @@ class ThreadParts:
     def __repr__(self) -> str:
         return f"<ThreadParts {self._place}/{self.size}>"
 
-    def send(self, parcel: Parcel) -> Delivery:
-        """Let the followers have a parcel, and go on."""
+    def send(self, broadcast: BroadcastBatch) -> Delivery:
+        """Let the followers have a broadcast, and go on."""
         self._turn += 1
-        copied = copy.deepcopy(parcel)  # the holder's loop may change its own
+        copied = copy.deepcopy(broadcast)  # the holder's loop may change its own
         for place in range(self.size):
             self._hall.put(self._turn, place, copied)
-        return _ThreadDelivery(parcel)
+        return _ThreadDelivery(broadcast)
 
     def receive(self) -> Delivery:
-        """Wait for the holder's next parcel."""
+        """Wait for the holder's next broadcast."""
         self._turn += 1
         return _ThreadDelivery(copy.deepcopy(self._hall.collect(self._turn)[0]))
 
@@ -102,11 +102,11 @@ class ThreadParts:
 
 
 class _ThreadDelivery:
-    def __init__(self, parcel: Parcel) -> None:
-        self.parcel = parcel
+    def __init__(self, broadcast: BroadcastBatch) -> None:
+        self.broadcast = broadcast
 
     def batch(self) -> Any:
-        return self.parcel.batch
+        return self.broadcast.batch
 
 
 class _ThreadVote:

@@ -14,7 +14,7 @@ from itertools import count
 
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
-from edl_torch.trainer.tickets import Ticket, ticket_size
+from edl_torch.trainer.vocabulary import Ticket, ticket_size
 
 Hold = tuple[Slice, int, int]  # of a slice the positions `first … after - 1`
 
@@ -305,10 +305,10 @@ class Batches:
             raise AccountingError(
                 f"the loop steps on batches after the last one was handed out: what lies between it and the "
                 f"loader reads {behind} ahead, and lookahead is {self._lookahead}, so that batches were "
-                f"acknowledged before they were trained on. Give lookahead={behind}, or lookahead='told' and "
-                f"call loader.passed_on() for each batch that reaches the loop. Where nothing reads ahead "
-                f"and the loop skipped {behind} step(s) at first, give attach() the GradScaler, or call "
-                f"loader.stepped() for each batch without a step"
+                f"acknowledged before they were trained on. Give lookahead={behind}, or lookahead='manual' "
+                f"and call loader.passed_on() for each batch that reaches the loop. Where nothing reads "
+                f"ahead and the loop skipped {behind} step(s) at first, give attach() the GradScaler, or "
+                f"call loader.stepped() for each batch without a step"
             )
 
     # Optimizers that do not step --------------------------------------------------------------------------

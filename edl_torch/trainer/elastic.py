@@ -8,18 +8,26 @@ from dataclasses import replace
 from edl_torch.core.calls import NEW_PASS, Acknowledgement
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
-from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.batches import Batch
-from edl_torch.trainer.confirming import Confirmer
-from edl_torch.trainer.facts import Relearnt, Run, Unlearnt, Way
+from edl_torch.trainer.foreign_loop import PlainPasses
+from edl_torch.trainer.lease_queue import Mode, Pass
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.loop_warnings import LoopWarnings
-from edl_torch.trainer.phases import LOOP, Loop
-from edl_torch.trainer.plain import PlainPasses
+from edl_torch.trainer.registrar import Confirmer
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
-from edl_torch.trainer.supply import Mode, Pass
-from edl_torch.trainer.tickets import Ticket, runs_of
+from edl_torch.trainer.vocabulary import (
+    LOOP,
+    Evidence,
+    Loop,
+    Procedure,
+    Relearnt,
+    Run,
+    Ticket,
+    Unlearnt,
+    Warn,
+    runs_of,
+)
 
 
 class ElasticPasses:
@@ -189,7 +197,7 @@ class ElasticPasses:
                 f"may skip"
             )
         yield from self._reporter.flush()  # before, what was trained on is told as such
-        self._settle(state.batches.give_up(), Way.UNSTEPPED)
+        self._settle(state.batches.give_up(), Evidence.UNSTEPPED)
         yield from self._reporter.flush()
         yield Warn(
             f"{left}, and the data are at their end: these records count, and the model has not learnt from "
@@ -316,7 +324,7 @@ class ElasticPasses:
         if batches.attached or batches.is_told:
             batches.asked()
             return False  # what another report led to is raised before the batch is handed over
-        return bool(self._settle(batches.done(), Way.NEXT))
+        return bool(self._settle(batches.done(), Evidence.NEXT))
 
     def passed_on(self) -> Procedure[Batch | None]:
         """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left.
@@ -326,10 +334,10 @@ class ElasticPasses:
         batches = self._state.batches
         if not batches.is_told:
             raise InvalidArgument(
-                "passed_on() is for lookahead='told': with a number the loader counts by itself"
+                "passed_on() is for lookahead='manual': with a number the loader counts by itself"
             )
         if not batches.attached:
-            self._settle(batches.done(), Way.NEXT)
+            self._settle(batches.done(), Evidence.NEXT)
         batch = batches.pass_on()
         yield from self._reporter.send()
         return batch
@@ -341,7 +349,7 @@ class ElasticPasses:
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         state.batches.stepped(optimizer, before_hand=before_hand)
-        self._settle(state.batches.done(), Way.STEP)
+        self._settle(state.batches.done(), Evidence.STEP)
         if self._reporter.is_due:
             yield from self._reporter.send()
 
@@ -350,17 +358,17 @@ class ElasticPasses:
         batches = self._state.batches
         batches.detach(optimizer)
         if batches.attached:
-            self._settle(batches.done(), Way.STEP)
+            self._settle(batches.done(), Evidence.STEP)
             yield from self._reporter.send()
 
     def settle_in_hand(self) -> Procedure[None]:
         """Acknowledge what the loop is done with, and the batch in hand unless a step on it is due."""
         batches = self._state.batches
-        way = Way.STEP if batches.attached else Way.TOKEN
+        way = Evidence.STEP if batches.attached else Evidence.TOKEN
         self._settle(batches.done(), way)
         yield from self._reporter.send()
 
-    def _settle(self, done: list[Ticket], way: Way) -> list[Acknowledgement]:
+    def _settle(self, done: list[Ticket], way: Evidence) -> list[Acknowledgement]:
         """Acknowledge batches that the loop is done with. Returns what is told of them."""
         if not done:
             return []
@@ -368,14 +376,14 @@ class ElasticPasses:
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
         if lost := self._state.batches.counted_lost:
             self._state.batches.counted_lost = []
-            if way is Way.STEP:
+            if way is Evidence.STEP:
                 self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
         return acknowledgements
 
     def report(self) -> Procedure[int]:
         """Acknowledge the batch in hand, as the loop says. Returns how many leases that completed."""
         state = self._state
-        acknowledgements = self._settle(state.batches.reported(), Way.REPORT)
+        acknowledgements = self._settle(state.batches.reported(), Evidence.REPORT)
         completed = sum(task not in state.inflight for task in {done.task for done in acknowledgements})
         yield from self._reporter.send()
         return completed

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
-from edl_torch.core.lease import Range, Span, joined
+from edl_torch.core.leases import Range, Span, joined
 from edl_torch.core.limits import shortened
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 from edl_torch.trainer.batches import Hold
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,14 +13,21 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
-from edl_torch.trainer.actions import Call, LookAround, Procedure, SiblingSession, Wait
-from edl_torch.trainer.facts import Granted, Logged
-from edl_torch.trainer.phases import Asking
+from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.liveness import WaitLogSchedule
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
-from edl_torch.trainer.silence import Silence
 from edl_torch.trainer.state import State
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.vocabulary import (
+    Asking,
+    Call,
+    Granted,
+    Logged,
+    LookAround,
+    Procedure,
+    SiblingSession,
+    Wait,
+)
 
 POLL_S = 1.0  # the longest single wait at the master: so a closed pass or Ctrl-C is noticed soon
 
@@ -34,7 +41,7 @@ class Leasing:
         self._reporter = reporter
         self._waited_s = 0.0  # in calls that could wait, since records or the end of an epoch came
         self._nothing_yet = False  # what the last call was answered
-        self._silence = Silence()
+        self._silence = WaitLogSchedule()
 
     def __repr__(self) -> str:
         return f"<Leasing {self._state.supply}>"
@@ -55,9 +62,9 @@ class Leasing:
                 self._drew(stream, number, grant)
                 return grant
             patient = not state.elastic and not state.inflight
-            dry = supply.dry_answers
+            dry = supply.empty_answers
             yield from self._ask_or_wait(POLL_S if patient else 0.0)
-            if not patient and supply.dry_answers != dry:
+            if not patient and supply.empty_answers != dry:
                 self._drew(stream, number, None)
                 return None
             if patient:
@@ -94,13 +101,13 @@ class Leasing:
     def fetch_ahead(self) -> Procedure[None]:
         """Fetch a lease before it is asked for. What that raises is kept for the next one to ask."""
         supply = self._state.supply
-        dry = supply.dry_answers
+        dry = supply.empty_answers
         try:
             yield from self._ask(0.0)
         except EdlError as exc:
             supply.error, supply.current.ahead = exc, False
         else:
-            if supply.dry_answers != dry:
+            if supply.empty_answers != dry:
                 supply.current.ahead = False  # the rest of the pass is fetched when it is asked for
 
     def _waits_for_itself(self) -> bool:

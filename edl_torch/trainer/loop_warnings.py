@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from edl_torch.core.calls import PassState
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.actions import Procedure, Warn
 from edl_torch.trainer.state import State
+from edl_torch.trainer.vocabulary import Procedure, Warn
 
 VAIN_PASSES = 10  # in a row that gave back all that they had: a loop may try again after errors
 

@@ -8,8 +8,7 @@ from math import inf
 
 from edl_torch.core.calls import UNREGISTERED, Acknowledgement, Failure, Fence, GiveBack
 from edl_torch.errors import EdlError, MasterUnavailable
-from edl_torch.trainer.facts import Run, Way
-from edl_torch.trainer.phases import TELLING, Telling
+from edl_torch.trainer.vocabulary import TELLING, Evidence, Run, Telling
 
 
 @dataclass(slots=True)
@@ -21,7 +20,7 @@ class Report:
     acknowledgements: dict[tuple[int, int], Acknowledgement] = field(default_factory=dict)
     give_backs: list[GiveBack] = field(default_factory=list)
     returned: tuple[Run, ...] = ()  # of what is given back, the records that the loop had
-    way: int = 0  # of the acknowledgements: the `Way` that proves the least
+    way: int = 0  # of the acknowledgements: the `Evidence` that proves the least
     notes: int = 0  # how many notes it is made of
     fence: Fence = UNREGISTERED  # of the member that sends it, once it is sent
 
@@ -79,7 +78,7 @@ class Outbox:
         failures: Sequence[Failure] = (),
         acknowledgements: Sequence[Acknowledgement] = (),
         give_backs: Sequence[GiveBack] = (),
-        way: Way = Way.STEP,
+        way: Evidence = Evidence.STEP,
         returned: Sequence[Run] = (),
     ) -> None:
         """Keep what has happened for the next report."""

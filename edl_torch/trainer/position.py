@@ -18,12 +18,11 @@ from edl_torch.core.calls import (
 from edl_torch.core.token import Token
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.actions import Call, Describe, Procedure
 from edl_torch.trainer.elastic import ElasticPasses
-from edl_torch.trainer.facts import Logged, Restored, TokenTaken
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
+from edl_torch.trainer.vocabulary import Call, Describe, Logged, Procedure, Restored, TokenTaken
 
 FIRST_LINEAGE = 1
 

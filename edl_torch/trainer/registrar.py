@@ -1,19 +1,30 @@
-"""Registers the trainer with the master at first use, and anew once the master gave it up."""
+"""Membership of a trainer: registers it at first use, and anew once the master gave it up.
+
+In doubt it presents its leases, before a batch goes to the loop.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from edl_torch.core.calls import Fence, ProgressCall, RegisterAnswer
+from edl_torch.core.calls import ConfirmCall, Fence, ProgressCall, RegisterAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.registration import check_data
 from edl_torch.core.rollback import went_back
-from edl_torch.errors import JournalWentBack, StaleLease, UnknownDataset
+from edl_torch.errors import JournalWentBack, SessionLost, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.actions import Attend, Call, Procedure, Register, Wait
-from edl_torch.trainer.facts import Joined
-from edl_torch.trainer.phases import MEMBERSHIP, Membership
+from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import State
+from edl_torch.trainer.vocabulary import (
+    MEMBERSHIP,
+    Attend,
+    Call,
+    Joined,
+    Membership,
+    Procedure,
+    Register,
+    Wait,
+)
 
 _BUSY = (Membership.REGISTERING, Membership.REJOINING)
 
@@ -144,3 +155,47 @@ class Registrar:
             f"trainer's leases are void. Restart all trainers from one checkpoint (load_state_dict), or from "
             f"the beginning; a master with `--state DIR` survives its own restart"
         )
+
+
+class Confirmer:
+    """Presents the leases to the master when liveness is in doubt. For the training loop only."""
+
+    def __init__(self, state: State, registrar: Registrar) -> None:
+        self._state = state
+        self._registrar = registrar
+
+    def __repr__(self) -> str:
+        return f"<Confirmer {self._state.liveness or 'in one process with the master'}>"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether every lease is this trainer's, without a question: one that is not registered has none."""
+        state = self._state
+        return state.liveness is None or state.registered.plan is None or state.liveness.sure(state.now)
+
+    def ensure(self) -> Procedure[None]:
+        """Return once every lease that is still in flight is this trainer's.
+
+        Raises MasterUnavailable when the master does not answer, StaleLease when it is another master by now.
+        """
+        while not self.is_sure:
+            assert self._state.liveness is not None
+            # An answer that this process slept over is no longer sure: it counts from when it was asked for.
+            yield from self._present(self._state.liveness)
+
+    def _present(self, liveness: Liveness) -> Procedure[None]:
+        """Ask once. The doubt stays when something happened meanwhile that the answer does not cover."""
+        state = self._state
+        fence, doubts, asked_at = state.fence, liveness.doubts, state.now
+        liveness.presented += 1
+        call = state.call(ConfirmCall, fence, leases=state.inflight.leases())
+        try:
+            answer = yield Call(call)
+        except SessionLost:
+            yield from self._registrar.again(fence)
+            return
+        if answer.void:
+            state.void(answer.void)
+        # The call may have waited for the stream, and others have come meanwhile.
+        if fence == state.fence and set(state.inflight.leases()) <= set(call.leases):
+            liveness.confirmed(doubts, asked_at)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from edl_torch.core.calls import ReportAnswer, ReportCall
 from edl_torch.errors import EdlError, MasterUnavailable, SessionLost
-from edl_torch.trainer.actions import Call, Procedure, Wait
-from edl_torch.trainer.facts import Answered, Refused, Reporting, Unanswered
 from edl_torch.trainer.outbox import Report
-from edl_torch.trainer.phases import Telling
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.state import State
+from edl_torch.trainer.vocabulary import (
+    Answered,
+    Call,
+    Procedure,
+    Refused,
+    Reporting,
+    Telling,
+    Unanswered,
+    Wait,
+)
 
 
 class Reporter:
@@ -113,7 +120,7 @@ class Reporter:
             state.void(answer.stale)
         state.outbox.may_wait_until = state.now + state.config.report_delay_s
         if answer.wanted:
-            state.yield_to_others()
+            state.release_undrawn()
         return report.fence == state.registered.fence
 
     def _note_unanswered(self, report: Report, error: EdlError | None) -> None:

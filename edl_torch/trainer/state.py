@@ -11,14 +11,12 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease
 from edl_torch.trainer.batches import Batches
 from edl_torch.trainer.counting import PlainPass
-from edl_torch.trainer.facts import Dropped, Fact, Logged, Run, Uncounted, Voided
 from edl_torch.trainer.inflight import InFlight
+from edl_torch.trainer.lease_queue import LeaseQueue, Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.outbox import Outbox, Report
-from edl_torch.trainer.phases import Membership
-from edl_torch.trainer.supply import Mode, Supply
-from edl_torch.trainer.tickets import runs_of
+from edl_torch.trainer.vocabulary import Dropped, Fact, Logged, Membership, Run, Uncounted, Voided, runs_of
 
 C = TypeVar("C", bound="FencedCall[Any]")
 
@@ -87,7 +85,7 @@ class State:
         self.facts: list[Fact] = []  # what has happened and is not written down yet
         self.registered = Registered()
         self.liveness = liveness  # None where it is never in doubt
-        self.supply = Supply(ahead=not config.in_process)
+        self.supply = LeaseQueue(ahead=not config.in_process)
         self.inflight = InFlight()
         self.outbox = Outbox()
         self.batches = Batches(config.lookahead)
@@ -138,7 +136,7 @@ class State:
         """End the pass: leases that nobody drew go back, and streams that wait get none."""
         self._unwanted(self.supply.close())
 
-    def yield_to_others(self) -> None:
+    def release_undrawn(self) -> None:
         """Give back what is not drawn, and fetch nothing ahead any more: another trainer waits."""
         self.outbox.may_wait_until = self.now
         self._unwanted(self.supply.rest())

@@ -8,18 +8,15 @@ from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError
 from edl_torch.shard import Shard
-from edl_torch.trainer.actions import Procedure, Wait
-from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.elastic import ElasticPasses
-from edl_torch.trainer.facts import Logged
+from edl_torch.trainer.foreign_loop import PlainPasses, Reading
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.plain import PlainPasses, Reading
 from edl_torch.trainer.position import Position
-from edl_torch.trainer.registrar import Registrar
+from edl_torch.trainer.registrar import Confirmer, Registrar
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import Config, State
-from edl_torch.trainer.tickets import runs_of
+from edl_torch.trainer.vocabulary import Logged, Procedure, Wait, runs_of
 
 
 class Trainer:
@@ -141,7 +138,7 @@ class Trainer:
 
     def wanted(self) -> Procedure[None]:
         """Give back what is not drawn: another trainer waits. The loop hears what reporting raises."""
-        self.state.yield_to_others()
+        self.state.release_undrawn()
         yield from self.reporter.post()
 
     @property

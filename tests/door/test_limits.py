@@ -392,7 +392,7 @@ def _varint(number):
 
 
 def test_status_is_told_whatever_a_token_said(start):
-    """Numbers and names of a token may not fit the wire: who asks for the status must not suffer for it."""
+    """Numbers and texts of a token may not fit the wire: who asks for the status must not suffer for it."""
     master: MasterThread = start()
     client = master.client()
     client.call(register(size=1 << 61, records_per_shard=1 << 61, max_bad_records=5))
@@ -404,7 +404,9 @@ def test_status_is_told_whatever_a_token_said(start):
     assert onlooker.restore(text) == 2
     (status,) = client.status().datasets
     assert status.todo == (1 << 62) - 1
-    assert status.quarantine[0].name == "bad \\ud800 name"
+    (found,) = status.quarantine
+    assert found.reason == "why \\udfff"
+    assert (found.name, found.index) == ("", 0), "it is named as here, whatever the token calls it"
     assert client.call(lease(1, epoch=NEW_PASS, lineage=2)).epoch == 0
 
 

@@ -286,7 +286,7 @@ def test_a_failed_batch_does_not_take_those_with_it_that_were_gathered_before(to
     fake = FakeMaster()
     weight = torch.nn.Parameter(torch.ones(()))
     sgd = torch.optim.SGD([weight], lr=0.1)
-    with trainer(fake, max_bad_records=10, lookahead="told" if told else 0) as (service, dataset):
+    with trainer(fake, max_bad_records=10, lookahead="manual" if told else 0) as (service, dataset):
         service.attach(sgd)
         loader = elastic(dataset)
         seen = []

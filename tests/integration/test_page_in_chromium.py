@@ -39,13 +39,14 @@ class Job:
         self.host.start()
         history = self.host.dispatcher.history
         self.port = WebPort(self.host.status, lambda: history.latest, address, **options)
-        for name in names:
+        self.names = names
+
+    async def __aenter__(self) -> Job:
+        for name in self.names:
             registration = Registration(name="training", sources=(Source(name="a", count=100),))
             await self.host.call(
                 RegisterCall(session=f"s-{name}", worker_id=name, batch_size=4, registration=registration)
             )
-
-    async def __aenter__(self) -> Job:
         self.url = f"http://{await self.port.start()}/"
         return self
 

@@ -121,7 +121,7 @@ class Interpreter:
             shuffle=data.order is Order.RECORDS,
             shuffle_shards=data.order in (Order.SHARDS, Order.WINDOWS),
             shuffle_window=3 if data.order is Order.WINDOWS else None,
-            lookahead="told" if self.program.told else self.program.lookahead,
+            lookahead="manual" if self.program.told else self.program.lookahead,
             max_bad_records=data.records * data.epochs,
             audit_dir=folder,
         ) as service:

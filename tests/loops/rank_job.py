@@ -226,7 +226,7 @@ def _rank(
         shuffle_shards=data.order in (Order.SHARDS, Order.WINDOWS),
         shuffle_window=3 if data.order is Order.WINDOWS else None,
         max_bad_records=data.records * data.epochs,
-        lookahead="told" if program.lookahead else 0,
+        lookahead="manual" if program.lookahead else 0,
         audit_dir=folder,
     ) as service:
         shuffle = data.order is Order.IN_SHARD

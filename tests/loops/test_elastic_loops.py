@@ -188,7 +188,7 @@ def test_what_a_wrapper_held_is_not_trained_on_after_the_data_went_back(told: bo
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight])
     numbers = [float(number) for number in range(8)]
-    lookahead = "told" if told else 1
+    lookahead = "manual" if told else 1
     with ElasticDataLoader(numbers, 1, lookahead=lookahead, master_client=LocalMaster()) as loader:
         loader.attach(optimizer)
         beginning = loader.state_dict()
@@ -247,7 +247,7 @@ def test_a_number_does_not_say_which_of_the_last_batches_the_loop_was_passed(
     program: Program, promise: str
 ) -> None:
     """Once a wrapper has read a pass to its end it asks for nothing more, whatever its loop does: one that
-    was left there looks like one that has trained on all. So the promises hold for "told" alone:
+    was left there looks like one that has trained on all. So the promises hold for "manual" alone:
     docs/decisions/0029-reading-ahead-is-told-or-checked.md."""
     with pytest.raises(BrokenPromise, match=promise):
         run(program)

@@ -82,7 +82,7 @@ def test_a_prefetcher_on_a_stream_of_its_own_brings_each_record_once(
 ) -> None:
     learner, done = Learner(RECORDS, device), 0
     pin = device.type == "cuda"
-    with loader_of(workers, threads, pin=pin, lookahead="told") as loader:
+    with loader_of(workers, threads, pin=pin, lookahead="manual") as loader:
         loader.attach(learner.optimizer)
         for _epoch in loader.epochs():
             for pictures in Prefetcher(loader, device):

@@ -14,7 +14,7 @@ from sim_session import SimSession
 from sim_weights import Judge, Weights
 
 from edl_torch.errors import CheckpointError
-from edl_torch.trainer.actions import Procedure
+from edl_torch.trainer.vocabulary import Procedure
 
 FOLDER = "checkpoints"
 KEEP = 2

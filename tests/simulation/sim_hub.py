@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
-from edl_torch.trainer.actions import Procedure, Wait
+from edl_torch.trainer.vocabulary import Procedure, Wait
 
 Event = Callable[..., None]
 PARKED: Any = object()  # in place of an answer: it comes later

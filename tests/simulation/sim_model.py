@@ -16,7 +16,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.plan import Plan
 from edl_torch.core.state import Released
 from edl_torch.shard import Slice
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 WAITING, LENT, DONE, BAD = range(4)
 

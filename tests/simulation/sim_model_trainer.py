@@ -21,8 +21,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError
 from edl_torch.shard import Slice
-from edl_torch.trainer.actions import Procedure
-from edl_torch.trainer.tickets import Tally, Ticket
+from edl_torch.trainer.vocabulary import Procedure, Tally, Ticket
 
 LEASES = 16  # a batch is read from fewer
 RARELY = 0.01  # as often as points of loading and saving something happens after each step

@@ -22,21 +22,21 @@ from edl_torch.client.model import Model
 from edl_torch.core.calls import DatasetStatus, RegisterCall
 from edl_torch.core.token import Token
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
-from edl_torch.trainer.actions import (
+from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.state import Config
+from edl_torch.trainer.trainer import Trainer
+from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
     Describe,
+    Logged,
     LookAround,
     Procedure,
     Register,
     Wait,
     Warn,
 )
-from edl_torch.trainer.facts import Logged
-from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.state import Config
-from edl_torch.trainer.trainer import Trainer
 
 CLOSE_TIMEOUT_S = 5.0
 

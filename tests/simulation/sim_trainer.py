@@ -25,8 +25,7 @@ from edl_torch.client.description import Description
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, EdlError, InvalidArgument
 from edl_torch.shard import DatasetSpec, Source
-from edl_torch.trainer.actions import Procedure, Wait
-from edl_torch.trainer.tickets import Tally, Ticket, ticket_size
+from edl_torch.trainer.vocabulary import Procedure, Tally, Ticket, Wait, ticket_size
 
 PREFETCH = 2  # batches of a loader worker
 

@@ -25,7 +25,7 @@ from edl_torch.audit.verdict import Verdict, audit
 from edl_torch.core.calls import LeaseAnswer, LeaseCall
 from edl_torch.core.plan import Plan
 from edl_torch.shard import Slice
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "2 5 8").split()]
 SHORT = {"trainers": 8, "shards": 400, "faults": 100}

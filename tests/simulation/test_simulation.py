@@ -24,16 +24,13 @@ from sim_network import Weather
 
 from edl_torch.core.changes import Changes, Mark
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.lease import Lease
-from edl_torch.core.leases import Leases
+from edl_torch.core.leases import Lease, Leases
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.errors import StaleLease
 from edl_torch.shard import Slice
-from edl_torch.trainer.actions import Procedure
-from edl_torch.trainer.confirming import Confirmer
 from edl_torch.trainer.elastic import ElasticPasses
-from edl_torch.trainer.facts import Way
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.registrar import Confirmer
+from edl_torch.trainer.vocabulary import Evidence, Procedure, Ticket
 
 SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "6 11").split()]
 PUSHES = 200  # on a heap: the most that an event may cost, four times of what it does
@@ -189,7 +186,7 @@ def broken_tickets(patch: pytest.MonkeyPatch) -> None:
 
     def eager(self: ElasticPasses, ticket: Ticket) -> Procedure[bool]:
         handed = yield from hand(self, ticket)
-        self._settle(self._state.batches.reported(), Way.NEXT)
+        self._settle(self._state.batches.reported(), Evidence.NEXT)
         yield from self._reporter.send()
         return handed
 

@@ -18,11 +18,9 @@ from edl_torch import readers, testing
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-SHARED_BY_ADAPTERS = {"adapter", "engines", "frameworks"}  # what users import nothing from
+SHARED = {"adapter", "engines", "frameworks"}  # by the adapters, not with their users
 INTEGRATIONS = sorted(
-    module
-    for module in (ROOT / "edl_torch" / "integrations").glob("[!_]*.py")
-    if module.stem not in SHARED_BY_ADAPTERS
+    path for path in (ROOT / "edl_torch" / "integrations").glob("[!_]*.py") if path.stem not in SHARED
 )
 
 

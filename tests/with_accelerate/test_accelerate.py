@@ -35,7 +35,7 @@ def loader_of(**arguments: Any) -> ElasticDataLoader:
         torch.arange(RECORDS),
         batch_size=BATCH,
         shuffle=True,
-        **{"num_epochs": EPOCHS, "lookahead": "told", **arguments},
+        **{"num_epochs": EPOCHS, "lookahead": "manual", **arguments},
     )
 
 
@@ -234,7 +234,7 @@ def test_a_shard_of_a_sharded_dataset_is_refused() -> None:
 
 
 def test_a_loader_that_is_not_told_of_the_batch_read_ahead_is_refused() -> None:
-    with loader_of(lookahead=1) as loader, pytest.raises(InvalidArgument, match="lookahead='told'"):
+    with loader_of(lookahead=1) as loader, pytest.raises(InvalidArgument, match="lookahead='manual'"):
         Job(loader)
 
 

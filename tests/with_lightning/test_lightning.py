@@ -33,7 +33,7 @@ def loader_of(**arguments: Any) -> ElasticDataLoader:
         torch.arange(RECORDS),
         batch_size=BATCH,
         shuffle=True,
-        **{"num_epochs": EPOCHS, "lookahead": "told", **arguments},
+        **{"num_epochs": EPOCHS, "lookahead": "manual", **arguments},
     )
 
 
@@ -471,7 +471,7 @@ def test_windows_that_lightning_would_not_end_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_loader_that_is_not_told_of_the_batch_read_ahead_is_refused() -> None:
-    with loader_of(lookahead=1) as loader, pytest.raises(InvalidArgument, match="lookahead='told'"):
+    with loader_of(lookahead=1) as loader, pytest.raises(InvalidArgument, match="lookahead='manual'"):
         ElasticCallback(loader)
 
 

@@ -17,7 +17,7 @@ import grpc
 from edl_torch.client.grpc.heartbeat import backoff
 from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
-from edl_torch.trainer.silence import FIRST_S, Silence
+from edl_torch.trainer.liveness import FIRST_S, WaitLogSchedule
 
 log = logging.getLogger("edl_torch.client")
 
@@ -63,7 +63,7 @@ class Caller:
         give_up_at = began + self.timeout_s
         first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
         pauses = backoff()
-        silence = Silence()
+        silence = WaitLogSchedule()
         waits = False  # inside grpc: every other attempt, for only the others can say who answers instead
         while True:
             now = self._clock()

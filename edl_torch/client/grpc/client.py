@@ -24,7 +24,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.convert import ROUTES, MasterStub
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.system.forks import ForkGuard
-from edl_torch.trainer.silence import Silence
+from edl_torch.trainer.liveness import WaitLogSchedule
 
 __all__ = ["MasterClient", "build_channel"]
 
@@ -84,7 +84,7 @@ class MasterClient(MasterApi):
             heartbeat = self._heartbeats.get(session)
         if heartbeat is None:
             return
-        began, silence = time.monotonic(), Silence()
+        began, silence = time.monotonic(), WaitLogSchedule()
         while not heartbeat.listener.wait_standing(min(LOOK_S, self._caller.timeout_s)):
             self._caller.check_usable()
             waited_s = time.monotonic() - began

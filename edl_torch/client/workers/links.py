@@ -27,9 +27,9 @@ from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.deliveries import Deliveries
-from edl_torch.trainer.plain import OWN_STREAM
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.counting import Deliveries
+from edl_torch.trainer.foreign_loop import OWN_STREAM
+from edl_torch.trainer.lease_queue import Mode
 
 
 class Link(Protocol):

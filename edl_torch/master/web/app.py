@@ -23,10 +23,10 @@ from typing import Any
 from aiohttp import web
 
 from edl_torch.core.calls import MasterStatus
-from edl_torch.core.plain import plain, plain_frame
+from edl_torch.core.status_json import plain, plain_frame
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
-from edl_torch.master.web.document import hashes, with_style
+from edl_torch.master.web import hashes, with_style
 from edl_torch.master.web.metrics import CONTENT_TYPE, exposition
 from edl_torch.rpc.credentials import ServerCredentials
 from edl_torch.system import descriptors

@@ -13,7 +13,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import StaleLease
 from edl_torch.shard import DatasetSpec, Slice, Source
-from edl_torch.trainer.facts import ModelSeen, Way
+from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
 BATCH = 3
 WORD = ModelSeen(  # these jobs are about records, not about models
@@ -102,7 +102,7 @@ class Job:
         return bool(grants)
 
     def train(
-        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Way = Way.STEP
+        self, trainer: Trainer, *, answered: bool = True, heard: bool = True, way: Evidence = Evidence.STEP
     ) -> None:
         """Acknowledge a batch; maybe the master does not hear it, or its answer is lost."""
         if not trainer.held:

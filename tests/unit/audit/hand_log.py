@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from edl_torch.audit.log import AuditLog
 from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, Grant
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.facts import (
+from edl_torch.trainer.vocabulary import (
     Answered,
     Dropped,
+    Evidence,
     Granted,
     Joined,
     ModelSeen,
@@ -21,7 +22,6 @@ from edl_torch.trainer.facts import (
     Unanswered,
     Uncounted,
     Voided,
-    Way,
 )
 
 
@@ -43,7 +43,7 @@ class HandLog(AuditLog):
         failures: Iterable[Failure] = (),
         acknowledgements: Iterable[Acknowledgement] = (),
         give_backs: Iterable[GiveBack] = (),
-        way: Way = Way.STEP,
+        way: Evidence = Evidence.STEP,
         returned: Iterable[Run] = (),
     ) -> None:
         self.write(

@@ -12,7 +12,7 @@ from edl_torch.core.codec import from_object
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 Record = tuple[int, int, int]  # epoch, shard, position
 
@@ -247,7 +247,7 @@ class Naive:
         counts["quarantined"] += len(bad - begun)
         trained = ((outcomes - begun) & required) - (bad - begun)
         counts["acknowledged"] += len(trained)
-        for way in sorted(Way, reverse=True):
+        for way in sorted(Evidence, reverse=True):
             by = set().union(*(e[3] for e in lineage.events if e[2] == f"by {way.label}")) & trained
             counts[way.label] += len(by)
             trained -= by

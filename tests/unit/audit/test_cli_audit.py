@@ -12,7 +12,7 @@ from verdict_kit import SMALL, Writer
 from edl_torch.cli.main import main
 from edl_torch.core.calls import Failure
 from edl_torch.shard import TaskType
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_wrong_input_ends_with_2(job, tmp_path, capsys):
 
 def test_delivered_has_a_status_of_its_own_that_may_be_expected(tmp_path, capsys):
     writer = Writer(tmp_path)
-    writer.whole(1, 0, way=Way.NEXT)
-    writer.whole(2, 1, way=Way.NEXT)
+    writer.whole(1, 0, way=Evidence.NEXT)
+    writer.whole(2, 1, way=Evidence.NEXT)
     assert main(["audit", str(tmp_path)]) == 4
     said = capsys.readouterr().out
     assert said.startswith(

@@ -20,8 +20,8 @@ from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import from_object, object_of
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
-from edl_torch.trainer.facts import (
-    Way,
+from edl_torch.trainer.vocabulary import (
+    Evidence,
 )
 
 
@@ -60,9 +60,9 @@ def only(log):
 
 def test_the_form_of_a_log(log, clock):
     clock.now += 1.5
-    log.intent(acknowledgements=ack(5), way=Way.STEP)
+    log.intent(acknowledgements=ack(5), way=Evidence.STEP)
     log.answered()
-    log.intent(acknowledgements=ack(8), way=Way.STEP)
+    log.intent(acknowledgements=ack(8), way=Evidence.STEP)
     header, joined, way, first, answered, second = lines(log)
     assert (first, answered, second) == ("0 0 2 5 7 2 1 1500", "=", "0 0 5 8 7 2 2 1500")
     assert json.loads(way) == {"event": "way", "way": "step", "ms": 1500}
@@ -161,11 +161,16 @@ def test_quarantine_remainders_tokens_and_restores_are_read_back(log):
 
 
 def test_only_another_way_of_acknowledging_leaves_a_line(log):
-    for upto, way in ((3, Way.STEP), (4, Way.STEP), (5, Way.COUNT), (6, Way.STEP)):
+    for upto, way in ((3, Evidence.STEP), (4, Evidence.STEP), (5, Evidence.COUNT), (6, Evidence.STEP)):
         log.intent(acknowledgements=ack(upto), way=way)
         log.answered()
     assert sum("way" in line for line in lines(log)) == 3
-    assert only(log).chapters[0].ways.tolist() == [Way.STEP, Way.STEP, Way.COUNT, Way.STEP]
+    assert only(log).chapters[0].ways.tolist() == [
+        Evidence.STEP,
+        Evidence.STEP,
+        Evidence.COUNT,
+        Evidence.STEP,
+    ]
 
 
 def test_what_the_loop_had_is_written_once_before_it_is_given_back(log):
@@ -290,9 +295,9 @@ def test_a_closed_log_refuses_and_closes_again(log):
 def test_facts_of_a_trainer_are_written_as_what_they_say(log):
     log.granted(grant_of(1, 0, 0, 4))
     log.granted(grant_of(2, 0, 1, 4))
-    log.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
+    log.intent(acknowledgements=ack(1, task=1, attempt=1), way=Evidence.STEP)
     log.unanswered()
-    log.intent(acknowledgements=ack(1, task=1, attempt=1), way=Way.STEP)
+    log.intent(acknowledgements=ack(1, task=1, attempt=1), way=Evidence.STEP)
     log.answered((1,))
     log.intent(failures=[Failure(task=2, attempt=1, position=1, reason="bad")])
     log.lost()
@@ -406,7 +411,7 @@ def test_small_blocks_read_the_same(log, monkeypatch):
     assert whole.rows.tolist() == parts.rows.tolist()
     assert whole.lines.tolist() == parts.lines.tolist() == [3, 5, 7, 9, 12]
     assert whole.settled.tolist() == parts.settled.tolist() == [4, 6, 8, 10, 12]
-    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Way.STEP}
+    assert set(whole.ways.tolist()) == set(parts.ways.tolist()) == {Evidence.STEP}
     assert whole.answers.tolist() == parts.answers.tolist() == [1, 1, 1, 1, 0]
 
 

@@ -10,7 +10,7 @@ from verdict_kit import SMALL, Writer, by, findings, one
 
 from edl_torch.audit.verdict import Outcome
 from edl_torch.cli.main import main
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 # Outcomes -----------------------------------------------------------------------------------------------
 
@@ -56,9 +56,9 @@ def test_the_exit_status_is_that_of_the_worst_dataset(tmp_path, capsys):
 
 def test_a_verdict_says_how_many_were_acknowledged_in_which_way(tmp_path, capsys):
     writer = Writer(tmp_path)
-    writer.whole(1, 0, way=Way.STEP)
-    writer.whole(2, 1, 0, 5, way=Way.REPORT)
-    writer.whole(3, 1, 5, 3, way=Way.TOKEN)
+    writer.whole(1, 0, way=Evidence.STEP)
+    writer.whole(2, 1, 0, 5, way=Evidence.REPORT)
+    writer.whole(3, 1, 5, 3, way=Evidence.TOKEN)
     assert one(tmp_path).rests_on == {"step": 8, "report": 5, "token": 3}
     assert main(["audit", str(tmp_path)]) == 4
     said = capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_a_verdict_says_how_many_were_acknowledged_in_which_way(tmp_path, capsys
 def test_counted_records_are_not_exact_and_are_counted(tmp_path, capsys):
     writer = Writer(tmp_path)
     writer.whole(1, 0)
-    writer.whole(2, 1, 0, 5, way=Way.COUNT)
+    writer.whole(2, 1, 0, 5, way=Evidence.COUNT)
     writer.whole(3, 1, 5, 3)
     verdict = one(tmp_path)
     assert (verdict.outcome, verdict.counted) == (Outcome.INEXACT, 5)
@@ -82,7 +82,7 @@ def test_records_reported_in_vain_are_counted(tmp_path, capsys):
     writer = Writer(tmp_path)
     writer.take(1, 0, 0, 8)
     writer.log.uncounted(6)
-    writer.whole(2, 0, way=Way.STEP)
+    writer.whole(2, 0, way=Evidence.STEP)
     writer.whole(3, 1)
     verdict = one(tmp_path)
     assert (verdict.outcome, verdict.uncounted) == (Outcome.INEXACT, 6)

@@ -13,7 +13,7 @@ from naive_audit import Naive
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.shard import DatasetSpec
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 COUNTS = (
     *("acknowledged", "quarantined", "dropped", "lost", "doubled", "refused", "rolled_back"),
@@ -94,7 +94,7 @@ def play(job: Job, events: list[tuple[str, int]]) -> None:
             case "give up heard" | "give up unheard":
                 job.give_up(trainer, heard=event == "give up heard")
             case "count":
-                job.train(trainer, way=Way.COUNT)
+                job.train(trainer, way=Evidence.COUNT)
             case "uncounted":
                 trainer.log.uncounted(BATCH)
             case "checkpoint" | "checkpoint counted":
@@ -134,7 +134,7 @@ def agree(verdict: Verdict, naive: Naive) -> bool:
     found = naive.verdict()
     assert {name: getattr(verdict, name) for name in COUNTS} == {name: found[name] for name in COUNTS}
     assert {name: count for name, count in verdict.rests_on.items() if count} == {
-        way.label: found[way.label] for way in Way if found[way.label]
+        way.label: found[way.label] for way in Evidence if found[way.label]
     }
     faults = [text for text in verdict.contradictions if "the token was" in text]
     assert bool(faults) == bool(found["faults"]), (faults, found)

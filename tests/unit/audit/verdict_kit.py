@@ -10,7 +10,7 @@ from hand_log import HandLog
 from edl_torch.audit.verdict import audit
 from edl_torch.core.calls import Acknowledgement, GiveBack
 from edl_torch.shard import Source
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.vocabulary import Evidence
 
 SMALL = replace(SPEC, sources=(Source(name="a.csv", start=100, count=16),))
 
@@ -40,7 +40,7 @@ class Writer:
     def take(self, task, shard, skip, limit, *, epoch=0):
         self.log.granted(grant_of(task, shard, skip, limit, epoch=epoch))
 
-    def say(self, task, *upto, answered=True, stale=(), way=Way.STEP):
+    def say(self, task, *upto, answered=True, stale=(), way=Evidence.STEP):
         for position in upto:
             done = Acknowledgement(task=task, attempt=1, upto=position)
             self.log.intent(acknowledgements=[done], way=way)

@@ -20,8 +20,8 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClosed
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.testing import wait_until
-from edl_torch.trainer.deliveries import Deliveries
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.counting import Deliveries
+from edl_torch.trainer.lease_queue import Mode
 
 SPEC = DatasetSpec(
     name="training",

@@ -14,9 +14,9 @@ from edl_torch.client.iterations import NoIterations
 from edl_torch.client.session import Session
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
-from edl_torch.trainer.actions import Procedure, Wait
-from edl_torch.trainer.plain import NO_PASS, OWN_STREAM
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM
+from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.vocabulary import Procedure, Wait
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from edl_torch import ElasticDataLoader
 from edl_torch.client.session import _sessions
 from edl_torch.testing import FakeMaster
-from edl_torch.trainer.actions import SiblingSession
+from edl_torch.trainer.vocabulary import SiblingSession
 
 
 def loader(fake: FakeMaster, name: str = "training") -> ElasticDataLoader:

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 from dispatcher_kit import TRAINING, Trainer, first_of
 
+from edl_torch.core.backlog import Backlog, SliceQueue, WindowsInProgress
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.changes import Changes, Version
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.history import History
-from edl_torch.core.members import Members
-from edl_torch.core.participants import Throughput
+from edl_torch.core.members import Members, Throughput
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
 from edl_torch.core.registration import new_spec
-from edl_torch.core.todo import SliceQueue, Todo, WindowsInProgress
 
 
 def test_new_ones_have_nothing() -> None:
@@ -31,7 +30,7 @@ def test_new_ones_have_nothing() -> None:
             Throughput(),
             Quarantine(),
             SliceQueue(mark, windows),
-            Todo(Plan(new_spec(TRAINING, 4)), windows),
+            Backlog(Plan(new_spec(TRAINING, 4)), windows),
             Dispatcher(ledger_id="L"),
             Dispatcher(ledger_id="L").rollback,
         )
@@ -44,7 +43,7 @@ def test_new_ones_have_nothing() -> None:
         "<Throughput {}>",
         "<Quarantine n=0 bytes=0>",
         "<SliceQueue slices=0 records=0>",
-        "<Todo epoch=0 records=16>",
+        "<Backlog epoch=0 records=16>",
         "<Dispatcher L datasets=0 sessions=0>",
         "<Rollback suspended=0>",
     ]
@@ -81,7 +80,7 @@ def test_in_a_job_they_count_what_they_have() -> None:
             ledger.participants,
             ledger.participants.throughput,
             ledger.quarantine,
-            ledger._todo,
+            ledger._backlog,
             ledger._lending,
             ledger._in_progress,
         )
@@ -96,7 +95,7 @@ def test_in_a_job_they_count_what_they_have() -> None:
         "<Participants n=1 waiting=0>",
         "<Throughput {'a': 5}>",
         "<Quarantine n=1 bytes=21>",
-        "<Todo epoch=0 records=13>",
-        "<Lending <Todo epoch=0 records=13> <Leases n=1 sessions=1>>",
+        "<Backlog epoch=0 records=13>",
+        "<Lending <Backlog epoch=0 records=13> <Leases n=1 sessions=1>>",
         "<WindowsInProgress n=1>",
     ]

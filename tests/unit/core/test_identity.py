@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl_torch.core.identity import differences, identity
+from edl_torch.core.registration import differences, identity
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.shard import DatasetSpec, Source, TaskType
 

@@ -6,10 +6,10 @@ import pytest
 from ledger_kit import acknowledge, lease_all, ledger_of, verdict
 from simulated_trainers import SimulatedTrainer, run_to_the_end
 
+from edl_torch.core.backlog import Backlog, WindowsInProgress
 from edl_torch.core.calls import PassState
-from edl_torch.core.identity import identity
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.todo import Todo, WindowsInProgress
+from edl_torch.core.registration import identity
 from edl_torch.core.token import Token
 from edl_torch.shard import Slice
 
@@ -137,7 +137,7 @@ def test_a_restore_keeps_remainders_apart() -> None:
 
 def test_a_restore_forgets_the_remainders_that_there_were() -> None:
     plan = ledger_of(8, 8).plan
-    todo = Todo(plan, WindowsInProgress())
+    todo = Backlog(plan, WindowsInProgress())
     todo.put_remainder(Slice(epoch=0, shard=0, skip=5, limit=3), 1)
     assert todo.has_remainders
     todo.restore(Token(identity=identity(plan.spec)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from edl_torch.core.participants import LOOKS, Participants
+from edl_torch.core.members import LOOKS, Participants
 
 
 def waiting(*batch_sizes: int) -> Participants:

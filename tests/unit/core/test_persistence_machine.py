@@ -30,7 +30,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.changes import Changes
 from edl_torch.core.codec import object_of
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.lease import Lease
+from edl_torch.core.leases import Lease
 from edl_torch.core.persistence import dump, load, update
 from edl_torch.errors import EdlError
 from edl_torch.master.journal import Journal, encoded

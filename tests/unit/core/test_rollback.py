@@ -512,10 +512,10 @@ def test_a_suspension_ends_all_members_and_forgets_those_given_up_before(job: Jo
     master.now += 2 * TIMEOUT_S
     master.dispatcher.expire(master.now)
     job.join().lease()
-    assert [key for key in dump(master.dispatcher) if key[0] == "unheard"]
+    assert [key for key in dump(master.dispatcher) if key[0] == "departed_members"]
     assert master.dispatcher.dataset_status(DATASET).leased
     master.dispatcher.rollback.suspend("a newer one is known")
-    assert {key[0] for key in dump(master.dispatcher)}.isdisjoint({"unheard", "session", "leases"})
+    assert {key[0] for key in dump(master.dispatcher)}.isdisjoint({"departed_members", "session", "leases"})
     assert list(master.dispatcher.members) == []
     master.commit()
 

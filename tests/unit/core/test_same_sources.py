@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_torch.core.identity import differences, identity
+from edl_torch.core.registration import differences, identity
 from edl_torch.fingerprint import UNKNOWN, Fingerprint
 from edl_torch.shard import DatasetSpec, Source
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.core.lease import Span
+from edl_torch.core.leases import Span
 
 STOP = 12
 ranges = st.lists(st.tuples(st.integers(-1, STOP + 2), st.integers(-1, STOP + 2)), max_size=12)

@@ -13,7 +13,7 @@ from edl_torch.core.events import Departed, Event, EventKind
 from edl_torch.core.limits import printable
 from edl_torch.core.measures import Histogram, Measures
 from edl_torch.core.picture import Picture
-from edl_torch.core.plain import plain, plain_frame
+from edl_torch.core.status_json import plain, plain_frame
 from edl_torch.shard import TaskType
 
 DATASET = DatasetStatus(

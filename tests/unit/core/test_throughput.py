@@ -7,7 +7,7 @@ from ledger_kit import acknowledge, lease_all, ledger_of
 
 from edl_torch.core.calls import NEW_PASS, Grant, PassState
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.participants import WINDOW, Throughput
+from edl_torch.core.members import WINDOW, Throughput
 
 # Throughput
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.core.identity import identity
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.plan import Plan
+from edl_torch.core.registration import identity
 from edl_torch.core.token import Token
 from edl_torch.errors import TokenError
 from edl_torch.shard import DatasetSpec, Slice, Source

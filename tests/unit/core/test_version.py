@@ -24,7 +24,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.participants import LOOKS
+from edl_torch.core.members import LOOKS
 from edl_torch.core.state import WAITER_S
 from edl_torch.errors import EdlError
 from edl_torch.shard import Source

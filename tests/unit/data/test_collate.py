@@ -13,7 +13,7 @@ from edl_torch.data.collate import Envelope, TicketedCollate
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 
 def ticketed(collate: Any, tally: Tally) -> TicketedCollate:

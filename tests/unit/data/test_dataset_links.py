@@ -11,7 +11,7 @@ from loader_kit import trainer
 
 from edl_torch.client.workers.links import DirectLink
 from edl_torch.data import dataset as module
-from edl_torch.data.feed import Feed
+from edl_torch.data.iteration_setup import IterationSetup
 from edl_torch.data.threaded_reading import Threading
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
@@ -79,20 +79,20 @@ def test_what_is_wrong_is_raised_at_once_where_the_loop_is_and_as_it_reads_in_a_
 @pytest.mark.parametrize("list_size", [0, 4])
 def test_an_iteration_begins_with_nothing_counted_and_nothing_timed(list_size: int) -> None:
     with trainer(FakeMaster()) as (_, dataset):
-        feed = Feed(columnar=False, list_size=list_size)
-        feed.tally.start(7, 0)[2] = 3
-        feed.times.begin()
-        dataset.bind(feed)
+        setup = IterationSetup(columnar=False, list_size=list_size)
+        setup.tally.start(7, 0)[2] = 3
+        setup.times.begin()
+        dataset.bind(setup)
         iter(dataset)
-        assert feed.tally.take() == Feed(columnar=False, list_size=0).tally.take()
-        assert not feed.times.timing
+        assert setup.tally.take() == IterationSetup(columnar=False, list_size=0).tally.take()
+        assert not setup.times.timing
 
 
 def test_an_iteration_ends_the_threads_of_the_one_before() -> None:
     """A persistent loader worker begins anew, and nobody tells it that the pass before is over."""
     threading = Threading(threads=1, ahead=1, batch_size=4, collate=None)
     with trainer(FakeMaster()) as (_, dataset):
-        dataset.bind(Feed(columnar=False, list_size=4, threading=threading))
+        dataset.bind(IterationSetup(columnar=False, list_size=4, threading=threading))
         first_batches = iter(dataset)
         first = dataset._reading()
         assert "alive=1" in repr(first)

@@ -131,8 +131,8 @@ def test_a_loop_with_a_manager_of_torchfts_is_refused_unless_that_is_attached(
 
 
 def test_a_loader_says_what_wrappers_need_to_know() -> None:
-    with ElasticDataLoader(range(12), batch_size=4, lookahead="told") as loader:
-        assert loader.service.lookahead == "told"
+    with ElasticDataLoader(range(12), batch_size=4, lookahead="manual") as loader:
+        assert loader.service.lookahead == "manual"
         assert not loader.synchronous
 
 

@@ -167,6 +167,7 @@ def test_a_loader_takes_a_sharded_dataset_and_that_takes_a_service() -> None:
         ({"lookahead": True}, "lookahead must be an int, not True"),
         ({"lookahead": None}, "lookahead must be an int, not None"),
         ({"batch_size": None}, "batch_size must be an int, not None"),
+        ({"lookahead": "told"}, "lookahead must be a number of batches or 'manual', not 'told'"),
         ({"lookahead": 1.5}, "lookahead must be an int, not 1.5"),
         ({"num_epochs": -1}, "num_epochs is -1: give the number of epochs, or 0 for endless"),
         ({"num_epochs": True}, "num_epochs is True of type bool: give a Python int"),

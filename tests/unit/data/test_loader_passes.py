@@ -20,7 +20,7 @@ from edl_torch.data import inner_loader
 from edl_torch.data.loader_pass import LoaderPass, in_own_words
 from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, MasterUnavailable, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
-from edl_torch.trainer.actions import Procedure
+from edl_torch.trainer.vocabulary import Procedure
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

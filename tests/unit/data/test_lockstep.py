@@ -559,7 +559,7 @@ def test_a_wrapper_that_reads_ahead_weighs_the_batch_that_it_has_passed_on(
                 rank.seen.passes[-1].append((numbers(batch), weight))
                 sgd.step()
 
-    ranks = run_ranks(fake, size, work, reader, num_epochs=EPOCHS, lookahead="told")
+    ranks = run_ranks(fake, size, work, reader, num_epochs=EPOCHS, lookahead="manual")
     assert [len(rank.seen.passes) for rank in ranks] == [EPOCHS] * size, "no pass reads nothing at the end"
     records = [number for rank in ranks for number in rank.seen.trained]
     assert Counter(records) == Counter(dict.fromkeys(records, EPOCHS))

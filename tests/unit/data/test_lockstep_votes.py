@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from loader_kit import session_at_once
 
-from edl_torch.client.peers import Ballot, Count, Doing, Parcel
+from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Doing
 from edl_torch.data import lockstep_pass as module
 from edl_torch.data.lockstep_pass import PATIENCE_S, LockstepPass
 from edl_torch.data.parts_pass import PartsPass
@@ -105,9 +105,9 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left(
     assert done == (["ends"] if stepped else ["settles", "ends"])
 
 
-def test_a_holder_that_cannot_read_sends_an_empty_parcel() -> None:
+def test_a_holder_that_cannot_read_sends_an_empty_broadcast() -> None:
     """Its followers wait for one, and hear in the vote what is wrong."""
-    sent: list[Parcel] = []
+    sent: list[BroadcastBatch] = []
 
     def fails(more: Any, take: Any) -> None:
         raise BadRecord("no byte of 7")
@@ -119,7 +119,7 @@ def test_a_holder_that_cannot_read_sends_an_empty_parcel() -> None:
     holder._pull = fails
     with pytest.raises(BadRecord, match="no byte of 7"):
         holder._read_for_all(0.0)
-    assert sent == [Parcel(discarded=2)]
+    assert sent == [BroadcastBatch(discarded=2)]
 
 
 def test_a_report_may_be_unanswered_while_a_step_is_computed() -> None:

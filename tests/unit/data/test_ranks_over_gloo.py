@@ -1,4 +1,4 @@
-"""What ranks send each other over gloo: votes, texts, lent batches, parcels. Each rank is a thread here."""
+"""What ranks send each other over gloo: votes, texts, lent batches, broadcasts. Each is a thread here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from edl_torch.client.peers import Ballot, Count, Doing, Parcel
+from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Doing
 from edl_torch.data import gloo, parts_group, process_group
-from edl_torch.data.gloo import Line
+from edl_torch.data.gloo import ReliablePair
 from edl_torch.data.parts_group import FRAME_BYTES, IN_STRUCTURE_BYTES, Packed, ProcessGroupParts
 from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.errors import InvalidArgument, PeerFailed
@@ -111,8 +111,8 @@ def test_ranks_exchange_tensors_on_the_cpu_wherever_tensors_are_made(job: Job) -
             votes = peers.vote(Ballot(doing=Doing.STEP, batches=1)).wait().batches
             lent = peers.lend({"of": rank})
             parts = ProcessGroupParts([0, 1], rank, TIMEOUT_S, pin_memory=False)
-            parcel = Parcel(batch=torch.ones(FRAME_BYTES, device="cpu"), size=1)
-            batch = (parts.send(parcel) if parts.holds else parts.receive()).batch()
+            broadcast = BroadcastBatch(batch=torch.ones(FRAME_BYTES, device="cpu"), size=1)
+            batch = (parts.send(broadcast) if parts.holds else parts.receive()).batch()
             return [votes, peers.share("text"), lent, float(batch.sum())]
 
     assert job.run(2, work) == [[2, "text", {"of": 0}, FRAME_BYTES]] * 2
@@ -213,22 +213,24 @@ def test_peers_need_a_process_group(job: Job, monkeypatch: pytest.MonkeyPatch, n
 # The parts of one model ---------------------------------------------------------------------------------
 
 
-def carried(job: Job, parcels: list[Parcel], size: int = 2) -> list[list[Parcel]]:
-    """What each follower gets of parcels that the holder sends."""
+def carried(job: Job, broadcasts: list[BroadcastBatch], size: int = 2) -> list[list[BroadcastBatch]]:
+    """What each follower gets of broadcasts that the holder sends."""
 
-    def work(rank: int) -> list[Parcel]:
+    def work(rank: int) -> list[BroadcastBatch]:
         parts = ProcessGroupParts(list(range(size)), rank, TIMEOUT_S, pin_memory=False)
         if parts.holds:
-            for parcel in parcels:
-                assert parts.send(parcel).batch() is parcel.batch
+            for broadcast in broadcasts:
+                assert parts.send(broadcast).batch() is broadcast.batch
             return []
         received = []
-        for _ in parcels:
+        for _ in broadcasts:
             delivery = parts.receive()
-            received.append((delivery.parcel, delivery.batch()))
+            received.append((delivery.broadcast, delivery.batch()))
         return [
-            Parcel(batch=batch, size=parcel.size, slices=parcel.slices, discarded=parcel.discarded)
-            for parcel, batch in received
+            BroadcastBatch(
+                batch=batch, size=broadcast.size, slices=broadcast.slices, discarded=broadcast.discarded
+            )
+            for broadcast, batch in received
         ]
 
     holders, *followers = job.run(size, work)
@@ -239,19 +241,19 @@ def carried(job: Job, parcels: list[Parcel], size: int = 2) -> list[list[Parcel]
 def test_parcels_come_to_all_parts_as_they_were_sent(job: Job) -> None:
     slices = (Slice(epoch=1, shard=2, skip=3, limit=4), Slice(epoch=5, shard=6, skip=7, limit=8))
     sent = [
-        Parcel(batch="a", size=7, slices=slices, discarded=9),
-        Parcel(),
-        Parcel(batch="c" * 3 * FRAME_BYTES, size=1, discarded=10),
+        BroadcastBatch(batch="a", size=7, slices=slices, discarded=9),
+        BroadcastBatch(),
+        BroadcastBatch(batch="c" * 3 * FRAME_BYTES, size=1, discarded=10),
     ]
     assert carried(job, sent, size=3) == [sent, sent]
 
 
-def parcel_of(message_bytes: int) -> Parcel:
+def broadcast_of(message_bytes: int) -> BroadcastBatch:
     """One whose message, with its length in front, is so long."""
     text = "x" * (message_bytes // 2)  # longer than what pickle writes in a form of its own
     text += "x" * (message_bytes - message_of(text))
     assert message_of(text) == message_bytes
-    return Parcel(batch=text, size=1)
+    return BroadcastBatch(batch=text, size=1)
 
 
 def message_of(text: str) -> int:
@@ -260,18 +262,18 @@ def message_of(text: str) -> int:
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_message_may_be_as_long_as_its_frame(job: Job, more: int) -> None:
-    parcel = parcel_of(FRAME_BYTES + more)
-    sent = [parcel, Parcel(batch="next", size=1)]
+    broadcast = broadcast_of(FRAME_BYTES + more)
+    sent = [broadcast, BroadcastBatch(batch="next", size=1)]
     assert carried(job, sent) == [sent]
 
 
 @pytest.mark.parametrize("elements", [1, IN_STRUCTURE_BYTES // 4, IN_STRUCTURE_BYTES // 4 + 1, 50_000])
 def test_tensors_come_as_they_were(job: Job, elements: int) -> None:
     batch = {"x": torch.arange(elements, dtype=torch.float32), "y": torch.arange(elements) > 3}
-    (received,) = carried(job, [Parcel(batch=batch, size=2)] * 2)
-    for parcel in received:
-        assert torch.equal(parcel.batch["x"], batch["x"])
-        assert torch.equal(parcel.batch["y"], batch["y"])
+    (received,) = carried(job, [BroadcastBatch(batch=batch, size=2)] * 2)
+    for broadcast in received:
+        assert torch.equal(broadcast.batch["x"], batch["x"])
+        assert torch.equal(broadcast.batch["y"], batch["y"])
 
 
 def test_a_holder_that_is_gone_is_an_error(job: Job) -> None:
@@ -286,7 +288,7 @@ def test_a_holder_that_is_gone_is_an_error(job: Job) -> None:
     assert isinstance(job.run(2, work)[1], PeerFailed)
 
 
-# One line between two ranks -----------------------------------------------------------------------------
+# One pair between two ranks -----------------------------------------------------------------------------
 
 
 class Work:
@@ -301,7 +303,7 @@ class Work:
 
 
 class Wire:
-    """What a line asks of gloo, noted."""
+    """What a pair asks of gloo, noted."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, int, int]] = []  # (what, bytes, tag)
@@ -325,12 +327,12 @@ class Wire:
 
 def test_a_mark_follows_what_is_sent_and_an_answer_comes_back() -> None:
     wire = Wire()
-    line = Line(wire, 1)
-    line.send([torch.zeros(5, dtype=torch.uint8), torch.zeros(6, dtype=torch.uint8)])
-    line.wait()
+    pair = ReliablePair(wire, 1)
+    pair.send([torch.zeros(5, dtype=torch.uint8), torch.zeros(6, dtype=torch.uint8)])
+    pair.wait()
     assert all(work() is not None for work in wire.works), "torch gives up what nobody keeps"
-    line.expect_answer()
-    line.settle()
+    pair.expect_answer()
+    pair.settle()
     assert wire.said == [("send", 5, 1), ("send", 6, 2), ("send", 1, 3), ("receive", 1, 4)]
     assert wire.waited == ["receive 4"]
     assert all(work() is None for work in wire.works), "the other rank has it all"
@@ -339,27 +341,27 @@ def test_a_mark_follows_what_is_sent_and_an_answer_comes_back() -> None:
 def test_a_mark_is_waited_for_before_what_came_ahead_of_it() -> None:
     """gloo does not notice that a rank is gone whose large message has come in part."""
     wire = Wire()
-    line = Line(wire, 1)
-    line.receive([torch.zeros(5, dtype=torch.uint8)])
-    line.wait()
-    line.wait()
+    pair = ReliablePair(wire, 1)
+    pair.receive([torch.zeros(5, dtype=torch.uint8)])
+    pair.wait()
+    pair.wait()
     assert wire.said == [("receive", 5, 1), ("receive", 1, 2)]
     assert wire.waited == ["receive 2", "receive 1"]
 
 
 def test_who_is_expected_to_answer_does_so_once() -> None:
     wire = Wire()
-    line = Line(wire, 1)
-    line.receive([torch.zeros(5, dtype=torch.uint8)])
-    line.expect_to_answer()
+    pair = ReliablePair(wire, 1)
+    pair.receive([torch.zeros(5, dtype=torch.uint8)])
+    pair.expect_to_answer()
     assert wire.waited == []
-    line.settle()
-    line.settle()
+    pair.settle()
+    pair.settle()
     assert wire.said[2:] == [("send", 1, 3)]
 
 
 class Noted:
-    """A line that notes how long its messages are."""
+    """A pair that notes how long its messages are."""
 
     def __init__(self) -> None:
         self.sent: list[list[int]] = []
@@ -380,10 +382,10 @@ def test_what_does_not_fit_into_the_frame_follows_it(
     packed = SimpleNamespace(structure=structure, contents=[])
     monkeypatch.setattr(parts_group, "Packed", lambda value: packed)
     parts = ProcessGroupParts([3, 5], 3, TIMEOUT_S, pin_memory=False)
-    line = Noted()
-    parts._lines = [line]  # type: ignore[list-item]
-    parts.send(Parcel())
-    assert line.sent == [[size] for size in sent] + [[]]
+    pair = Noted()
+    parts._pairs = [pair]  # type: ignore[list-item]
+    parts.send(BroadcastBatch())
+    assert pair.sent == [[size] for size in sent] + [[]]
 
     follower = ProcessGroupParts([3, 5], 5, TIMEOUT_S, pin_memory=False)
     message = (len(structure).to_bytes(8, "little") + structure).ljust(FRAME_BYTES, b"\0")
@@ -405,7 +407,7 @@ def test_what_does_not_fit_into_the_frame_follows_it(
         return SimpleNamespace(contents=[], value=lambda: (None, 0, [], 0))
 
     monkeypatch.setattr(parts_group, "Unpacking", unpacking)
-    follower._lines = [Coming()]  # type: ignore[list-item]
+    follower._pairs = [Coming()]  # type: ignore[list-item]
     follower.receive()
     assert (came, unpacked) == (sent, [structure])
 
@@ -425,7 +427,7 @@ def test_what_was_lent_leaves_after_the_call(job: Job) -> None:
     def work(rank: int) -> list[int]:
         peers = ProcessGroupPeers(timeout_s=TIMEOUT_S)
         peers.lend({"of": rank} if rank == 0 else None)
-        return [line._other for line in peers._lines]
+        return [pair._other for pair in peers._pairs]
 
     assert job.run(3, work) == [[1, 2], [0], [0]]
 

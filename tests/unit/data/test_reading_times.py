@@ -25,7 +25,7 @@ from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
 from edl_torch.testing import FakeMaster
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 PLAN = planned()  # shards of six records
 READ_S, TRANSFORM_S, LEASE_S = 0.25, 0.5, 16.0

@@ -13,7 +13,7 @@ import torch
 from loader_kit import trainer
 
 from edl_torch import ElasticDataLoader, LocalMaster
-from edl_torch.data.feed import Feed
+from edl_torch.data.iteration_setup import IterationSetup
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.shard import Indices
 from edl_torch.testing import FakeMaster
@@ -114,13 +114,13 @@ def test_states_are_equal_until_somebody_draws(draw_one: Callable[[], object]) -
 
 def test_a_pass_that_ended_in_the_middle_of_a_batch_leaves_the_next_one_its_generators() -> None:
     with trainer(FakeMaster(), dataset={"seed_transforms": True}) as (_, dataset):
-        feed = Feed(columnar=False, list_size=4)
+        setup = IterationSetup(columnar=False, list_size=4)
         before = GeneratorStates()
-        feed.generators.seeded(draw)("x", 1)
+        setup.generators.seeded(draw)("x", 1)
         assert GeneratorStates() != before
-        assert dataset._generators_of(feed) is feed.generators
+        assert dataset._generators_of(setup) is setup.generators
         assert GeneratorStates() == before
-        assert dataset._generators_of(None) is not feed.generators
+        assert dataset._generators_of(None) is not setup.generators
 
 
 class Drawing:

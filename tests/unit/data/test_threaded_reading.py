@@ -22,19 +22,19 @@ from hypothesis import strategies as st
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data import reader_threads
-from edl_torch.data.cells import Block, Cell, StreamedRecords
 from edl_torch.data.collate import Collated
 from edl_torch.data.convert import to_batch
 from edl_torch.data.reader_threads import ReaderThreads, thread_count
 from edl_torch.data.reading import SampleList, SampleReader
 from edl_torch.data.reading_times import ReadingTimes
+from edl_torch.data.record_jobs import Block, RecordJob, StreamedRecords
 from edl_torch.data.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.data.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetSpec, Slice, Source
 from edl_torch.testing import wait_until
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 Batches = list[tuple[Any, Any]]  # (ticket, samples)
 
@@ -483,10 +483,10 @@ def test_batches_made_in_threads_are_kept_nowhere_else() -> None:
 
 
 def test_blocks_that_were_handed_over_need_no_garbage_collector() -> None:
-    """A block and its cells know each other."""
+    """A block and its jobs know each other."""
 
     def alive() -> int:
-        return sum(type(each) in (Block, Cell) for each in gc.get_objects())
+        return sum(type(each) in (Block, RecordJob) for each in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -554,7 +554,7 @@ def test_samples_that_have_no_place_are_left_to_the_loader(kind: str) -> None:
         return kinds[kind]()
 
     reading = in_threads(Safe(), planned(), 4, Book(quarantines=False), make, collate=to_batch)
-    reading._pool.add = lambda cells: [(cell.read(), cell.finish()) for cell in cells]  # type: ignore[method-assign]
+    reading._pool.add = lambda jobs: [(job.read(), job.finish()) for job in jobs]  # type: ignore[method-assign]
     assert len(next(reading)) == 4
     reading.close()
 
@@ -983,17 +983,17 @@ def test_records_of_transforms_that_draw_globally_are_read_once_and_a_few_ahead(
     next(reading)
     generators.put_back()
     reading._wait(*reading._blocks)
-    left = len(reading._cells)
+    left = len(reading._jobs)
     assert sorted(reader.read) == [0, *range(size + left + ahead)]
     reading.close()
-    assert len(reading._cells) == 0
+    assert len(reading._jobs) == 0
 
 
 def test_what_is_left_of_a_block_is_kept_no_longer_than_the_reading() -> None:
     reading = in_threads(Safe({1}), PLANS["one shard"], 4, Book(quarantines=False))
     with pytest.raises(BadRecord):
         next(reading)
-    assert len(reading._cells) == 0
+    assert len(reading._jobs) == 0
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])

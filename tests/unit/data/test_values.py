@@ -12,7 +12,7 @@ from edl_torch.client.service import DataShardService
 from edl_torch.data import columns, parts_group
 from edl_torch.data.collate import Collated, Envelope
 from edl_torch.data.dataset import ImageDataset, ShardedDataset
-from edl_torch.data.feed import Feed
+from edl_torch.data.iteration_setup import IterationSetup
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.opening import ReadingOptions, _Order
 from edl_torch.data.threaded_reading import Threading
@@ -40,7 +40,7 @@ def test_datasets_keep_the_stored_order_and_images_are_augmented_by_record(kind:
     assert defaults["shuffle"] is False
     assert defaults["seed_transforms"] is seeds
     assert defaults["on_bad_record"] == "raise"
-    assert not Feed(columnar=False, list_size=4).collates
+    assert not IterationSetup(columnar=False, list_size=4).collates
 
 
 def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said() -> None:

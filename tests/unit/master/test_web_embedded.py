@@ -15,7 +15,7 @@ from edl_torch.client.torchrun import sidecar
 from edl_torch.client.torchrun.job import Job
 from edl_torch.errors import MasterStartError
 from edl_torch.master.embedded import LocalMaster
-from edl_torch.master.web.threaded import show
+from edl_torch.master.web import show
 
 
 def test_the_page_is_that_of_the_master(calls) -> None:

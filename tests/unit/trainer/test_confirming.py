@@ -6,8 +6,7 @@ import pytest
 from trainer_kit import Master, Shell, whole
 
 from edl_torch.errors import MasterUnavailable
-from edl_torch.trainer.actions import Call
-from edl_torch.trainer.facts import Voided
+from edl_torch.trainer.vocabulary import Call, Voided
 
 STALL_S = 30.0
 TIMEOUT_S = 600.0

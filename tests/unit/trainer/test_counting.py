@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Slice
-from edl_torch.trainer.counting import StreamCounts
-from edl_torch.trainer.deliveries import DeliveredBatches
+from edl_torch.trainer.counting import DeliveredBatches, StreamCounts
 
 
 def lease(task: int, records: int, skip: int = 0) -> Grant:

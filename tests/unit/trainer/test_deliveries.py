@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edl_torch.trainer.deliveries import DeliveredBatches, DrawnSamples, GrantedRecords
+from edl_torch.trainer.counting import DeliveredBatches, DrawnSamples, GrantedRecords
 
 
 @dataclass

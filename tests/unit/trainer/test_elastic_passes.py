@@ -7,10 +7,8 @@ from trainer_kit import Master, Shell, ack, back, reports_of, whole
 
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
-from edl_torch.trainer.actions import Warn
-from edl_torch.trainer.facts import Logged, Reporting, Voided, Way
-from edl_torch.trainer.phases import Loop
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, Voided, Warn
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_asking_for_the_next_batch_acknowledges_the_one_before(master: Master, s
     assert acknowledged(master) == []
     hand_next(shell)
     assert acknowledged(master) == [(1, 8)]
-    assert ways(shell) == [Way.NEXT]
+    assert ways(shell) == [Evidence.NEXT]
 
 
 def test_batches_that_a_wrapper_reads_ahead_are_not_done_with(master: Master) -> None:
@@ -71,7 +69,7 @@ def test_an_attached_optimizer_decides(master: Master, shell: Shell) -> None:
     assert acknowledged(master) == []
     shell.run(shell.elastic.stepped(optimizer))
     assert acknowledged(master) == [(1, 8), (2, 8)]
-    assert ways(shell) == [Way.STEP]
+    assert ways(shell) == [Evidence.STEP]
 
 
 def test_a_detached_optimizer_holds_back_nothing_more(master: Master, shell: Shell) -> None:
@@ -82,7 +80,7 @@ def test_a_detached_optimizer_holds_back_nothing_more(master: Master, shell: She
     assert acknowledged(master) == []
     shell.run(shell.elastic.detach(slow))
     assert acknowledged(master) == [(1, 8)]
-    assert ways(shell) == [Way.STEP]
+    assert ways(shell) == [Evidence.STEP]
 
 
 def test_what_the_last_optimizer_has_not_stepped_on_is_not_acknowledged_by_its_end(
@@ -141,7 +139,7 @@ def test_a_report_says_how_many_leases_it_completed(master: Master, shell: Shell
     shell.request()
     assert shell.run(shell.elastic.hand(((first.task, 4, 8),)))
     assert shell.report() == 1
-    assert ways(shell) == [Way.TOKEN, Way.REPORT, Way.REPORT]
+    assert ways(shell) == [Evidence.TOKEN, Evidence.REPORT, Evidence.REPORT]
     assert acknowledged(master) == [(1, 8), (2, 4), (2, 8)]
 
 
@@ -167,7 +165,7 @@ def test_a_token_counts_the_batch_in_hand_unless_a_step_on_it_is_due(master: Mas
     shell.state.batches.stepped(optimizer)
     shell.run(shell.elastic.settle_in_hand())
     assert acknowledged(master) == [(1, 8), (2, 8)]
-    assert ways(shell) == [Way.TOKEN, Way.STEP]
+    assert ways(shell) == [Evidence.TOKEN, Evidence.STEP]
 
 
 def test_a_batch_that_could_not_be_trained_on_goes_to_quarantine(master: Master, shell: Shell) -> None:
@@ -508,7 +506,7 @@ def test_batches_without_a_step_count_where_all_epochs_are_read(epochs: int, nex
     shell.run(shell.trainer.open(next_one))
     assert not shell.run(shell.elastic.more_to_read())
     assert shell.master.status.finished
-    assert ways(shell)[-1] is Way.UNSTEPPED
+    assert ways(shell)[-1] is Evidence.UNSTEPPED
     assert shell.warnings[-1].startswith("8 record(s) of 'training' were handed out after the last optimizer")
     assert len(shell.state.batches) == 0
 
@@ -691,12 +689,13 @@ def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(
 
 
 def test_repr_shows_state(shell: Shell) -> None:
-    assert repr(shell.elastic) == "<ElasticPasses IDLE exhausted=False <Supply pass=0 closed ready=0>>"
+    assert repr(shell.elastic) == "<ElasticPasses IDLE exhausted=False <LeaseQueue pass=0 closed ready=0>>"
     shell.begin_elastic()
     assert (
-        repr(shell.elastic) == "<ElasticPasses ASKING exhausted=False <Supply pass=1 open epoch=0 ready=1>>"
+        repr(shell.elastic)
+        == "<ElasticPasses ASKING exhausted=False <LeaseQueue pass=1 open epoch=0 ready=1>>"
     )
     shell.draw()
-    assert repr(shell.trainer.leasing) == "<Leasing <Supply pass=1 open epoch=0 ready=0>>"
+    assert repr(shell.trainer.leasing) == "<Leasing <LeaseQueue pass=1 open epoch=0 ready=0>>"
     shell.run(shell.elastic.close(1))
-    assert repr(shell.state.supply) == "<Supply pass=1 closed ready=0>"
+    assert repr(shell.state.supply) == "<LeaseQueue pass=1 closed ready=0>"

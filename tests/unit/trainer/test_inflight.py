@@ -13,7 +13,7 @@ from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 from edl_torch.trainer.batches import Hold
 from edl_torch.trainer.inflight import InFlight
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 
 def lease(task: int, start: int = 0, stop: int = 10, *, attempt: int = 1, bundle: int = 0) -> Grant:

@@ -8,11 +8,9 @@ from trainer_kit import Master, Shell, back, reports_of, whole
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
 from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
-from edl_torch.trainer.actions import Call, LookAround, SiblingSession, Wait
-from edl_torch.trainer.facts import Granted
+from edl_torch.trainer.lease_queue import LeaseQueue, Mode
 from edl_torch.trainer.leasing import POLL_S
-from edl_torch.trainer.phases import Asking
-from edl_torch.trainer.supply import Mode, Supply
+from edl_torch.trainer.vocabulary import Asking, Call, Granted, LookAround, SiblingSession, Wait
 
 
 @pytest.fixture
@@ -123,7 +121,7 @@ def test_a_stream_of_a_pass_that_is_over_gets_nothing(shell: Shell, end: str) ->
 
 
 def test_the_rest_of_a_bundle_is_for_the_stream_that_began_it() -> None:
-    supply = Supply(ahead=True)
+    supply = LeaseQueue(ahead=True)
     number = supply.open(Mode.ELASTIC)
     supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=7), lease(3), lease(4, bundle=8)), number)
     drawn = [
@@ -134,14 +132,14 @@ def test_the_rest_of_a_bundle_is_for_the_stream_that_began_it() -> None:
 
 
 def test_bundles_that_follow_each_other_are_two() -> None:
-    supply = Supply(ahead=True)
+    supply = LeaseQueue(ahead=True)
     number = supply.open(Mode.ELASTIC)
     supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=8)), number)
     assert [supply.draw(stream, number).task for stream in "ab"] == [1, 2]  # type: ignore[union-attr]
 
 
 def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() -> None:
-    supply = Supply(ahead=True)
+    supply = LeaseQueue(ahead=True)
     number = supply.open(Mode.ELASTIC)
     supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=7), lease(3, bundle=7), lease(4)), number)
     supply.draw("worker 0", number)
@@ -152,7 +150,7 @@ def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() 
 
 
 def test_void_leases_are_not_drawn() -> None:
-    supply = Supply(ahead=True)
+    supply = LeaseQueue(ahead=True)
     number = supply.open(Mode.ELASTIC)
     supply.take_in(answer(lease(1), lease(2)), number)
     supply.void((1,))
@@ -168,7 +166,7 @@ def test_void_leases_are_not_drawn() -> None:
 
 
 def test_a_pass_that_has_read_nothing_joins_the_next_epoch() -> None:
-    supply = Supply(ahead=False)
+    supply = LeaseQueue(ahead=False)
     number = supply.open(Mode.ELASTIC)
     supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
     assert not supply.current.is_over
@@ -176,7 +174,7 @@ def test_a_pass_that_has_read_nothing_joins_the_next_epoch() -> None:
 
 
 def test_a_pass_over_a_given_epoch_does_not_join_another() -> None:
-    supply = Supply(ahead=False)
+    supply = LeaseQueue(ahead=False)
     number = supply.open(Mode.ELASTIC, 3)
     supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
     assert supply.current.is_over
@@ -184,7 +182,7 @@ def test_a_pass_over_a_given_epoch_does_not_join_another() -> None:
 
 
 def test_a_pass_that_has_read_something_is_over_with_its_epoch() -> None:
-    supply = Supply(ahead=False)
+    supply = LeaseQueue(ahead=False)
     number = supply.open(Mode.ELASTIC)
     supply.take_in(answer(lease(1)), number)
     supply.take_in(answer(state=PassState.EPOCH_OVER), number)
@@ -192,26 +190,26 @@ def test_a_pass_that_has_read_something_is_over_with_its_epoch() -> None:
 
 
 def test_the_end_of_all_epochs_is_the_end() -> None:
-    supply = Supply(ahead=False)
+    supply = LeaseQueue(ahead=False)
     number = supply.open(Mode.ELASTIC)
     supply.take_in(answer(state=PassState.FINISHED), number)
     assert supply.current.is_over
 
 
 def test_what_is_granted_to_a_pass_that_is_over_is_not_wanted() -> None:
-    supply = Supply(ahead=False)
+    supply = LeaseQueue(ahead=False)
     first = supply.open(Mode.ELASTIC)
     second = supply.open(Mode.ELASTIC)
     assert second == first + 1
     assert not supply.take_in(answer(lease(1)), first)
     supply.close()
     assert not supply.take_in(answer(lease(1)), second)
-    assert (supply.ready, supply.dry_answers) == (0, 0)
+    assert (supply.ready, supply.empty_answers) == (0, 0)
     assert supply.draw("worker 0", first) is None
 
 
 def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
-    supply = Supply(ahead=True)
+    supply = LeaseQueue(ahead=True)
     first = supply.open(Mode.ELASTIC)
     second = supply.open(Mode.ELASTIC)
     supply.take_in(answer(lease(1)), second)
@@ -220,17 +218,17 @@ def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
 
 
 def test_answers_are_counted_and_those_without_a_lease() -> None:
-    supply = Supply(ahead=True)
+    supply = LeaseQueue(ahead=True)
     number = supply.open(Mode.ELASTIC)
     for grants in ((lease(1),), (), (lease(2),)):
         supply.begin_asking()
         supply.take_in(answer(*grants), number)
         supply.end_asking()
-    assert (supply.answers, supply.dry_answers) == (3, 1)
+    assert (supply.answers, supply.empty_answers) == (3, 1)
 
 
 def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
-    supply = Supply(ahead=True)
+    supply = LeaseQueue(ahead=True)
     supply.error = MasterUnavailable("away")
     supply.open(Mode.ELASTIC)
     assert supply.error is None

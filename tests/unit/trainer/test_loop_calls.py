@@ -7,8 +7,7 @@ from trainer_kit import Master, Shell, back, reports_of, whole
 
 from edl_torch.core.calls import Grant, ReportCall
 from edl_torch.errors import AccountingError, InvalidArgument, StaleLease
-from edl_torch.trainer.facts import Reporting
-from edl_torch.trainer.phases import Loop
+from edl_torch.trainer.vocabulary import Loop, Reporting
 
 
 @pytest.fixture
@@ -230,7 +229,7 @@ def test_with_an_optimizer_what_was_not_stepped_on_goes_back_with_the_next_pass(
 
 def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
     shell.begin_elastic()
-    with pytest.raises(InvalidArgument, match=r"passed_on\(\) is for lookahead='told'"):
+    with pytest.raises(InvalidArgument, match=r"passed_on\(\) is for lookahead='manual'"):
         shell.run(shell.elastic.passed_on())
 
 

@@ -8,7 +8,7 @@ import pytest
 from trainer_kit import Master, Shell
 
 from edl_torch.errors import MasterUnavailable
-from edl_torch.trainer.actions import Call
+from edl_torch.trainer.vocabulary import Call
 
 
 class Cut(Master):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from edl_torch.errors import AccountingError
+from edl_torch.trainer.lease_queue import LeaseQueue
 from edl_torch.trainer.outbox import Outbox
-from edl_torch.trainer.phases import (
+from edl_torch.trainer.vocabulary import (
     ASKING,
     LOOP,
     MEMBERSHIP,
@@ -21,7 +22,6 @@ from edl_torch.trainer.phases import (
     Table,
     Telling,
 )
-from edl_torch.trainer.supply import Supply
 
 PARTS: list[tuple[type[Enum], Table[Any], Enum]] = [
     (Membership, MEMBERSHIP, Membership.NEW),
@@ -63,7 +63,7 @@ def test_every_phase_is_reached_from_the_first_one_and_has_a_way_on(
 
 
 def test_a_refused_change_leaves_the_phase_of_the_calls_for_leases() -> None:
-    supply = Supply(ahead=False)
+    supply = LeaseQueue(ahead=False)
     with pytest.raises(AccountingError):
         supply.end_asking()
     assert (supply.phase, supply.answers) == (Asking.IDLE, 0)

@@ -6,10 +6,9 @@ import pytest
 from trainer_kit import Master, Shell, ack, back, reports_of
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.actions import Register
-from edl_torch.trainer.deliveries import DeliveredBatches, DrawnSamples
-from edl_torch.trainer.facts import Reporting, Uncounted, Voided, Way
-from edl_torch.trainer.plain import NO_PASS, OWN_STREAM, Reading
+from edl_torch.trainer.counting import DeliveredBatches, DrawnSamples
+from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM, Reading
+from edl_torch.trainer.vocabulary import Evidence, Register, Reporting, Uncounted, Voided
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def test_a_report_acknowledges_a_batch_and_says_how_many_leases_that_completed(
     shell.draw()
     assert [shell.report(), shell.report()] == [0, 1]
     assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 4),), (ack(1, 8, 4),)]
-    assert [fact.way for fact in shell.told(Reporting)] == [Way.REPORT, Way.REPORT]
+    assert [fact.way for fact in shell.told(Reporting)] == [Evidence.REPORT, Evidence.REPORT]
     assert shell.state.exact
 
 
@@ -203,7 +202,7 @@ def test_reports_of_several_workers_are_counted(master: Master, shell: Shell) ->
     assert [shell.report() for _ in range(3)] == [0, 0, 0]
     assert not shell.state.exact
     assert shell.report() == 2
-    assert {fact.way for fact in shell.told(Reporting)} == {Way.COUNT}
+    assert {fact.way for fact in shell.told(Reporting)} == {Evidence.COUNT}
 
 
 def test_what_was_reported_and_nobody_can_name_is_told(shell: Shell) -> None:
@@ -410,4 +409,4 @@ def test_reprs_show_state(shell: Shell) -> None:
     assert (
         repr(shell.trainer.plain) == "<PlainPasses streams=1 silent=0 <StreamCounts streams=1 unreported=8>>"
     )
-    assert repr(shell.trainer).startswith("<Trainer s <State MEMBER <Supply pass=1 open epoch=0 ready=0>")
+    assert repr(shell.trainer).startswith("<Trainer s <State MEMBER <LeaseQueue pass=1 open epoch=0 ready=0>")

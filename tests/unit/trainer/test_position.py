@@ -7,9 +7,8 @@ from trainer_kit import DATASET, Master, Shell, ack, reports_of
 
 from edl_torch.core.token import Token
 from edl_torch.errors import MasterUnavailable, StaleLease, UnknownDataset
-from edl_torch.trainer.actions import Call, Describe
-from edl_torch.trainer.facts import Restored, TokenTaken, Uncounted
-from edl_torch.trainer.plain import OWN_STREAM
+from edl_torch.trainer.foreign_loop import OWN_STREAM
+from edl_torch.trainer.vocabulary import Call, Describe, Restored, TokenTaken, Uncounted
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from trainer_kit import DATASET, Master, Running, Shell, reports_of
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalWentBack, MasterUnavailable, SessionLost, StaleLease, UnknownDataset
-from edl_torch.trainer.actions import Attend, Call, Register, Wait
-from edl_torch.trainer.facts import Joined, Voided
-from edl_torch.trainer.phases import Membership
+from edl_torch.trainer.vocabulary import Attend, Call, Joined, Membership, Register, Voided, Wait
 
 
 @pytest.fixture

@@ -10,10 +10,19 @@ from trainer_kit import Running, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.core.calls import Acknowledgement, Failure, ReportAnswer
 from edl_torch.errors import AccountingError, EdlError, MasterUnavailable, SessionLost, StaleLease
-from edl_torch.trainer.actions import Call, Register, Wait
-from edl_torch.trainer.facts import Answered, Dropped, Refused, Reporting, Unanswered, Way
 from edl_torch.trainer.outbox import Outbox, Report
-from edl_torch.trainer.phases import Telling
+from edl_torch.trainer.vocabulary import (
+    Answered,
+    Call,
+    Dropped,
+    Evidence,
+    Refused,
+    Register,
+    Reporting,
+    Telling,
+    Unanswered,
+    Wait,
+)
 
 
 class Case(Shell):
@@ -496,7 +505,7 @@ def test_who_waits_for_an_answer_waits_no_more_when_the_trainer_closes(remote: C
 
 def test_a_report_is_written_down_before_it_is_sent_and_its_answer_after(embedded: Case) -> None:
     failure = Failure(task=3, attempt=1, position=2, reason="torn")
-    embedded.outbox.note(failures=[failure], acknowledgements=[ack(1, 4)], way=Way.STEP)
+    embedded.outbox.note(failures=[failure], acknowledgements=[ack(1, 4)], way=Evidence.STEP)
     embedded.outbox.note(give_backs=[back(2, 1)], returned=[(2, 1, 3)])
     sending = embedded.start(embedded.reporter.send())
     assert embedded.facts == [
@@ -504,7 +513,7 @@ def test_a_report_is_written_down_before_it_is_sent_and_its_answer_after(embedde
             failures=(failure,),
             acknowledgements=(ack(1, 4),),
             give_backs=(back(2, 1),),
-            way=Way.STEP,
+            way=Evidence.STEP,
             returned=((2, 1, 3),),
         )
     ]
@@ -550,10 +559,10 @@ def test_without_an_audit_nothing_is_written_down() -> None:
 
 
 def test_of_several_ways_the_one_that_proves_the_least_counts(embedded: Case) -> None:
-    for way in (Way.STEP, Way.REPORT, Way.NEXT):
+    for way in (Evidence.STEP, Evidence.REPORT, Evidence.NEXT):
         embedded.outbox.note(acknowledgements=[ack(1, 4)], way=way)
-    embedded.outbox.note(give_backs=[back(2, 0)], way=Way.COUNT)
-    assert embedded.outbox.take(embedded.state.fence).way == Way.REPORT
+    embedded.outbox.note(give_backs=[back(2, 0)], way=Evidence.COUNT)
+    assert embedded.outbox.take(embedded.state.fence).way == Evidence.REPORT
 
 
 def test_an_error_is_raised_once() -> None:

@@ -9,16 +9,15 @@ from trainer_kit import Master, Shell
 
 from edl_torch.core.calls import MasterStatus, TrainerStatus
 from edl_torch.errors import MasterUnavailable
-from edl_torch.trainer.actions import Call
-from edl_torch.trainer.facts import Logged
-from edl_torch.trainer.silence import AGAIN_S, FIRST_S, Silence
+from edl_torch.trainer.liveness import AGAIN_S, FIRST_S, WaitLogSchedule
+from edl_torch.trainer.vocabulary import Call, Logged
 
 
 def test_a_message_is_due_after_a_few_seconds_and_then_every_minute() -> None:
-    silence = Silence()
+    silence = WaitLogSchedule()
     due = [waited for waited in range(140) if silence.is_due(float(waited))]
     assert due == [FIRST_S, FIRST_S + AGAIN_S, FIRST_S + 2 * AGAIN_S]
-    assert repr(silence) == "<Silence due_s=185>"
+    assert repr(silence) == "<WaitLogSchedule due_s=185>"
     silence.end()
     assert not silence.is_due(4.9)
     assert silence.is_due(5.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl_torch.trainer.tickets import Tally, ticket_size
+from edl_torch.trainer.vocabulary import Tally, ticket_size
 
 
 def test_tally_cuts_a_ticket_out_of_several_leases() -> None:

@@ -7,8 +7,7 @@ from trainer_kit import Master, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Slice
-from edl_torch.trainer.actions import Register, Wait
-from edl_torch.trainer.facts import Logged, Reporting
+from edl_torch.trainer.vocabulary import Logged, Register, Reporting, Wait
 
 
 @pytest.fixture

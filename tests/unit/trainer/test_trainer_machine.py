@@ -21,9 +21,8 @@ from trainer_kit import Master, Running, Shell
 
 from edl_torch.core.calls import Grant
 from edl_torch.errors import EdlError, JournalWentBack, MasterUnavailable, StaleLease
-from edl_torch.trainer.actions import Call, Procedure
-from edl_torch.trainer.plain import OWN_STREAM, Reading
-from edl_torch.trainer.tickets import Ticket
+from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
+from edl_torch.trainer.vocabulary import Call, Procedure, Ticket
 
 RECORDS, SHARD, EPOCHS, BATCH = 12, 5, 2, 2
 STREAMS = ("worker 0", "worker 1")

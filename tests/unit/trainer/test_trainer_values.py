@@ -11,8 +11,17 @@ import pytest
 
 import edl_torch.trainer
 from edl_torch.core.calls import NEW_PASS, Fence
-from edl_torch.trainer import actions, batches, counting, inflight, outbox, plain, state, supply
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer import (
+    batches,
+    counting,
+    foreign_loop,
+    inflight,
+    lease_queue,
+    outbox,
+    state,
+    vocabulary,
+)
+from edl_torch.trainer.vocabulary import Evidence
 
 MODULES = [
     importlib.import_module(f"edl_torch.trainer.{module.name}")
@@ -31,14 +40,17 @@ STATE = {
     state.Registered,
     batches.Batch,
     batches._InPass,
-    supply.Pass,
+    lease_queue.Pass,
 }
-POSITIONAL = {actions.Call, actions.Wait, *STATE - {inflight.Held, supply.Pass}}
-NOT_ZERO: dict[Any, dict[str, Any]] = {state.Config: {"keeps_ledger": True}, supply.Pass: {"joins": True}}
+POSITIONAL = {vocabulary.Call, vocabulary.Wait, *STATE - {inflight.Held, lease_queue.Pass}}
+NOT_ZERO: dict[Any, dict[str, Any]] = {
+    state.Config: {"keeps_ledger": True},
+    lease_queue.Pass: {"joins": True},
+}
 
 
 def test_there_are_values() -> None:
-    assert {actions.Register, plain.Reading, *STATE} < set(VALUES)
+    assert {vocabulary.Register, foreign_loop.Reading, *STATE} < set(VALUES)
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -60,7 +72,7 @@ def test_a_number_that_nobody_gives_says_nothing(value: Any) -> None:
 
 
 def test_ways_are_in_the_order_of_what_they_prove() -> None:
-    assert [(way.value, way.label) for way in Way] == [
+    assert [(way.value, way.label) for way in Evidence] == [
         (1, "step"),
         (2, "next"),
         (3, "token"),
@@ -68,7 +80,7 @@ def test_ways_are_in_the_order_of_what_they_prove() -> None:
         (5, "count"),
         (6, "unstepped"),
     ]
-    assert [way.exact for way in Way] == [True, True, True, True, False, False]
+    assert [way.exact for way in Evidence] == [True, True, True, True, False, False]
 
 
 def test_to_a_member_that_is_not_remembered_nothing_was_answered() -> None:

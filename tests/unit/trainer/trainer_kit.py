@@ -23,24 +23,24 @@ from edl_torch.core.state import Released
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
 from edl_torch.testing.fake_master import Outcomes
-from edl_torch.trainer.actions import (
+from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
+from edl_torch.trainer.liveness import Liveness
+from edl_torch.trainer.state import Config
+from edl_torch.trainer.trainer import Trainer
+from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
     Describe,
+    Fact,
     LookAround,
     Procedure,
     Register,
     SiblingSession,
+    Ticket,
     Wait,
     Warn,
 )
-from edl_torch.trainer.facts import Fact
-from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.plain import OWN_STREAM, Reading
-from edl_torch.trainer.state import Config
-from edl_torch.trainer.tickets import Ticket
-from edl_torch.trainer.trainer import Trainer
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from edl_torch.data.reading_times import ReadingTimes
 from edl_torch.data.seeding import Generators
 from edl_torch.data.threaded_reading import Threading
-from edl_torch.trainer.tickets import Tally
+from edl_torch.trainer.vocabulary import Tally
 
 
-class Feed:
+class IterationSetup:
     """How an iteration yields samples, and what counts them.
 
     The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples

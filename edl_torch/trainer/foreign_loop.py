@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.actions import Procedure, Wait, Warn
-from edl_torch.trainer.confirming import Confirmer
-from edl_torch.trainer.counting import StreamCounts
-from edl_torch.trainer.deliveries import Deliveries
-from edl_torch.trainer.facts import Way
+from edl_torch.trainer.counting import Deliveries, StreamCounts
+from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.registrar import Confirmer
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State
-from edl_torch.trainer.supply import Mode
+from edl_torch.trainer.vocabulary import Evidence, Procedure, Wait, Warn
 
 OWN_STREAM = "main"  # what is read in the trainer's own process
 NO_PASS = 0  # passes are numbered from 1
@@ -164,7 +162,7 @@ class PlainPasses:
         state.measuring.reported(sum(after - first for _, first, after in proved))
         acknowledgements = state.inflight.acknowledge([tuple(proved)])
         completed = sum(task not in state.inflight for task in {run[0] for run in proved})
-        way = Way.REPORT if state.plain.exact else Way.COUNT
+        way = Evidence.REPORT if state.plain.exact else Evidence.COUNT
         state.outbox.note(acknowledgements=acknowledgements, way=way)
         yield from self._reporter.send()
         if state.liveness is not None:

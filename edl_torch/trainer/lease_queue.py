@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
-from edl_torch.trainer.phases import ASKING, Asking
+from edl_torch.trainer.vocabulary import ASKING, Asking
 
 
 class Mode(Enum):
@@ -43,7 +43,7 @@ class Pass:
         return self.state is not PassState.OPEN
 
 
-class Supply:
+class LeaseQueue:
     """The leases of the pass that is open, or was last."""
 
     def __init__(self, *, ahead: bool) -> None:
@@ -52,7 +52,7 @@ class Supply:
         self.request = 0  # the last call for leases that was answered
         self.lost_in = 0  # the pass that made the call after it, if its answer did not come
         self.answers = 0
-        self.dry_answers = 0  # of those, the ones without a lease
+        self.empty_answers = 0  # of those, the ones without a lease
         self.error: Exception | None = None  # what fetching ahead led to: the next one to ask raises it
         self._ahead = ahead
         self._ready: deque[Grant] = deque()
@@ -61,7 +61,7 @@ class Supply:
     def __repr__(self) -> str:
         current = self.current
         state = f"open epoch={current.epoch}" if current.is_open else "closed"
-        return f"<Supply pass={current.number} {state} ready={len(self._ready)}>"
+        return f"<LeaseQueue pass={current.number} {state} ready={len(self._ready)}>"
 
     @property
     def ready(self) -> int:
@@ -159,7 +159,7 @@ class Supply:
         current.epoch, current.state = answer.epoch, answer.state
         current.granted += len(answer.grants)
         self._ready += answer.grants
-        self.dry_answers += not answer.grants
+        self.empty_answers += not answer.grants
         return True
 
     def void(self, tasks: tuple[int, ...]) -> None:

@@ -1,6 +1,6 @@
-"""Records that threads read and transform: cells, and blocks of them that become batches.
+"""Records that threads read and transform: jobs, and blocks of them that become batches.
 
-The thread that iterates makes cells and takes their values; a pool of threads works on them in between. They
+The thread that iterates makes jobs and takes their values; a pool of threads works on them in between. They
 must not know in which order batches are handed over, or how often a bad record may be skipped.
 """
 
@@ -107,7 +107,7 @@ class Work:
         self.skip_all = False
 
 
-class Cell:
+class RecordJob:
     """One record on its way: a job for a thread, and what has come of it."""
 
     __slots__ = (
@@ -189,17 +189,17 @@ class Cell:
 class Block:
     """Consecutive records. With `rows` they are a batch; the thread that finishes the last one makes it."""
 
-    def __init__(self, cells: list[Cell], *, rows: Rows | None, keeps_samples: bool) -> None:
-        self.cells = cells
+    def __init__(self, jobs: list[RecordJob], *, rows: Rows | None, keeps_samples: bool) -> None:
+        self.jobs = jobs
         self.batch: Any = None
         self.is_batch = False
         self.rows = rows
         self._keeps_samples = keeps_samples
         self._lock = threading.Lock()
-        self._left = len(cells)
+        self._left = len(jobs)
         self._done = threading.Event()
-        for row, cell in enumerate(cells):
-            cell.block, cell.row = self, row
+        for row, job in enumerate(jobs):
+            job.block, job.row = self, row
 
     def one_done(self) -> None:
         """A thread is done with one of the records."""
@@ -212,17 +212,17 @@ class Block:
         self._done.set()
 
     def _collate(self, rows: Rows) -> None:
-        work = self.cells[0].work
-        if work.collate is None or work.skip_all or any(cell.error is not None for cell in self.cells):
+        work = self.jobs[0].work
+        if work.collate is None or work.skip_all or any(job.error is not None for job in self.jobs):
             return
         try:
-            self.batch = work.collate([cell.value for cell in self.cells], rows)
+            self.batch = work.collate([job.value for job in self.jobs], rows)
         except BaseException:  # noqa: BLE001  the thread that iterates tries it again, and raises
             return
         self.is_batch = True
         if not self._keeps_samples:
-            for cell in self.cells:
-                cell.value = None
+            for job in self.jobs:
+                job.value = None
 
     def wait(self) -> None:
         """Wait until the threads are done with it."""
@@ -233,9 +233,9 @@ class Block:
         self.batch, self.is_batch = None, False
 
     def let_go(self) -> None:
-        """Break the circle of block and cells. Nobody waits for it any more."""
-        for cell in self.cells:
-            cell.block = None
+        """Break the circle of block and jobs. Nobody waits for it any more."""
+        for job in self.jobs:
+            job.block = None
         self._done.set()
 
 
@@ -246,10 +246,10 @@ def can_pick(reader: AbstractDataReader, plan: Plan) -> bool:
     return plan.order is not Shuffle.NONE or not getattr(reader, "reads_blocks", False)
 
 
-def cells_of(
+def jobs_of(
     reader: AbstractDataReader, plan: Plan, grants: Iterator[Grant], work: Work, *, picks: bool
-) -> Iterator[Cell]:
-    """Yield a cell for each record of the leases; `picks` where several threads read records at once."""
+) -> Iterator[RecordJob]:
+    """Yield a job for each record of the leases; `picks` where several threads read records at once."""
     source = SampleReader(reader, no_samples).source
     for grant in grants:
         records = (
@@ -257,9 +257,9 @@ def cells_of(
         )
         lease = OpenLease(plan, grant, records)
         for position in range(grant.slice.skip, grant.slice.stop):
-            yield Cell(lease, position, work)
+            yield RecordJob(lease, position, work)
 
 
 def no_samples(plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:
-    """Return records as they are: cells make samples of them."""
+    """Return records as they are: jobs make samples of them."""
     return records

@@ -118,7 +118,7 @@ class SliceQueue:
         return f"<SliceQueue slices={len(self._items)} records={self.records}>"
 
 
-class Todo:
+class Backlog:
     """Records of the epochs begun that are not lent and have no outcome.
 
     A pass over an epoch reads that epoch's records only; without `spec.epoch_barrier` it reads whatever is
@@ -380,7 +380,7 @@ class Todo:
             self._put(self._remainders if remainder else self._returned, item.slice, item.attempt)
 
     def __repr__(self) -> str:
-        return f"<Todo epoch={self.cursor_epoch} records={self.records}>"
+        return f"<Backlog epoch={self.cursor_epoch} records={self.records}>"
 
 
 def split(whole: Slice, limit: int) -> tuple[Slice, Slice]:
