@@ -17,7 +17,7 @@ from itertools import accumulate, islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -70,7 +70,9 @@ def check(
     if workers < 0:
         raise InvalidArgument(f"workers={workers}: expected 0 or more")
     began = time.monotonic()
-    lists = limit is not None and has_list(reader)  # then missing files are looked for in the whole list
+    lists = limit is not None and any(
+        listed_files(reader)
+    )  # then missing files are looked for in the whole list
     job = _Job(progress, missing_as="unreadable" if lists else "missing")
     spans = all_records(sources, workers) if limit is None else a_sample(sources, limit, drawn)
     if workers == 0:
@@ -103,12 +105,11 @@ class _Job:
 
     def tell(self, records: int, told: Told) -> None:
         self.read += records
-        self.findings.add(map(self._counted, told.findings))
+        # A missing file that a sample has met is counted in the list, where all of them are.
+        self.findings.add(
+            replace(each, kind=self._missing_as) if each.kind == "missing" else each for each in told.findings
+        )
         self._progress(self.read)
-
-    def _counted(self, finding: Flaw) -> Flaw:
-        """A missing file that a sample has met is counted in the list, where all of them are."""
-        return replace(finding, kind=self._missing_as) if finding.kind == "missing" else finding
 
 
 def _read_here(
@@ -128,11 +129,7 @@ def _read_here(
         SpanReader(reader, mode, heard).read(span)
 
 
-# Worker processes ----------------------------------------------------------------------------------------
-
-# Worker processes that read spans; one that dies costs the record that killed it, and is replaced.
-#
-# It must not know what a finding means, or where spans come from.
+# Worker processes that read spans; one that dies costs the record that killed it, and is replaced ----------
 
 _MOST_DEATHS = 16  # in one span
 _JOIN_S = 5.0
@@ -365,11 +362,6 @@ def listed_files(reader: AbstractDataReader) -> Iterable[str]:
     return () if files is None else cast(Iterable[str], files())
 
 
-def has_list(reader: AbstractDataReader) -> bool:
-    """Whether the reader lists files."""
-    return next(iter(listed_files(reader)), None) is not None
-
-
 def missing(reader: AbstractDataReader, name: str) -> Iterator[Flaw]:
     """Entries whose file is not there."""
     for entry, path in enumerate(listed_files(reader)):
@@ -488,7 +480,8 @@ class SpanReader:
         self._next = time.monotonic() + _TELL_EVERY_S
         while at < span.end:
             try:
-                for _ in islice(self._records(span.name, at, span.end), span.end - at):
+                rest = Task(shard=Shard(name=span.name, start=at, end=span.end), type=self._mode)
+                for _ in islice(self._reader.read_records(rest), span.end - at):
                     at += 1
                     if span.careful or at % _LOOK_EVERY == 0:
                         self._note(at, at_once=span.careful)
@@ -503,19 +496,14 @@ class SpanReader:
             else:
                 if at == span.end:
                     break
-                self._found.append(found("unreadable", span.name, at, self._too_few()))
+                ended = (
+                    f"{type(self._reader).__name__}.read_records() ended before it, although create_shards() "
+                    "promised the record"
+                )
+                self._found.append(found("unreadable", span.name, at, ended))
             at += 1
             self._note(at, at_once=span.careful)
         self._note(span.end, at_once=True)
-
-    def _records(self, name: str, start: int, end: int) -> Any:
-        return self._reader.read_records(Task(shard=Shard(name=name, start=start, end=end), type=self._mode))
-
-    def _too_few(self) -> str:
-        return (
-            f"{type(self._reader).__name__}.read_records() ended before it, "
-            "although create_shards() promised the record"
-        )
 
     def _note(self, at: int, *, at_once: bool) -> None:
         if not at_once and time.monotonic() < self._next:
@@ -528,11 +516,9 @@ class SpanReader:
 def kind_of(error: BaseException) -> Kind:
     """Whether it is a missing file, or anything else."""
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, FileNotFoundError):
-            return "missing"
+    while cause is not None and not isinstance(cause, FileNotFoundError):
         cause = cause.__cause__
-    return "unreadable"
+    return "unreadable" if cause is None else "missing"
 
 
 def reason_of(error: BaseException) -> str:

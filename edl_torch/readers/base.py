@@ -116,7 +116,9 @@ def _overrides(reader: AbstractDataReader, method: str) -> bool:
 
 def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAINING) -> tuple[Source, ...]:
     """Ask a reader for its sources; both signatures of `create_shards` are understood."""
-    takes_mode = _takes_mode(reader)
+    parameters = inspect.signature(reader.create_shards).parameters.values()
+    keyword_alone = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    takes_mode = any(parameter.kind not in keyword_alone for parameter in parameters)
     shards = reader.create_shards(mode) if takes_mode else reader.create_shards()
     return sources_of(shards, type(reader).__name__)
 
@@ -135,12 +137,6 @@ def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> st
     if found is None:
         return UNKNOWN
     return (found if isinstance(found, Fingerprint) else Fingerprint.given(found)).encode()
-
-
-def _takes_mode(reader: AbstractDataReader) -> bool:
-    parameters = inspect.signature(reader.create_shards).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in kinds or p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
 
 
 def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:
@@ -311,21 +307,13 @@ def is_source_error(error: Exception) -> bool:
         return True
     # Who raises BadRecord has looked at it: then only the system's own word for an outage counts.
     judged = isinstance(error, BadRecord)
-    return any(_is_outage(link) or (not judged and _is_cut(link)) for link in _chain(error))
-
-
-def _is_outage(error: BaseException) -> bool:
-    return isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno in _OUTAGES)
-
-
-def _is_cut(error: BaseException) -> bool:
-    return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, BrokenPipeError)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what led to it: drivers wrap the system's errors in some of their own."""
-    for _ in range(_LONGEST_CHAIN):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    link: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):  # drivers wrap the system's errors in some of their own
+        if link is None:
+            return False
+        is_cut = isinstance(link, ConnectionError | TimeoutError) and not isinstance(link, BrokenPipeError)
+        is_outage = isinstance(link, OSError) and link.errno in _OUTAGES
+        if isinstance(link, socket.gaierror) or is_outage or (is_cut and not judged):
+            return True
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -49,19 +50,25 @@ class _CocoReader(IndexedReader):
         self.images = os.fspath(images)
         require_folder(self.images)
         coco, where = load_coco(self.name), f"'{self.name}' annotations"
-        _expect(coco, key, kind, other)
+        if coco.annotations and key not in coco.annotations[0]:  # the rest is checked one by one
+            has = ", ".join(coco.annotations[0])
+            raise DataFormatError(
+                f"'{coco.path}' is no file of {kind}: its annotations have {has or 'no keys'}, but no "
+                f"'{key}'; use the {kind} file, or {other} for this one"
+            )
         unique_ids(coco.annotations, where)
-        self._images = index_images(coco)
-        return coco, index_rows(coco, self._images), where
+        ids, self._files = index_images(coco)
+        self._ids = shared({"ids": ids}, "coco-images")
+        return coco, index_rows(coco, ids), where
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
-        files, folder = self._images.files, self.images
+        files, folder = self._files, self.images
         return listing_of(self.name, files, lambda n: [os.path.join(folder, files[n])], whole=whole)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
-        return self._images.paths(self.images)
+        return (os.path.join(self.images, file) for file in self._files)
 
 
 class CocoCaptionsReader(_CocoReader):
@@ -100,9 +107,9 @@ class CocoCaptionsReader(_CocoReader):
         self.per = per
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader")
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
-        self._groups = Groups.of(rows, len(self._images)) if per == "image" else None
+        self._groups = Groups.of(rows, len(self._files)) if per == "image" else None
         self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
-        self.count = len(self._captions) if self._groups is None else len(self._images)
+        self.count = len(self._captions) if self._groups is None else len(self._files)
 
     def load(self, index: int) -> tuple[Image, str] | tuple[Image, list[str]]:
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
@@ -111,7 +118,7 @@ class CocoCaptionsReader(_CocoReader):
         return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
 
     def _read(self, row: int) -> Image:
-        return read_image_in(self.images, self._images.files[row], self.min_side)
+        return read_image_in(self.images, self._files[row], self.min_side)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -144,7 +151,7 @@ class CocoDetectionReader(_CocoReader):
     def __init__(self, images: Path, annotations: Path, masks: bool = False) -> None:
         super().__init__(os.fspath(annotations))
         coco, rows, where = self._parse(images, "bbox", "instances or keypoints", "CocoCaptionsReader")
-        self.count = len(self._images)
+        self.count = len(self._files)
         self._groups = groups = Groups.of(rows, self.count)
         self.categories = _categories(coco)
         ids = field(coco.annotations, "category_id", int, where)
@@ -152,15 +159,17 @@ class CocoDetectionReader(_CocoReader):
         self._check_labels(labels, where)
         columns = _columns(coco.annotations, where) | {"labels": labels}
         self._columns = shared({key: column[groups.order] for key, column in columns.items()}, "coco")
-        ordered = (coco.annotations[number] for number in groups.order.tolist())
-        self._segmentations = StringTable(map(_segmentation, ordered)) if masks else None
+        ordered = (coco.annotations[n].get("segmentation", []) for n in groups.order.tolist())
+        # As text a polygon takes less room than as float64, and an RLE stays as short as it is.
+        compact = partial(json.dumps, separators=(",", ":"))
+        self._segmentations = StringTable(map(compact, ordered)) if masks else None
 
     def load(self, index: int) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
-        file = self._images.files[index]
+        file = self._files[index]
         image = read_image_in(self.images, file)
         own = self._groups.span(index)
-        target: dict[str, Any] = {"image_id": int(self._images.ids[index])}
+        target: dict[str, Any] = {"image_id": int(self._ids["ids"][index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}
         if self._segmentations is not None:
             path = os.path.join(self.images, file)
@@ -202,16 +211,6 @@ def _arguments(annotations: str | None, given: Mapping[str, Any]) -> dict[str, A
     return {"annotations": annotations, "images": given.get("images") or find_image_folder(annotations)}
 
 
-def _expect(coco: CocoFile, key: str, kind: str, other: str) -> None:
-    """Raise for a file of another kind, judged by its first annotation: the rest is checked one by one."""
-    if coco.annotations and key not in coco.annotations[0]:
-        has = ", ".join(coco.annotations[0])
-        raise DataFormatError(
-            f"'{coco.path}' is no file of {kind}: its annotations have {has or 'no keys'}, but no '{key}'; "
-            f"use the {kind} file, or {other} for this one"
-        )
-
-
 def _categories(coco: CocoFile) -> dict[int, str]:
     if coco.categories is None:
         raise DataFormatError(f"'{coco.path}' has no 'categories'")
@@ -250,11 +249,6 @@ def _keypoints(annotations: Any, where: str) -> npt.NDArray[np.float32] | None:
     nothing = [0.0] * length
     flat = [entry.get("keypoints") or nothing for entry in annotations]
     return numbers(flat, np.float32, (length,), where, "keypoints").reshape(len(flat), -1, 3)
-
-
-def _segmentation(entry: Entry) -> str:
-    # as text a polygon takes less room than as float64, and an RLE stays as short as it is
-    return json.dumps(entry.get("segmentation", []), separators=(",", ":"))
 
 
 def find_annotations(data: str, key: str) -> str | None:
@@ -352,9 +346,8 @@ def load_coco(path: str) -> CocoFile:
             f"'{path}' is not valid JSON ({exc}): it may be truncated; copy it again"
         ) from exc
     if not isinstance(content, dict):
-        raise DataFormatError(
-            f"'{path}' is no COCO file: the top level is {_kind(content)}, expected an object"
-        )
+        kind = "a list" if isinstance(content, list) else repr(content)[:40]
+        raise DataFormatError(f"'{path}' is no COCO file: the top level is {kind}, expected an object")
     images, annotations = (_entries(content, key, path) for key in ("images", "annotations"))
     categories = _entries(content, "categories", path) if "categories" in content else None
     return CocoFile(path, images, annotations, categories)
@@ -371,54 +364,21 @@ def _entries(content: dict[str, Any], key: str, path: str) -> Sequence[Entry]:
     return entries
 
 
-def _kind(value: object) -> str:
-    return "a list" if isinstance(value, list) else repr(value)[:40]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CocoImages:
-    """The images in the file's order.
-
-    arrays: `ids` int64 [n], `sizes` int64 [n, 2], height and width, 0 where the file does not say; files:
-    paths below the image folder.
-    """
-
-    arrays: Mapping[str, IndexArray]
-    files: StringTable
-
-    @property
-    def ids(self) -> IndexArray:
-        """The ids, int64 [n]."""
-        return self.arrays["ids"]
-
-    def paths(self, folder: str) -> Iterator[str]:
-        """The files in `folder`, in the file's order."""
-        return (os.path.join(folder, file) for file in self.files)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def index_images(coco: CocoFile) -> CocoImages:
-    """Check and compact the images. Raises DataFormatError that names file and entry."""
+def index_images(coco: CocoFile) -> tuple[IndexArray, StringTable]:
+    """The images' ids and paths below their folder. Raises DataFormatError that names file and entry."""
     where = f"'{coco.path}' images"
     if not coco.images:
         raise DataFormatError(f"'{coco.path}' lists no image")
     ids = unique_ids(coco.images, where)
     pairs = [(entry.get("height") or 0, entry.get("width") or 0) for entry in coco.images]
-    sizes = numbers(pairs, np.int64, (2,), where, "height and width")
-    arrays = shared({"ids": ids, "sizes": sizes}, "coco-images")
-    return CocoImages(arrays=arrays, files=StringTable(_files(coco.images, where)))
+    numbers(pairs, np.int64, (2,), where, "height and width")
+    names = enumerate(field(coco.images, "file_name", str, where))
+    return ids, StringTable(safe_relative_path(name, f"{where}[{position}]") for position, name in names)
 
 
-def _files(images: Sequence[Entry], where: str) -> Iterator[str]:
-    for position, name in enumerate(field(images, "file_name", str, where)):
-        yield safe_relative_path(name, f"{where}[{position}]")
-
-
-def index_rows(coco: CocoFile, images: CocoImages) -> IndexArray:
+def index_rows(coco: CocoFile, ids: IndexArray) -> IndexArray:
     """The row of each annotation's image. Raises DataFormatError for an image that is not in the file."""
-    row_of = {image_id: row for row, image_id in enumerate(images.ids.tolist())}
+    row_of = {image_id: row for row, image_id in enumerate(ids.tolist())}
     where = f"'{coco.path}' annotations"
     rows = np.empty(len(coco.annotations), dtype=np.int64)
     for position, image_id in enumerate(field(coco.annotations, "image_id", int, where)):

@@ -105,7 +105,9 @@ class Budget:
         passing = verdict in (ErrorKind.RETRY, ErrorKind.THROTTLED, ErrorKind.EXPIRED)
         if not passing or self._made >= allowed:
             retries.away = retries.away or passing
-            raise self._failure(error) from cause_without_secrets(error, self._hide)
+            tried = f" after {self._made} retries" if self._made else ""
+            failure = ReaderError(f"{self._what} failed{tried}: {self._text(error)}")
+            raise failure from cause_without_secrets(error, self._hide)
         pause = min(retries.most_s, retries.first_s * 2**self._made) * _dice.uniform(0.5, 1.0)
         self._made += 1
         retries.count += 1
@@ -113,10 +115,6 @@ class Budget:
             "%s: retry %d of %d in %.1f s: %s", self._what, self._made, allowed, pause, self._text(error)
         )
         retries.sleep(pause)
-
-    def _failure(self, error: Exception) -> ReaderError:
-        tried = f" after {self._made} retries" if self._made else ""
-        return ReaderError(f"{self._what} failed{tried}: {self._text(error)}")
 
     def _text(self, error: Exception) -> str:
         return self._hide(f"{type(error).__name__}: {' '.join(str(error).split())}")
@@ -182,12 +180,10 @@ def judge(error: Exception) -> ErrorKind:
         return ErrorKind.EXPIRED
     if code in _THROTTLED or error.status_code in _THROTTLED_STATUS:
         return ErrorKind.THROTTLED
-    return ErrorKind.RETRY if _passes(code, error.status_code) else ErrorKind.FATAL
-
-
-def _passes(code: str, status: Any) -> bool:
-    """An error without a status is the client's own: a checksum, a cut stream, no connection."""
-    return code in _PASSING or status is None or status == 408 or status >= 500
+    # An error without a status is the client's own: a checksum, a cut stream, no connection.
+    status = error.status_code
+    passes = code in _PASSING or status is None or status == 408 or status >= 500
+    return ErrorKind.RETRY if passes else ErrorKind.FATAL
 
 
 _ADDRESS = re.compile(r"[\w.-]+(?::\d+)?|\[[0-9A-Fa-f:.]+\](?::\d+)?")
@@ -224,17 +220,18 @@ class OdpsClient:
 
     def facts(self) -> TableFacts:
         """Columns, partition keys and when the table was last changed."""
-        with self._own_options():
-            return _understood(self._facts)
 
-    def _facts(self) -> TableFacts:
-        self._table.reload()
-        schema = self._table.table_schema
-        return TableFacts(
-            tuple(column.name for column in schema.simple_columns),
-            tuple(key.name for key in schema.partitions),
-            str(self._table.last_data_modified_time),
-        )
+        def ask() -> TableFacts:
+            self._table.reload()
+            schema = self._table.table_schema
+            return TableFacts(
+                tuple(column.name for column in schema.simple_columns),
+                tuple(key.name for key in schema.partitions),
+                str(self._table.last_data_modified_time),
+            )
+
+        with self._own_options():
+            return _understood(ask)
 
     def partitions(self, prefix: str) -> list[tuple[str, str]]:
         """`(ds=x,hh=y, when it was last changed)` of the partitions whose first keys are `prefix`."""

@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -259,8 +260,13 @@ class RowBlocks:
         """The rows `indices` of a source of `count` rows, in that order."""
         import pyarrow as pa
 
-        if _consecutive(indices):
-            parts = list(self._range(name, int(indices[0]), int(indices[-1]) + 1, count))
+        if len(indices) and bool(np.all(np.diff(indices) == 1)):
+            start, end, parts = int(indices[0]), int(indices[-1]) + 1, []
+            while start < end:
+                _, first, after = key = self._key(name, start, count)
+                stop = min(after, end)
+                parts.append(self._block(key).table.slice(start - first, stop - start))
+                start = stop
             return pa.concat_tables(parts)
         order = np.argsort(indices, kind="stable")
         ascending = indices[order]
@@ -272,13 +278,6 @@ class RowBlocks:
             at = stop
         return pa.concat_tables(parts).take(row_numbers(np.argsort(order)))
 
-    def _range(self, name: str, start: int, end: int, count: int) -> Iterator[Any]:
-        while start < end:
-            _, first, after = key = self._key(name, start, count)
-            stop = min(after, end)
-            yield self._block(key).table.slice(start - first, stop - start)
-            start = stop
-
     def _key(self, name: str, index: int, count: int) -> Key:
         low, high = self._expected_around(name, index) or (0, count)
         first = index - (index - low) % self._block_rows
@@ -286,7 +285,7 @@ class RowBlocks:
 
     def _expected_around(self, name: str, index: int) -> tuple[int, int] | None:
         ranges = self._expected.get(name, ())
-        place = bisect_right(ranges, index, key=_first) - 1
+        place = bisect_right(ranges, index, key=itemgetter(0)) - 1
         return ranges[place] if place >= 0 and index < ranges[place][1] else None
 
     def _block(self, key: Key) -> RowBlock:
@@ -313,11 +312,3 @@ class RowBlocks:
 
     def __repr__(self) -> str:
         return f"<RowBlocks {len(self._blocks)} of {self._block_rows} rows>"
-
-
-def _first(range_: tuple[int, int]) -> int:
-    return range_[0]
-
-
-def _consecutive(indices: IndexArray) -> bool:
-    return len(indices) > 0 and bool(np.all(np.diff(indices) == 1))

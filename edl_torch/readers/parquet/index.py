@@ -219,18 +219,6 @@ class ParquetIndex:
         """The file's path or URL."""
         return self.base + self.names[file]
 
-    def size(self, file: int) -> int:
-        """The file's bytes."""
-        return int(self.arrays["sizes"][file])
-
-    def footer(self, file: int) -> int:
-        """The digest of the file's footer."""
-        return int(self.arrays["footers"][file])
-
-    def pages(self, file: int) -> int:
-        """The digest of some of the file's pages; 0 where none were looked at."""
-        return int(self.arrays["pages"][file])
-
     def group_ends(self, file: int) -> IndexArray:
         """The row after the last one of each of the file's row groups."""
         first, after = self.arrays["first_group"][file : file + 2].tolist()

@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -76,8 +76,10 @@ class ParquetReader(AbstractDataReader):
     ) -> None:
         super().__init__()
         required("pyarrow.parquet", "reader 'parquet' needs pyarrow: pip install 'edl-torch[parquet]'")
-        if columns is not None:
-            _check_columns(columns)
+        if columns is not None and (
+            isinstance(columns, str) or not columns or len(set(columns)) < len(columns)
+        ):
+            raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
         given = os.fspath(data) if isinstance(data, str | os.PathLike) else [os.fspath(one) for one in data]
         self._storage = storage = Storage(storage_options)
         found = find_files(storage, given)
@@ -163,12 +165,12 @@ class ParquetReader(AbstractDataReader):
             ends = self._index.group_ends(file)
             first, last = np.searchsorted(ends, (start, end - 1), side="right").tolist()
             wanted += [(file, group) for group in range(first, last + 1)]
-        self._groups.expect(wanted)
+        self._groups.tables.expect(wanted)
 
     def _new_picker(self, file: int, group: int, table: Any) -> RowPicker:
         same = next(rows(self._partition(file, 1), self._fills)) if self._keys else {}
         # A picker holds its row group: one that is not kept must not be either.
-        self._pickers = {key: one for key, one in self._pickers.items() if self._groups.keeps(key)}
+        self._pickers = {key: one for key, one in self._pickers.items() if key in self._groups.tables}
         self._pickers[file, group] = picker = RowPicker(table, self._fills, same, self.columns)
         return picker
 
@@ -234,11 +236,6 @@ class ParquetReader(AbstractDataReader):
         return f"<ParquetReader '{self._index.base}' files={len(self._index)} records={total}>"
 
 
-def _check_columns(columns: Sequence[str]) -> None:
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
-
-
 def _arrow_type(kind: type) -> Any:
     import pyarrow as pa
 
@@ -278,7 +275,7 @@ class RowGroups:
     """Row groups as Arrow tables of some columns; at most `cache_bytes` of them are kept, always the last.
 
     Files are opened when they are first read, by each process for itself: what a fork inherits of them is
-    not used. Tables are: they are memory, and never change. `decoded` counts row groups that were read.
+    not used. `tables` are: they are memory, and never change. `decoded` counts row groups that were read.
     """
 
     def __init__(self, storage: Storage, index: ParquetIndex, schema: Any, cache_bytes: int) -> None:
@@ -289,7 +286,7 @@ class RowGroups:
         self._forget()
 
     def _forget(self) -> None:
-        self._tables: BlockCache[Any] = BlockCache(self._cache_bytes, self._drop)
+        self.tables: BlockCache[Any] = BlockCache(self._cache_bytes, self._drop)
         self._dropped_groups = self._dropped_rows = self._wanted_rows = 0
         self.decoded = 0
         self._warned = False
@@ -311,21 +308,13 @@ class RowGroups:
         """
         key = file, group
         self._wanted_rows += wanted
-        table = self._tables.get(key)
+        table = self.tables.get(key)
         if table is None:
-            table = self._tables.put(key, lambda: self._read(file, group))
+            table = self.tables.put(key, lambda: self._read(file, group))
             self.decoded += 1
             if not self._warned and self._dropped_groups >= _WASTE_AFTER:
                 self._warn_of_waste(key, table)
         return table
-
-    def expect(self, keys: Iterable[Key]) -> None:
-        """Keep these, once they are read, until others are expected."""
-        self._tables.expect(keys)
-
-    def keeps(self, key: Key) -> bool:
-        """Whether this row group is in memory."""
-        return key in self._tables
 
     def close(self) -> None:
         """Let go of the files and tables; the next use opens them again."""
@@ -421,17 +410,18 @@ class RowGroups:
         return opened
 
     def _difference(self, opened: ParquetFile, file: int) -> str | None:
-        if opened.size != self._index.size(file):
-            return f"{self._index.size(file):,} bytes then, {opened.size:,} now"
+        size, footer, pages = (int(self._index.arrays[name][file]) for name in ("sizes", "footers", "pages"))
+        if opened.size != size:
+            return f"{size:,} bytes then, {opened.size:,} now"
         rows = opened.rows_of_groups()
         if sum(rows) != self._index.rows(file):
             return f"{self._index.rows(file):,} rows then, {sum(rows):,} now"
         if len(rows) != len(self._index.group_ends(file)):
             return "its row groups are others"
-        if opened.footer() != self._index.footer(file):
+        if opened.footer() != footer:
             return "its footer is another"
-        pages = 0 if opened.remote else self._index.pages(file)  # there each costs a request
-        return "its pages are others" if pages and opened.pages(len(self._index)) != pages else None
+        looks = pages and not opened.remote  # there each costs a request
+        return "its pages are others" if looks and opened.pages(len(self._index)) != pages else None
 
 
 def _changed(name: str, how: str) -> SourceChanged:

@@ -16,14 +16,13 @@ from typing import Any
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source
-from edl_torch.readers.recordio.format import MAGIC_BYTES
+from edl_torch.readers.recordio.format import HEADER_BYTES, MAGIC_BYTES, Header, dialect_named
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
 from edl_torch.readers.recordio.source import (
     Arrays,
     Chunk,
     RecordIOSource,
     build_index,
-    check_dialect,
     sources_of_index,
 )
 from edl_torch.readers.shared.files import BlockCache, Finder, OpenFile, OpenFiles, Paths, Read
@@ -72,7 +71,8 @@ class RecordIODataReader(AbstractDataReader):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        check_dialect(dialect)
+        if dialect is not None:
+            dialect_named(dialect)
         if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
             raise InvalidArgument(f"cache_bytes={cache_bytes!r}: expected a number of bytes")
         self.decode: Decode | None = decoder(decode)
@@ -87,9 +87,10 @@ class RecordIODataReader(AbstractDataReader):
         """Import codecs now, by the first file: loader workers that are forked then have them."""
         first = next(iter(self._by_name().values()))
         with suppress(OSError, ReaderError):  # of a file that is gone already; who reads it is told
-            first.prepare(
-                OpenFile(first.stamp, first.is_same).read
-            )  # not kept open: it may be another file when it is read
+            # Not kept open: it may be another file when it is read.
+            head = OpenFile(first.stamp, first.is_same).read(0, HEADER_BYTES)
+            if len(head) == HEADER_BYTES:
+                first.dialect.prepare(Header(*first.dialect.words(head)).compressor)
 
     def _setup(self) -> None:
         """What each process has of its own."""

@@ -21,7 +21,7 @@ from struct import Struct
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, SourceChanged
+from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers.recordio.format import (
     DIALECTS,
     HEADER_BYTES,
@@ -59,7 +59,15 @@ def build_index(
     `Chain`, file after file; and `dialects`, `sizes`, `mtimes`, `ctimes` and `headers` of each file. Raises
     DataFormatError for the first file, in order, that is not as it should be.
     """
-    parts = _index_all(files, dialect, index_dir)
+    if len(files) == 1:
+        parts = [_index_one(files[0], dialect, index_dir)]
+    else:
+        with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="recordio-index") as pool:
+            found = [pool.submit(_index_one, file, dialect, index_dir) for file in files]
+            try:
+                parts = [each.result() for each in found]
+            finally:
+                pool.shutdown(cancel_futures=True)
     arrays = {
         "rows": np.cumsum([0, *(len(part["offsets"]) for _, part in parts)], dtype=np.int64),
         "offsets": np.concatenate([part["offsets"] for _, part in parts]),
@@ -71,19 +79,6 @@ def build_index(
         "headers": np.array([part["headers"] for _, part in parts], dtype=np.uint64),
     }
     return shared(arrays, "recordio", above=_INLINE)
-
-
-def _index_all(
-    files: Sequence[str], dialect: str | None, index_dir: str | os.PathLike[str] | None
-) -> list[tuple[FileStamp, Arrays]]:
-    if len(files) == 1:
-        return [_index_one(files[0], dialect, index_dir)]
-    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="recordio-index") as pool:
-        found = [pool.submit(_index_one, file, dialect, index_dir) for file in files]
-        try:
-            return [each.result() for each in found]
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _index_one(
@@ -227,14 +222,6 @@ def _whole(path: str, chain: Chain) -> Chain:
     )
 
 
-def check_dialect(name: str | None) -> None:
-    """Raise InvalidArgument for the name of no dialect."""
-    if name is not None and not isinstance(name, str):
-        raise InvalidArgument(f"dialect={name!r}: expected 'python', 'go' or None")
-    if name is not None:
-        dialect_named(name)
-
-
 Records = tuple[bytes, ...]
 Heads = tuple[int, ...]  # the garbage collector looks at no tuple of numbers, and there may be many chunks
 
@@ -264,12 +251,6 @@ class RecordIOSource:
     def is_same(self, read: Read) -> bool:
         """Whether what is read has the headers that were indexed, with the checksums of all data."""
         return follow(read, self.stamp.size, self.dialect).headers == self.headers
-
-    def prepare(self, read: Read) -> None:
-        """Import what its first chunk needs."""
-        head = read(0, HEADER_BYTES)
-        if len(head) == HEADER_BYTES:
-            self.dialect.prepare(Header(*self.dialect.words(head)).compressor)
 
     def chunk_of(self, index: int) -> int:
         """The chunk that record `index` is in."""

@@ -203,7 +203,8 @@ def convert(
         _fill(writer(path), records)
         return [path]
     total = sum(source.count for source in sources)
-    names = _part_names(total, records_per_file)
+    parts = max(1, -(-total // records_per_file))
+    names = [f"part-{number:05d}-of-{parts:05d}.recordio" for number in range(parts)]
     with _folder(path) as folder:
         for name in names:
             _fill(writer(os.path.join(folder, name)), islice(records, records_per_file))
@@ -237,8 +238,9 @@ def _records(reader: AbstractDataReader, source: Source, mode: TaskType) -> Iter
     last = source.start + source.count
     for start in range(source.start, last, _TASK):
         end, index = min(start + _TASK, last), start
+        task = Task(shard=Shard(name=source.name, start=start, end=end), type=mode)
         try:
-            for record in reader.read_records(_task(source.name, start, end, mode)):
+            for record in reader.read_records(task):
                 if index == end:
                     index += 1
                     break
@@ -255,19 +257,10 @@ def _records(reader: AbstractDataReader, source: Source, mode: TaskType) -> Iter
             )
 
 
-def _task(name: str, start: int, end: int, mode: TaskType) -> Task:
-    return Task(shard=Shard(name=name, start=start, end=end), type=mode)
-
-
 def _noting(records: Iterator[bytes], progress: Callable[[int], object]) -> Iterator[bytes]:
     for count, record in enumerate(records, 1):
         yield record
         progress(count)
-
-
-def _part_names(total: int, records_per_file: int) -> list[str]:
-    parts = max(1, -(-total // records_per_file))
-    return [f"part-{number:05d}-of-{parts:05d}.recordio" for number in range(parts)]
 
 
 @contextmanager

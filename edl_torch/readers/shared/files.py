@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -124,14 +125,11 @@ class OpenFile:
             ) from exc
         same = found.st_size == self.stamp.size and found.st_mtime_ns == self.stamp.mtime_ns
         if not same or found.st_ctime_ns != self._known_ns:
-            self._look_again(FileStamp._of(self.stamp.path, found))
+            now = FileStamp._of(self.stamp.path, found)
+            if not same or not self._is_same(partial(read_range, self._descriptor)):
+                raise self.stamp.changed(now)
+            self._known_ns = now.ctime_ns
         return data
-
-    def _look_again(self, now: FileStamp) -> None:
-        descriptor = self._descriptor
-        if now != self.stamp or not self._is_same(lambda start, end: read_range(descriptor, start, end)):
-            raise self.stamp.changed(now)
-        self._known_ns = now.ctime_ns
 
 
 class OpenFiles:

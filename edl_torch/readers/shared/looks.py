@@ -102,13 +102,9 @@ def _looked_at(path: str, whole: bool) -> str:
         if not whole:
             return whole_file(path) if path.endswith(".xml") else str(os.stat(path).st_size)
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, _blake2b).hexdigest()
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError:
         return "missing"
-
-
-def _blake2b() -> Any:
-    return hashlib.blake2b(digest_size=16)
 
 
 def whole_file(path: str) -> str:

@@ -69,7 +69,7 @@ class MappedArrays(Mapping[str, Array]):
         self._descriptor: int | None = None
 
     @classmethod
-    def spill(cls, arrays: Mapping[str, Array], *, label: str = "arrays") -> MappedArrays:
+    def spill(cls, arrays: Mapping[str, Array], label: str = "arrays") -> MappedArrays:
         """Put arrays into a temporary file without a name, in the folder that `TMPDIR` says.
 
         It goes with the last process that maps it, even if all of them are killed. Raises OSError where there
@@ -106,7 +106,7 @@ class MappedArrays(Mapping[str, Array]):
         if self._descriptor is None:
             return type(self), (self.path, self._expected)
         if get_spawning_popen() is None:
-            return _spilled, (dict(self), self._label)
+            return type(self).spill, (dict(self), self._label)
         return _inherited, (DupFd(self._descriptor), self._label)
 
     def __repr__(self) -> str:
@@ -149,10 +149,6 @@ def _write(file: BinaryIO, arrays: Mapping[str, Array], header: dict[str, Any]) 
         file.write(bytes(_aligned(file.tell()) - file.tell()))
         file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
     file.write(bytes(_aligned(file.tell()) - file.tell()))
-
-
-def _spilled(arrays: Mapping[str, Array], label: str) -> MappedArrays:
-    return MappedArrays.spill(arrays, label=label)
 
 
 def _inherited(duplicate: Any, label: str) -> MappedArrays:
@@ -226,15 +222,15 @@ class StringTable:
             "blob": np.frombuffer(blob, np.uint8),
             "bounds": np.frombuffer(bounds, np.int64),
         }
-        self._hold(shared(arrays, "strings"))
+        self.__setstate__(shared(arrays, "strings"))
 
-    def _hold(self, arrays: Mapping[str, Array]) -> None:
+    def __setstate__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
         self._blob = memoryview(arrays["blob"])  # type: ignore[arg-type]
         self._bounds = arrays["bounds"]
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _held, (self._arrays,)
+    def __getstate__(self) -> Mapping[str, Array]:
+        return self._arrays
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -259,12 +255,6 @@ class StringTable:
 
     def __repr__(self) -> str:
         return f"<StringTable n={len(self)} nbytes={self.nbytes}>"
-
-
-def _held(arrays: Mapping[str, Array]) -> StringTable:
-    table = StringTable.__new__(StringTable)
-    table._hold(arrays)
-    return table
 
 
 BESIDE = "beside"
@@ -337,13 +327,9 @@ def index_place(
     if index_dir is not None and os.fspath(index_dir) == BESIDE:
         tail = f".{_digest(options)[:8]}" if options else ""
         return Path(f"{stamp.path}.{kind}{tail}.edl-index")
-    folder = Path(index_dir) if index_dir is not None else _chosen_folder() or _default_folder()
+    chosen = (os.environ.get("EDL_INDEX_DIR") or None) if index_dir is None else index_dir
+    folder = _default_folder() if chosen is None else Path(chosen)
     return folder / f"{Path(stamp.path).name[:100]}.{kind}.{_digest(stamp.path, options)}.edl-index"
-
-
-def _chosen_folder() -> Path | None:
-    chosen = os.environ.get("EDL_INDEX_DIR")
-    return Path(chosen) if chosen else None
 
 
 def _default_folder() -> Path:

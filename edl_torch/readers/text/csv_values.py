@@ -401,17 +401,13 @@ def check_encoding(encoding: str, specials: Sequence[str]) -> None:
         raise InvalidArgument(f"encoding={encoding!r} is not known to Python") from exc
     shifting = name.startswith(("utf-7", "utf-16", "utf-32", "iso2022", "hz"))
     # The second byte of a character in the encodings of East Asia may be any from 0x30 on.
-    hidden = not _each_byte_alone(encoding) and any(c >= "0" for c in specials)
+    each_byte_alone = len(str(bytes(range(256)), encoding, "replace")) == 256
+    hidden = not each_byte_alone and any(c >= "0" for c in specials)
     if shifting or not ascii_kept or (hidden and name != "utf-8"):
         raise InvalidArgument(
             f"encoding={encoding!r} cannot be read from the middle with "
             f"{' '.join(map(repr, specials)) or 'it'}: convert the file to UTF-8"
         )
-
-
-def _each_byte_alone(encoding: str) -> bool:
-    decode: Callable[..., str] = bytes(range(256)).decode
-    return len(decode(encoding, "replace")) == 256
 
 
 def arrow_columns(data: bytes, count: int, dialect: CsvDialect, layout: CsvLayout) -> Columns | None:

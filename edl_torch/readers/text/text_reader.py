@@ -267,7 +267,31 @@ def _unpack(packed: FileStamp, place: Path) -> None:
 _FINDER = Finder(suffixes=(".txt", ".jsonl", ".ndjson"))
 
 
-class TextReader(AbstractDataReader):
+class TextFilesReader(AbstractDataReader):
+    """A reader of text files, of which each is a source; the first `_skips` records of each are none."""
+
+    _files: SourceFiles
+    _skips = 0
+
+    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
+        """A source for each file, the same ones for every mode."""
+        return {
+            name: max(source.index.count - self._skips, 0) for name, source in self._files.sources.items()
+        }
+
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
+        """Of each file its size, some blocks, and where its records begin."""
+        return self._files.fingerprint(whole=whole)
+
+    def _source(self, name: str, start: int, end: int) -> TextSource:
+        source = self._files.sources.get(name)
+        if source is None:
+            raise no_source(name, self._files.sources, self)
+        check_range(start, end, 0, max(source.index.count - self._skips, 0), name)
+        return source
+
+
+class TextReader(TextFilesReader):
     """Records are the lines of text files, as `str` without their line ends.
 
     Each file is a source, named by its path as given. Lines are indexed once, in parallel, and the index is
@@ -320,14 +344,6 @@ class TextReader(AbstractDataReader):
         if not any(self.create_shards().values()):
             raise DataFormatError(f"{self._files.names()}: there is no line")
 
-    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
-        """A source for each file, the same ones for every mode."""
-        return {name: source.index.count for name, source in self._files.sources.items()}
-
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """Of each file its size, some blocks, and where its records begin."""
-        return self._files.fingerprint(whole=whole)
-
     def read_records(self, task: Task) -> Iterator[str | bytes]:
         """Yield the lines. Raises ReaderError for another source or a range outside of it."""
         source = self._source(task.shard_name, task.start, task.end)
@@ -345,13 +361,6 @@ class TextReader(AbstractDataReader):
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Constructor arguments for a text file by its suffix (or with `.gz`), or a folder of those."""
         return {"data": data} if _FINDER.is_all_of(data) else None
-
-    def _source(self, name: str, start: int, end: int) -> TextSource:
-        source = self._files.sources.get(name)
-        if source is None:
-            raise no_source(name, self._files.sources, self)
-        check_range(start, end, 0, source.index.count, name)
-        return source
 
     def _record(self, source: TextSource, number: int, line: bytes) -> str | bytes:
         data = line.rstrip(self._line_ends)
