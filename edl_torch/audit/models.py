@@ -239,7 +239,7 @@ def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
 def _had_learnt(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
     """Whether a model began at the beginning of the data that another lineage had trained on them."""
     others = (lineage for lineage in history.lineages.values() if lineage is not part.lineage)
-    return len(learner.began.values) >= _TELLING and any(
+    return len(learner.began.places) >= _TELLING and any(
         seen.steps and is_copy(learner.began, seen) and not is_copy(seen, samples[0])
         for lineage in others
         for samples in lineage.seen.values()
@@ -254,14 +254,14 @@ def is_copy(one: Seen, other: Seen) -> bool | None:
     """
     if one.shape != other.shape or not one.shape:
         return None if one.sharded and other.sharded else False
-    here = ~(np.isnan(one.values) | np.isnan(other.values))
+    here = ~(np.isnan(one.places) | np.isnan(other.places))
     if not here.any():
         return None
-    mine, its = (seen.values[here].astype(np.float64) for seen in (one, other))
+    mine, its = (seen.places[here].astype(np.float64) for seen in (one, other))
     if one.eps != other.eps:
         return bool((np.abs(mine - its) <= max(one.eps, other.eps) * np.abs(mine)).all())
-    adding = _ADDING * (np.abs(one.sums) + np.abs(other.sums))
-    return bool((mine == its).all() and (np.abs(one.sums - other.sums) <= adding).all())
+    adding = _ADDING * (np.abs(one.totals) + np.abs(other.totals))
+    return bool((mine == its).all() and (np.abs(one.totals - other.totals) <= adding).all())
 
 
 def are_replicas(one: Seen, other: Seen, before: Seen) -> bool | None:
@@ -273,8 +273,8 @@ def are_replicas(one: Seen, other: Seen, before: Seen) -> bool | None:
     if same is not False or one.processor == other.processor or not one.shape == other.shape == before.shape:
         return same
     rounding = max(ROUNDING, 2 * one.eps, 2 * other.eps)
-    return _is_near(one.values, other.values, before.values, rounding) and _is_near(
-        one.sums, other.sums, before.sums, rounding
+    return _is_near(one.places, other.places, before.places, rounding) and _is_near(
+        one.totals, other.totals, before.totals, rounding
     )
 
 
@@ -292,9 +292,9 @@ def _went_back(learners: Sequence[_Learner]) -> Iterator[str]:
         known: dict[bytes, int] = {}  # the steps when they were so
         before = b""
         for seen in learner.seen:
-            looks = seen.values.tobytes() + seen.sums.tobytes()
+            looks = seen.values + seen.sums
             went_back = looks != before and known.get(looks, seen.steps) < seen.steps
-            if went_back and len(seen.values) >= _TELLING:
+            if went_back and len(seen.places) >= _TELLING:
                 yield (
                     f"the model of {learner.name} was, after {seen.steps} step(s), again what it "
                     f"had been before, and its data did not go back: loader.load_state_dict(…) with each "

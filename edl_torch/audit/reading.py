@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from os import PathLike
 from pathlib import Path
@@ -67,21 +67,25 @@ class Repeated:
     line: int
 
 
-@dataclass(slots=True, kw_only=True)
-class Seen:
-    """Sample of a session's model, as `ModelSeen` says; `line` is that of the token, where one was taken."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen(ModelSeen):
+    """Sample of a session's model in its log; `line` is that of the token, where one was taken."""
 
-    at: str
-    steps: int
-    number: int
-    shape: str
-    sharded: bool
-    eps: float
-    processor: str
-    values: npt.NDArray[np.float32]
-    sums: npt.NDArray[np.float64]
-    word: str
     line: int
+
+    def __post_init__(self) -> None:
+        if len(self.values) % 4 or len(self.sums) % 8:
+            raise ValueError("values and sums that are no float32 and float64")
+
+    @property
+    def places(self) -> npt.NDArray[np.float32]:
+        """The values at the places that are looked at; NaN for those of other ranks' shards."""
+        return np.frombuffer(self.values, dtype="<f4")
+
+    @property
+    def totals(self) -> npt.NDArray[np.float64]:
+        """The weighted sums over all values."""
+        return np.frombuffer(self.sums, dtype="<f8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,10 +290,11 @@ class _LogReader:
                 self._ways.append((line, Evidence[values["way"].upper()]))
             case "snapshot":
                 self._chapters[-1].snapshots.append(_snapshot(self._chapters[-1], values, line))
-                for seen in self._chapters[-1].seen[-1:]:
-                    seen.line = line if seen.at == "token" else seen.line
+                seen = self._chapters[-1].seen
+                if seen and seen[-1].at == "token":
+                    seen[-1] = replace(seen[-1], line=line)
             case "model":
-                self._chapters[-1].seen.append(_seen(from_object(ModelSeen, values), line))
+                self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
             case "returned" | "void" | "unlearnt":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
             case "uncounted":
@@ -396,12 +401,6 @@ def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
         late=(ledger, lineage) != (chapter.ledger, chapter.lineage),
         line=line,
     )
-
-
-def _seen(found: ModelSeen, line: int) -> Seen:
-    values, sums = np.frombuffer(found.values, dtype="<f4"), np.frombuffer(found.sums, dtype="<f8")
-    told = {field.name: getattr(found, field.name) for field in fields(found)}
-    return Seen(**told | {"values": values, "sums": sums}, line=line)
 
 
 def _repeated(values: dict[str, Any], kind: Kind, line: int) -> Repeated:

@@ -24,15 +24,21 @@ from edl_torch.client.service import DataShardService
 from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.collate import Collated
-from edl_torch.data.columns import read_columns
-from edl_torch.data.iteration_setup import IterationSetup
-from edl_torch.data.iterations import iterations
-from edl_torch.data.reading import OnBad, Run, SampleList, SampleReader, Transform
-from edl_torch.data.reading_times import ReadingTimes
-from edl_torch.data.seeding import Generators, draws_by_itself, name_of, record_seeds, with_own_numbers
-from edl_torch.data.tensor_rows import tensor_rows
-from edl_torch.data.threaded_reading import ThreadedReading, Threading
+from edl_torch.data.batches.collate import Collated
+from edl_torch.data.batches.tensor_rows import tensor_rows
+from edl_torch.data.reading.columns import read_columns
+from edl_torch.data.reading.iteration_setup import IterationSetup
+from edl_torch.data.reading.iterations import iterations
+from edl_torch.data.reading.reading_times import ReadingTimes
+from edl_torch.data.reading.sample_reading import OnBad, Run, SampleList, SampleReader, Transform
+from edl_torch.data.reading.seeding import (
+    Generators,
+    draws_by_itself,
+    name_of,
+    record_seeds,
+    with_own_numbers,
+)
+from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading

@@ -13,7 +13,7 @@ from edl_torch.client.service import DataShardService
 from edl_torch.client.workers.links import DirectLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading import Run, SampleReader
+from edl_torch.data.reading.sample_reading import Run, SampleReader
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
-from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.ranks.process_group import ProcessGroupPeers
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.adapter import ModelPosition, needed_by
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from edl_torch import AbstractDataReader, ElasticDataLoader
-from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.ranks.process_group import ProcessGroupPeers
 from edl_torch.errors import PeerFailed
 
 WORLD, RECORDS, SIDE = 2, 24, 1024

@@ -14,7 +14,7 @@ import quick_imports
 import torch.distributed as dist
 from lockstep_process import elsewhere
 
-from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.ranks.process_group import ProcessGroupPeers
 
 PORT = 29_999
 TIMEOUT_S = 30.0

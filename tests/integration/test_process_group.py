@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from master_kit import MasterProcess
 
-from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.ranks.process_group import ProcessGroupPeers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

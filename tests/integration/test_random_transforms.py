@@ -24,7 +24,7 @@ from torchvision_kit import torchvision
 
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.core.registration import folder_of
-from edl_torch.data.seeding import record_seeds
+from edl_torch.data.reading.seeding import record_seeds
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.shard import Indices

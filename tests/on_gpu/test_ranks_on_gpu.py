@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import audit
-from edl_torch.data.parts_group import Packed, Unpacking
-from edl_torch.data.process_group import ProcessGroupPeers
+from edl_torch.data.ranks.parts_group import Packed, Unpacking
+from edl_torch.data.ranks.process_group import ProcessGroupPeers
 
 RECORDS, BATCH, EPOCHS = 40, 4, 2
 

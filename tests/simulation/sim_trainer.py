@@ -271,7 +271,7 @@ class Trainer:
             raise BrokenPromise(f"{self.session} was passed {ticket}, and its trainer says {passed}")
         return ticket
 
-    # What `data.loader_pass` does -------------------------------------------------------------------------
+    # What `data.loop.loader_pass` does --------------------------------------------------------------------
 
     def _next_batch(self, number: int) -> Procedure[Ticket | None]:
         passes = self._trainer.elastic

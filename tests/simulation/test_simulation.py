@@ -217,6 +217,6 @@ def test_code_that_breaks_a_promise_is_found_out(
 ) -> None:
     break_it(monkeypatch)
     # Where nobody restores, what a trainer is handed can be judged to the end.
-    seed, restores = (9, 0) if break_it is broken_confirming else (10, BROKEN["restores"])
+    seed, restores = (2, 0) if break_it is broken_confirming else (10, BROKEN["restores"])
     with pytest.raises(BrokenPromise, match=promise):
         Cluster(options(seed, **BROKEN | {"restores": restores})).run()

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data import batch_memory
-from edl_torch.data.batch_memory import BatchMemory, Segment, SharedSegment, shared_segment
-from edl_torch.data.transport import packed, unpacked
+from edl_torch.data.batches import batch_memory
+from edl_torch.data.batches.batch_memory import BatchMemory, Segment, SharedSegment, shared_segment
+from edl_torch.data.batches.transport import packed, unpacked
 
 SHAPE = (4, 260, 260)
 

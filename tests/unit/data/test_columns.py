@@ -11,8 +11,8 @@ from plan_kit import COUNTS, PLANS, planned
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data import columns
-from edl_torch.data.columns import read_columns
+from edl_torch.data.reading import columns
+from edl_torch.data.reading.columns import read_columns
 from edl_torch.errors import BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, Range
 from edl_torch.shard import IndexArray, Slice

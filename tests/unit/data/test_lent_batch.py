@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch.data.lent_batch import packed_batch, unpacked_batch
+from edl_torch.data.batches.lent_batch import packed_batch, unpacked_batch
 from edl_torch.errors import InvalidArgument
 
 

@@ -16,8 +16,8 @@ import torch
 from loader_kit import all_records, elastic, flat, take, trainer
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data import inner_loader
-from edl_torch.data.loader_pass import LoaderPass, in_own_words
+from edl_torch.data.loop import inner_loader
+from edl_torch.data.loop.loader_pass import LoaderPass, in_own_words
 from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, MasterUnavailable, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
 from edl_torch.trainer.vocabulary import Procedure

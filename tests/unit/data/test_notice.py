@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edl_torch.data.notice import Notice
+from edl_torch.data.loop.notice import Notice
 from edl_torch.system.termination import Termination
 
 NUMBER = signal.SIGUSR2

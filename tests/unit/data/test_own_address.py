@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from edl_torch.data import gloo
-from edl_torch.data.gloo import _own_address
+from edl_torch.data.ranks import gloo
+from edl_torch.data.ranks.gloo import _own_address
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_torch.data.loader_pass import in_own_words
+from edl_torch.data.loop.loader_pass import in_own_words
 from edl_torch.errors import BadRecord, EdlError
 
 HEAD = "Caught BadRecord in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  …"

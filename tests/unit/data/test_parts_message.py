@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch.data import parts_group as parts_message
-from edl_torch.data.parts_group import IN_STRUCTURE_BYTES, Packed, Unpacking
+from edl_torch.data.ranks import parts_group as parts_message
+from edl_torch.data.ranks.parts_group import IN_STRUCTURE_BYTES, Packed, Unpacking
 from edl_torch.errors import InvalidArgument
 
 Pair = namedtuple("Pair", "x y")

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from edl_torch.data.iterations import (
+from edl_torch.data.reading.iterations import (
     Iteration,
     Iterations,
     _asked_by,

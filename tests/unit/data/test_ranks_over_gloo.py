@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Doing
-from edl_torch.data import gloo, parts_group, process_group
-from edl_torch.data.gloo import ReliablePair
-from edl_torch.data.parts_group import FRAME_BYTES, IN_STRUCTURE_BYTES, Packed, ProcessGroupParts
-from edl_torch.data.process_group import ProcessGroupPeers, check_no_ranks, peers_over
+from edl_torch.data.ranks import gloo, parts_group, process_group
+from edl_torch.data.ranks.gloo import ReliablePair
+from edl_torch.data.ranks.parts_group import FRAME_BYTES, IN_STRUCTURE_BYTES, Packed, ProcessGroupParts
+from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.shard import Slice
 

@@ -8,8 +8,8 @@ from typing import Any
 from plan_kit import COUNTS, PLANS
 
 from edl_torch import ElasticDataLoader, ShardedDataset
-from edl_torch.data.opening import reads_records_alone
-from edl_torch.data.record_jobs import can_pick
+from edl_torch.data.loop.opening import reads_records_alone
+from edl_torch.data.reading.record_jobs import can_pick
 
 
 class Own:

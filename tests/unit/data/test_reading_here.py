@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from edl_torch.data.inner_loader import ReadingHere, reads_here
+from edl_torch.data.loop.inner_loader import ReadingHere, reads_here
 
 
 class Batches(IterableDataset):

@@ -15,12 +15,14 @@ from plan_kit import planned
 from edl_torch import ElasticDataLoader
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data import cells, dataset, reading
-from edl_torch.data import reading_times as reading_times
-from edl_torch.data.reading import SampleList, SampleReader
-from edl_torch.data.reading_times import EACH_S, ReadingTimes, Times
-from edl_torch.data.seeding import Generators, record_seeds
-from edl_torch.data.threaded_reading import ThreadedReading, Threading
+from edl_torch.data import dataset
+from edl_torch.data.reading import reading_times
+from edl_torch.data.reading import record_jobs as cells
+from edl_torch.data.reading import sample_reading as reading
+from edl_torch.data.reading.reading_times import EACH_S, ReadingTimes, Times
+from edl_torch.data.reading.sample_reading import SampleList, SampleReader
+from edl_torch.data.reading.seeding import Generators, record_seeds
+from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice

@@ -9,7 +9,7 @@ import pytest
 from loader_kit import UNEVEN, NumberReader, acknowledged, all_records, once, trainer
 
 from edl_torch import ShardedDataset
-from edl_torch.data.iterations import iterations
+from edl_torch.data.reading.iterations import iterations
 from edl_torch.errors import BadRecord, ServiceClosed
 from edl_torch.testing import FakeMaster
 

@@ -11,7 +11,7 @@ import pytest
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.core.plan import Plan
-from edl_torch.data.opening import _classes_mixed
+from edl_torch.data.loop.opening import _classes_mixed
 from edl_torch.readers import ImageFolderReader
 from edl_torch.shard import DatasetSpec, Source
 from edl_torch.testing import FakeMaster

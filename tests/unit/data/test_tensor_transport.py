@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch.data import transport
-from edl_torch.data.transport import IN_MESSAGE_BYTES, is_small, packed, unpacked
+from edl_torch.data.batches import transport
+from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, is_small, packed, unpacked
 
 LARGE = IN_MESSAGE_BYTES // 8 + 1  # float64s
 

@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data import worker_start
-from edl_torch.data.worker_start import WorkerStart, _ignore, end_by_kill, started_beside
+from edl_torch.data.reading import worker_start
+from edl_torch.data.reading.worker_start import WorkerStart, _ignore, end_by_kill, started_beside
 from edl_torch.testing import wait_until
 
 ENDING = """
 import os, signal, sys
 from edl_torch import ElasticDataLoader
-from edl_torch.data.worker_start import WorkerStart
+from edl_torch.data.reading.worker_start import WorkerStart
 
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
@@ -195,7 +195,7 @@ def test_the_workers_of_an_elastic_loader_are_killed_by_it() -> None:
 
 WRITING = """
 import multiprocessing, os, sys, threading, time
-from edl_torch.data import worker_start
+from edl_torch.data.reading import worker_start
 
 class Slow:
     def __init__(self, begun):

@@ -21,6 +21,7 @@ from trainer_kit import Master, Running, Shell
 
 from edl_torch.core.calls import Grant
 from edl_torch.errors import EdlError, JournalWentBack, MasterUnavailable, StaleLease
+from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
 from edl_torch.trainer.vocabulary import Call, Procedure, Ticket
 
@@ -94,12 +95,17 @@ class Loop:
     def __init__(self, master: Watched, session: str, kind: str, *, in_process: bool) -> None:
         self.kind = kind
         self.master = master
-        self.shell = Shell(master, session, batch_size=BATCH, in_process=in_process, audited=False)
+        ahead = None if kind == "tell" else 0
+        self.shell = Shell(
+            master, session, batch_size=BATCH, lookahead=ahead, in_process=in_process, audited=False
+        )
         self.pending: dict[str, Pending] = {}
         self.granted: dict[int, Grant] = {}
         self.drawn: dict[str, list[Position]] = {stream: [] for stream in STREAMS}
         self.ended: set[str] = set()
+        self.ahead: list[list[Position]] = []  # a wrapper that tells has them
         self.handed: list[list[Position]] = []
+        self.has_hand = False  # the last of them was passed on by a wrapper, and nothing came after
         self.done: set[Position] = set()
         self.failed: set[Position] = set()
         self.number = 0
@@ -108,7 +114,7 @@ class Loop:
         self.exhausted = False  # the loop was told, or would have been, that all is handed out
         self.is_quiet = False  # nothing has happened at the master since a batch is on its way to the loop
         self.is_out = False  # of a history that another trainer has left
-        self.optimizer = self.shell.state.batches.attach() if kind == "step" else None
+        self.optimizer = self.shell.state.batches.attach() if kind in ("step", "tell") else None
         master.loops[session] = self
         if not in_process:
             self.begin("work", self.shell.trainer.work())
@@ -128,6 +134,13 @@ class Loop:
         for batch in self.handed:
             self.done.update(batch)
         self.handed = []
+        self.has_hand = False
+
+    def leave_wrapper(self) -> None:
+        """The batch in hand goes back, and what a wrapper has still."""
+        self.ahead = []
+        if self.has_hand:
+            self.handed, self.has_hand = self.handed[:-1], False
 
     # Procedures -------------------------------------------------------------------------------------------
 
@@ -257,7 +270,10 @@ class Loop:
             return
         if self.kind == "plain":
             self._act_plain(what, draw)
-        elif what in ("open", "close", "snapshot", "restore", "step") or self.at in ("asking", "training"):
+        elif what in ("open", "close", "snapshot", "restore", "step", "pass") or self.at in (
+            "asking",
+            "training",
+        ):
             getattr(self, f"_{what}")(draw)
 
     def _loop(
@@ -285,6 +301,7 @@ class Loop:
         self.exhausted = False
         if self.kind == "next":
             self.handed = []  # an open pass is ended, and they go back
+        self.leave_wrapper()
 
         def on_done(number: int) -> None:
             self.number, self.at, self.is_asking = number, "asking", True
@@ -296,6 +313,9 @@ class Loop:
         self._forget_drawn()
         if self.kind == "next":
             self.handed = []
+        elif self.kind == "tell":
+            if self.at != "idle" and not (self.exhausted and self.is_asking):
+                self.leave_wrapper()  # else it passes on what it has, and the next pass ends that
         elif self.at != "idle" and not self.is_asking:
             self.handed = self.handed[:-1]
         self.at = "idle"
@@ -330,10 +350,24 @@ class Loop:
             if is_mine:
                 tasks = {task for task, _ in batch}
                 assert not self.is_quiet or tasks <= {task for task, _ in self.lent}, f"{batch} is another's"
-                self.handed.append(batch)
+                (self.ahead if self.kind == "tell" else self.handed).append(batch)
                 self.at, self.is_asking = "training", False
 
         self._loop(self.shell.elastic.hand(ticket_of(batch)), on_done, ends=True)
+
+    def _pass(self, _: st.DataObject) -> None:
+        """A wrapper passes on what it has read first; what is void by now, too."""
+        if self.kind != "tell":
+            return
+        batch = self.ahead.pop(0) if self.ahead else None
+        self.has_hand = batch is not None
+        if batch is not None:
+            self.handed.append(batch)
+
+        def on_done(passed: Batch | None) -> None:
+            assert batch is None or passed is None or passed.ticket in ((), ticket_of(batch))
+
+        self._loop(self.shell.elastic.passed_on(), on_done, ends=True)
 
     def _look(self, _: st.DataObject) -> None:
         if self.at != "asking" or set(STREAMS) & set(self.pending):
@@ -359,12 +393,13 @@ class Loop:
         self._loop(self.shell.trainer.report(None))
 
     def _fail_batch(self, _: st.DataObject) -> None:
-        if self.at == "training" and self.handed:
+        if self.at == "training" and self.handed and self.kind != "tell":
             self.failed.update(self.handed.pop())
             self._loop(self.shell.trainer.fail_batch(None, "NaN"))
 
     def _give_back(self, _: st.DataObject) -> None:
-        if self.at == "training" and self.handed and self.shell.state.batches.has_in_hand:
+        is_near = self.at == "training" and self.kind != "tell"
+        if is_near and self.handed and self.shell.state.batches.has_in_hand:
             self.handed.pop()
             self._loop(self.shell.elastic.give_back())
 
@@ -374,14 +409,14 @@ class Loop:
         self._loop(self.shell.trainer.position.snapshot())
 
     def _restore(self, draw: st.DataObject) -> None:
-        held = self.handed
+        held, ahead, has_hand = self.handed, self.ahead, self.has_hand
         self._withdraw()
 
         def on_done(_: None) -> None:
-            self.handed = []
+            self.handed, self.ahead, self.has_hand = [], [], False
 
-        def on_error() -> None:
-            self.handed = held  # a restore that fails leaves all as it was
+        def on_error() -> None:  # a restore that fails leaves all as it was
+            self.handed, self.ahead, self.has_hand = held, ahead, has_hand
 
         token = draw.draw(st.sampled_from(list(self.master.saved)))
         self.begin("loop", self.shell.trainer.position.restore(token), on_done, on_error)
@@ -430,6 +465,8 @@ class Loop:
                 self.draw(stream)
         if self.kind == "plain":
             what = "report" if self.drawn["worker 0"] else "hand" if self.at == "reading" else "open"
+        elif self.at != "left" and (len(self.ahead) > 1 or (self.exhausted and self.ahead)):
+            what = "pass"
         elif self.at == "asking":
             what = "hand" if any(self.drawn.values()) else "look"
         elif self.at == "training":
@@ -483,6 +520,10 @@ def positions_of(grant: Grant) -> list[Position]:
     return [(grant.task, position) for position in range(grant.slice.skip, grant.slice.stop)]
 
 
+def positions_in(ticket: Ticket) -> list[Position]:
+    return [(task, position) for task, first, after in ticket for position in range(first, after)]
+
+
 def ticket_of(batch: list[Position]) -> Ticket:
     """One run for each stretch of positions of a lease."""
     runs = []
@@ -493,8 +534,9 @@ def ticket_of(batch: list[Position]) -> Ticket:
 
 
 which = st.integers(0, 2)
+UNASKED = ["open", "close", "snapshot", "restore", "step", "pass"]  # what a loop does outside of a pass, too
 WHAT = ["open", "close", "request", "hand", "look", "step", "report", "snapshot", "restore"]
-WHAT += ["fail_batch", "give_back"]
+WHAT += ["fail_batch", "give_back", "pass"]
 HOW = ["step"] * 5 + ["reach_master", "lose", "lose_answer", "interrupt"]
 
 
@@ -507,7 +549,7 @@ class TrainerMachine(RuleBasedStateMachine):
         self.loops: list[Loop] = []
 
     @initialize(
-        kinds=st.lists(st.sampled_from(["next", "step", "plain"]), min_size=3, max_size=3),
+        kinds=st.lists(st.sampled_from(["next", "step", "tell", "plain"]), min_size=3, max_size=3),
         in_process=st.lists(st.booleans(), min_size=3, max_size=3),
     )
     def begin(self, kinds: list[str], in_process: list[bool]) -> None:
@@ -604,6 +646,8 @@ class TrainerMachine(RuleBasedStateMachine):
                 good = [place for place in positions_of(grant) if place not in loop.failed]
                 if shell.run(shell.elastic.hand(ticket_of(good))):
                     loop.done.update(good)
+                    if loop.kind == "tell":
+                        shell.run(shell.elastic.passed_on())
                     if loop.optimizer is not None:
                         shell.run(shell.elastic.stepped(loop.optimizer))
                     shell.request()
@@ -620,10 +664,13 @@ class TrainerMachine(RuleBasedStateMachine):
             return
         for _ in range(3):  # what an earlier report led to comes up, and is raised once
             try:
-                loop.handed = loop.handed if loop.kind == "step" else []
+                loop.handed = loop.handed if loop.optimizer is not None else []
                 if loop.kind == "plain":
                     shell.run(shell.trainer.plain.finish(abandoned=True))
                 shell.run(shell.elastic.close(loop.number))
+                while state.batches.ahead:
+                    passed = shell.run(shell.elastic.passed_on())
+                    loop.done.update(positions_in(passed.ticket if passed else ()))
                 if loop.optimizer is not None and state.batches.unfinished:
                     loop.finish_with()
                     shell.run(shell.elastic.stepped(loop.optimizer))

@@ -250,7 +250,7 @@ class Shell:
         session: str = "s",
         *,
         batch_size: int = 4,
-        lookahead: int = 0,
+        lookahead: int | None = 0,
         in_process: bool = True,
         report_delay_s: float = 0.0,
         keeps_ledger: bool = True,

@@ -15,12 +15,12 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batch_memory import BatchMemory
-from edl_torch.data.collate import Collated
-from edl_torch.data.reader_threads import ReaderThreads
-from edl_torch.data.reading import SampleReader, Transform, too_few
-from edl_torch.data.reading_times import ReadingTimes
-from edl_torch.data.record_jobs import (
+from edl_torch.data.batches.batch_memory import BatchMemory
+from edl_torch.data.batches.collate import Collated
+from edl_torch.data.batches.rows import Rows
+from edl_torch.data.reading.reader_threads import ReaderThreads
+from edl_torch.data.reading.reading_times import ReadingTimes
+from edl_torch.data.reading.record_jobs import (
     Block,
     Collate,
     RecordJob,
@@ -29,8 +29,8 @@ from edl_torch.data.record_jobs import (
     jobs_of,
     no_samples,
 )
-from edl_torch.data.rows import Rows
-from edl_torch.data.seeding import Generators, GeneratorStates, name_of, transform_in_thread
+from edl_torch.data.reading.sample_reading import SampleReader, Transform, too_few
+from edl_torch.data.reading.seeding import Generators, GeneratorStates, name_of, transform_in_thread
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.trainer.vocabulary import Tally
@@ -57,7 +57,7 @@ class ThreadedReading(Iterator[Any]):
     """The batches of a pass, each with its positions in the tally: `Collated`, or a list of samples.
 
     They are those that one thread makes. With `generators` random numbers of `transform` are seeded for each
-    record: threads then transform as long as nobody draws from the global generators (`data.seeding`).
+    record: threads then transform as long as nobody draws from the global generators (`seeding`).
     """
 
     _closed = True

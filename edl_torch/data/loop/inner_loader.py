@@ -16,12 +16,12 @@ from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from edl_torch.data.collate import Envelope, TicketedCollate
-from edl_torch.data.convert import to_batch, to_tensors
+from edl_torch.data.batches.collate import Envelope, TicketedCollate
+from edl_torch.data.batches.convert import to_batch, to_tensors
 from edl_torch.data.dataset import ShardedDataset
-from edl_torch.data.iteration_setup import IterationSetup
-from edl_torch.data.threaded_reading import Threading
-from edl_torch.data.worker_start import WorkerStart, end_by_kill, started_beside
+from edl_torch.data.reading.iteration_setup import IterationSetup
+from edl_torch.data.reading.threaded_reading import Threading
+from edl_torch.data.reading.worker_start import WorkerStart, end_by_kill, started_beside
 
 _TORCHS_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # in its profiler's tables
 

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate as torchs
 
-from edl_torch.data.rows import Rows
-from edl_torch.data.transport import IN_MESSAGE_BYTES, is_plain, is_small, new_batch
+from edl_torch.data.batches.rows import Rows
+from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, is_plain, is_small, new_batch
 from edl_torch.errors import InvalidArgument
 
 _HELD_BY_TORCH = frozenset("biufc")

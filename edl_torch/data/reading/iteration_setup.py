@@ -5,9 +5,9 @@ It reads nothing itself.
 
 from __future__ import annotations
 
-from edl_torch.data.reading_times import ReadingTimes
-from edl_torch.data.seeding import Generators
-from edl_torch.data.threaded_reading import Threading
+from edl_torch.data.reading.reading_times import ReadingTimes
+from edl_torch.data.reading.seeding import Generators
+from edl_torch.data.reading.threaded_reading import Threading
 from edl_torch.trainer.vocabulary import Tally
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from edl_torch.client.session import Session
-from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.loader_pass import LoaderPass
+from edl_torch.data.loop.inner_loader import InnerLoader
+from edl_torch.data.loop.loader_pass import LoaderPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.weights import Weights
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading_times import ReadingTimes
+from edl_torch.data.reading.reading_times import ReadingTimes
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import (
     AbstractDataReader,

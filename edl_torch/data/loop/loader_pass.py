@@ -12,8 +12,8 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from edl_torch.client.session import Session
-from edl_torch.data.collate import Envelope
-from edl_torch.data.inner_loader import InnerLoader
+from edl_torch.data.batches.collate import Envelope
+from edl_torch.data.loop.inner_loader import InnerLoader
 from edl_torch.data.weights import Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.measuring import Stopwatch

@@ -14,10 +14,10 @@ from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.inner_loader import InnerLoader
-from edl_torch.data.notice import Notice
+from edl_torch.data.loop.inner_loader import InnerLoader
+from edl_torch.data.loop.notice import Notice
+from edl_torch.data.loop.stepping_pass import SteppingPass
 from edl_torch.data.padding import PaddingBatch, Statistics
-from edl_torch.data.stepping_pass import SteppingPass
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.vocabulary import Ticket

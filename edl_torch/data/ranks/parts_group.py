@@ -18,8 +18,8 @@ import torch
 from torch.serialization import get_safe_globals
 
 from edl_torch.client.peers import BroadcastBatch
-from edl_torch.data.gloo import ReliablePair, connect, peers_alive
-from edl_torch.data.lent_batch import PLAIN
+from edl_torch.data.batches.lent_batch import PLAIN
+from edl_torch.data.ranks.gloo import ReliablePair, connect, peers_alive
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import Slice
 

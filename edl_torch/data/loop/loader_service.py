@@ -10,7 +10,7 @@ from edl_torch.client.progress import Progress
 from edl_torch.client.service import DataShardService
 from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.data.dataset import ShardedDataset
-from edl_torch.data.notice import Notice
+from edl_torch.data.loop.notice import Notice
 from edl_torch.data.padding import Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.shard import Indices

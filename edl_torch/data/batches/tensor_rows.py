@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import TensorDataset
 from torch.utils.data._utils import collate as torchs
 
-from edl_torch.data.collate import Collated
-from edl_torch.data.convert import to_batch
-from edl_torch.data.transport import is_plain, is_small, new_batch
+from edl_torch.data.batches.collate import Collated
+from edl_torch.data.batches.convert import to_batch
+from edl_torch.data.batches.transport import is_plain, is_small, new_batch
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.map_dataset import MapDatasetReader
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, Count
-from edl_torch.data.gloo import ReliablePair, connect, peers_alive
-from edl_torch.data.lent_batch import packed_batch, unpacked_batch
-from edl_torch.data.mesh import parts_of
-from edl_torch.data.parts_group import ProcessGroupParts
+from edl_torch.data.batches.lent_batch import packed_batch, unpacked_batch
+from edl_torch.data.ranks.gloo import ReliablePair, connect, peers_alive
+from edl_torch.data.ranks.mesh import parts_of
+from edl_torch.data.ranks.parts_group import ProcessGroupParts
 from edl_torch.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from edl_torch.data.reading_times import ReadingTimes, Times
-from edl_torch.data.seeding import Generators
-from edl_torch.data.transport import packed, unpacked
+from edl_torch.data.batches.transport import packed, unpacked
+from edl_torch.data.reading.reading_times import ReadingTimes, Times
+from edl_torch.data.reading.seeding import Generators
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.vocabulary import Tally, Ticket, ticket_size
 

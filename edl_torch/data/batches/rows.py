@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl_torch.data.batch_memory import BatchMemory
-from edl_torch.data.transport import is_plain, is_small, new_batch
+from edl_torch.data.batches.batch_memory import BatchMemory
+from edl_torch.data.batches.transport import is_plain, is_small, new_batch
 
 
 class Rows:

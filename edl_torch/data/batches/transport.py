@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from edl_torch.data.batch_memory import BatchMemory, SharedSegment, shared_segment
+from edl_torch.data.batches.batch_memory import BatchMemory, SharedSegment, shared_segment
 
 IN_MESSAGE_BYTES = 512 << 10
 

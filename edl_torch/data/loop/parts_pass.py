@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from edl_torch.client.peers import BroadcastBatch, Delivery, Parts
-from edl_torch.data.lockstep_pass import LockstepPass, Pulled
+from edl_torch.data.loop.lockstep_pass import LockstepPass, Pulled
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.trainer.vocabulary import Ticket
 
