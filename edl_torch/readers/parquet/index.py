@@ -37,8 +37,6 @@ _GLOB = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 
-PartitionValue = int | str | None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -57,50 +55,47 @@ def find_files(storage: Storage, data: str | Sequence[str]) -> Found:
     entries = [data] if isinstance(data, str) else list(data)
     if not entries:
         raise InvalidArgument("the list of Parquet files is empty")
-    found = [_Entry(storage, entry) for entry in entries]
-    names = [name for entry in found for name in entry.names]
+    found = [_files_of(storage, entry) for entry in entries]
+    names = [name for _, files in found for name in files]
     if len(set(names)) < len(names):
         twice, _ = Counter(names).most_common(1)[0]
         raise InvalidArgument(f"'{twice}' is listed twice: two sources would have one name")
-    base = found[0].base if len(found) == 1 else _common_folder(names)
+    base = found[0][0] if len(found) == 1 else _common_folder(names)
     return Found(base=base, names=tuple(name[len(base) :] for name in names))
 
 
-class _Entry:
-    """One path, URL, folder or glob: its files' names, and the folder that partitions hang from."""
-
-    def __init__(self, storage: Storage, data: str) -> None:
-        storage.forget_listings(data)
-        file_system, path = storage.resolve(data)
-        with reaching(data):
-            try:
-                kind = file_system.info(path)["type"]
-            except FileNotFoundError:
-                if not _GLOB.search(data):
-                    raise
-                kind = "glob"
-            self.base = data[: data.rfind("/") + 1]
-            self.names = [data]
-            if kind == "glob":
-                self.base = data[: data.rfind("/", 0, _GLOB.search(data).start()) + 1]  # type: ignore[union-attr]
-                self.names = self._named(storage, list(_globbed(file_system, path)))
-            elif kind != "file":
-                self.base = data.rstrip("/") + "/"
-                self.names = self._named(storage, list(_below(file_system, path)))
-        if not self.names and kind == "glob":
-            raise DataFormatError(f"'{data}' matches no Parquet file; check the pattern and the folder")
-        if not self.names:
-            raise DataFormatError(
-                f"'{data}' holds no Parquet file: their names must end in {' or '.join(SUFFIXES)} and not "
-                "begin with '.' or '_'; for other names pass a glob that matches them"
-            )
-
-    def _named(self, storage: Storage, paths: list[str]) -> list[str]:
-        """The paths as the file system has them, put as names that begin as the user's did."""
-        root = storage.resolve(self.base or ".")[1].rstrip("/") + "/"
+def _files_of(storage: Storage, data: str) -> tuple[str, list[str]]:
+    """Of one path, URL, folder or glob: the folder that partitions hang from, and its files' names."""
+    storage.forget_listings(data)
+    file_system, path = storage.resolve(data)
+    with reaching(data):
+        pattern = _GLOB.search(data)
+        try:
+            kind = file_system.info(path)["type"]
+        except FileNotFoundError:
+            if pattern is None:
+                raise
+            kind = "glob"
+        if kind == "file":
+            return data[: data.rfind("/") + 1], [data]
+        if kind == "glob" and pattern is not None:
+            base = data[: data.rfind("/", 0, pattern.start()) + 1]
+            paths = list(_globbed(file_system, path))
+        else:
+            base = data.rstrip("/") + "/"
+            paths = list(_below(file_system, path))
+        # The file system has its own form of names: they shall begin as the user's did.
+        root = storage.resolve(base or ".")[1].rstrip("/") + "/"
         if any(not path.startswith(root) for path in paths):
-            raise ReaderError(f"'{self.base}': its file system lists names elsewhere ({paths[0]!r})")
-        return sorted({self.base + path[len(root) :] for path in paths})
+            raise ReaderError(f"'{base}': its file system lists names elsewhere ({paths[0]!r})")
+    if not paths and kind == "glob":
+        raise DataFormatError(f"'{data}' matches no Parquet file; check the pattern and the folder")
+    if not paths:
+        raise DataFormatError(
+            f"'{data}' holds no Parquet file: their names must end in {' or '.join(SUFFIXES)} and not "
+            "begin with '.' or '_'; for other names pass a glob that matches them"
+        )
+    return base, sorted({base + path[len(root) :] for path in paths})
 
 
 def _below(file_system: Any, folder: str) -> Iterator[str]:
@@ -395,23 +390,23 @@ class ParquetFile:
         self._opened = opened if self._noted is None else replace(opened, handle=self._noted)
         self.stamp = opened.stamp()  # when it was opened
         try:
-            self._file = _parse(self._opened, name)
+            self.file = _parse(self._opened, name)
         except ReaderError:
             self._opened.close()
             raise
         self.size = self._opened.size  # in bytes
         self.remote = self._opened.remote  # whether reading it may fail on the way
-        self.schema = self._file.schema_arrow  # of all columns, Arrow's
+        self.schema = self.file.schema_arrow  # of all columns, Arrow's
 
     def rows_of_groups(self) -> list[int]:
         """The number of rows in each row group."""
-        footer = self._file.metadata
+        footer = self.file.metadata
         return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
 
     def footer(self) -> int:
         """The footer's length and a checksum of it, of a large one in pieces: where a column of a row group
         has another length all that follow begin elsewhere."""
-        length = int(self._file.metadata.serialized_size) + _TAIL
+        length = int(self.file.metadata.serialized_size) + _TAIL
         data = self._read(max(0, self.size - length), self.size)
         if len(data) > _SMALL_BYTES:
             pieces = range(0, len(data), len(data) // _PIECES)
@@ -426,7 +421,7 @@ class ParquetFile:
         """
         if self.size <= _SMALL_BYTES:
             return zlib.crc32(self._read(0, self.size))
-        footer, checksum = self._file.metadata, 0
+        footer, checksum = self.file.metadata, 0
         pairs = 1 if self.remote else max(1, _PAIRS // files)  # of blocks, one of each column
         groups = chosen(footer.num_row_groups, pairs)
         columns: list[int] = []
@@ -467,13 +462,9 @@ class ParquetFile:
         self._opened.handle.seek(start)
         return bytes(self._opened.handle.read(end - start))
 
-    def read_group(self, group: int, columns: list[str], *, use_threads: bool) -> Any:
-        """A row group as a table with these columns, and with columns nested in them."""
-        return self._file.read_row_group(group, columns=columns, use_threads=use_threads)
-
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        self.file.close()
         self._opened.close()
 
 

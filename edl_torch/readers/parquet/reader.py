@@ -379,7 +379,7 @@ class RowGroups:
         if not names:
             return pa.table({"": pa.nulls(expected)})  # a table without any column would forget its length
         opened = self._file(file)
-        table = opened.read_group(group, names, use_threads=threads).select(names)
+        table = opened.file.read_row_group(group, columns=names, use_threads=threads).select(names)
         if table.num_rows != expected:
             raise pa.ArrowInvalid(f"{table.num_rows} rows decoded, {expected} expected")
         if not opened.is_as_it_was():  # what was decoded may be of two writers
