@@ -91,8 +91,10 @@ class OdpsTable:
     def partition_of(self, name: str) -> str:
         """The partition of a name. Raises ReaderError for one that this table is not meant to read."""
         partition = name.removeprefix(self.config.name).removeprefix("/")
-        meant = not self.patterns or any(each.matches(partition) for each in self.patterns if partition)
-        if self.name(partition) != name or not (partition in self._downloads or meant):
+        known = partition in self._downloads or not self.patterns
+        if self.name(partition) != name or not (
+            known or any(pattern.matches(partition) for pattern in self.patterns if partition)
+        ):
             own = self.name(", ".join(pattern.text for pattern in self.patterns))
             raise ReaderError(
                 f"this reader reads {own}, not {name!r}: make it with the same table and partitions in every "
