@@ -32,6 +32,28 @@ _TELLING = 16  # places at least, for two models that are equal to be no chance
 _DDP = "ElasticDataLoader(…, synchronous=True) and model = DistributedDataParallel(model), under torchrun"
 _WORD = 'loader.attach(optimizer, one_model="how they become one")'
 
+_UNSEEN = (
+    "among {} record(s) that an optimizer stepped on are some of which no gradient was seen in its "
+    'parameters: a wrapper that reads ahead tells with lookahead="told" and loader.passed_on(); a batch that '
+    "is skipped goes back with loader.give_back(); gradients come into parameter.grad before the next batch "
+    "is asked for, and stay there until the step"
+)
+_DOUBTS = {
+    "written": (
+        "parameters of {} were written after {} step(s), by what is no step of an attached optimizer: "
+        "loader.attach(optimizer) for each that trains them, loader.load_state_dict(…) with each "
+        f"model.load_state_dict(…), or, where nothing learnt is lost: {_WORD}"
+    ),
+    "again": (
+        "{} stepped, after {} step(s), on gradients that it had stepped on before: optimizer.zero_grad() "
+        "before each backward() that begins a window"
+    ),
+    "unattached": (
+        "on batches of {}, after {} step(s), an optimizer stepped that is not attached: "
+        f"loader.attach(optimizer) for it too, or, where it trains no part of the model: {_WORD}"
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
@@ -69,6 +91,7 @@ class _Learner:
     records: Intervals
     last: int  # the line that settled the last of these records
     seen: list[Seen] = field(default_factory=list)
+    doubts: list[Seen] = field(default_factory=list)  # samples of when something spoke against one model
 
     @property
     def word(self) -> str:
@@ -91,12 +114,13 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
     base: _Group | None = None  # the chain whose model was saved with the token that the next part began from
     taken: list[_Learner] = []  # who saved it
     learners: list[_Learner] = []
-    restores = compared = 0
+    restores = compared = unseen = 0
     for (history, part), later in zip(reversed(parts), [*reversed(parts[:-1]), None], strict=True):
         digest = "" if later is None else token_digest(saved_with(later[1].lineage.token or ""))
         here = list(_learners(history, part, digest))
         learners += here
         found.unattached += sum(_unattached(part, learner) for learner in here)
+        unseen += part.ways.get(Evidence.UNSEEN, 0)
         groups = _groups([learner for learner in here if learner.seen])
         compared += sum(len(group) > 1 for group in groups)
         if len(groups) > 1:
@@ -120,7 +144,9 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
         taken = [learner for learner in here if learner.seen and learner.place in took]
         base = next((chain for chain in chains if taken and all(one in chain for one in taken)), None)
     unsaid = [learner for learner in learners if learner.seen and not learner.word]
-    found.reasons += (*_went_back(unsaid), *_changed(unsaid))
+    found.reasons += (*_went_back(unsaid), *_changed(unsaid), *_doubted(unsaid))
+    if unseen:
+        found.reasons += (_UNSEEN.format(unseen),)
     shares = [_share(chain) for chain in chains]
     found.shares = tuple(share for share in shares if share.records)
     found.shown = tuple(_shown(learners, compared, restores))
@@ -139,7 +165,8 @@ def _learners(history: DatasetHistory, part: Part, digest: str) -> Iterator[_Lea
     for place in sorted({*np.unique(told.who).tolist(), *(one.place for one in taken)}):
         rows = told.at(told.who == place)
         left = max((one.snapshot.line for one in taken if one.place == place), default=None)
-        seen = [one for one in lineage.seen.get(place, ()) if left is None or one.line <= left]
+        looked = [one for one in lineage.seen.get(place, ()) if left is None or one.line <= left]
+        seen = [one for one in looked if one.at not in _DOUBTS]
         firsts = {
             number: next(s.line for s in seen if s.number == number) for number in {s.number for s in seen}
         }
@@ -153,6 +180,7 @@ def _learners(history: DatasetHistory, part: Part, digest: str) -> Iterator[_Lea
                 records=records_of(mine) & own,
                 last=int(mine.settled.max(initial=-1)),
                 seen=[one for one in seen if one.number == number],
+                doubts=[one for one in looked if one.number == number and one.at in _DOUBTS],
             )
 
 
@@ -324,6 +352,13 @@ def _changed(learners: Sequence[_Learner]) -> Iterator[str]:
                 f"attached optimizer: loader.load_state_dict(…) with each model.load_state_dict(…), or, "
                 f"where nothing learnt is lost: {_WORD}"
             )
+
+
+def _doubted(learners: Sequence[_Learner]) -> Iterator[str]:
+    """Yield what trained or wrote parameters beside the steps of attached optimizers."""
+    for learner in learners:
+        for seen in learner.doubts:
+            yield _DOUBTS[seen.at].format(learner.name, seen.steps)
 
 
 # Words --------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Verdict:
     rolled_back: int  # acknowledged after a token that the job went back to; in all lineages
     trainers: int  # sessions
     lineages: int
-    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.facts.Evidence`
+    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.vocabulary.Evidence`
     repeated: int  # may have been trained on once more than is counted, by who lives: the next three
     returned: int  # given back by a loop that had them, and may have trained on them
     void: int  # taken back by the master while a loop had them

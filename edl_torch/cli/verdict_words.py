@@ -20,6 +20,8 @@ MEANING = {
 }
 _WAYS = {
     Evidence.STEP.label: "when an attached optimizer had stepped",
+    Evidence.SKIPPED.label: "when a GradScaler had skipped the step of an attached optimizer",
+    Evidence.UNSEEN.label: "when one had stepped, though no gradient of theirs was seen",
     Evidence.NEXT.label: "when the next batch was asked for",
     Evidence.TOKEN.label: "by a token taken in the loop's body",
     Evidence.REPORT.label: "by the loop's reports",
@@ -49,6 +51,8 @@ def headline(verdict: Verdict) -> str:
         said += f": {delivered(verdict)}"
     if verdict.quarantined:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
+    if skipped := verdict.rests_on.get(Evidence.SKIPPED.label):
+        said += f", {skipped:,} of {verdict.records:,} stepped over by a GradScaler"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
     compared = verdict.known_by != "none" or verdict.trainers < 2

@@ -1,22 +1,26 @@
 """Which batches are in the gradients of the attached optimizers' parameters, as far as some of them show it.
 
 A batch that goes back, or whose gradient is thrown away, may be in the next step all the same, or in none.
-What is found is returned: the session tells the trainer. It holds no optimizer and no gradient alive, and
-does not know torch.
+What is found is returned, and the session tells the trainer; but a batch is marked here, where a gradient
+of it is seen to come. Two parameters of each optimizer have a hook for that; where none was called, some are
+looked at. It holds no optimizer and no gradient alive.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from edl_torch.client.model import has_place, some
 from edl_torch.integrations.engines import hides_gradients
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.trainer import Trainer
 
 WATCHED = 8  # parameters of an optimizer whose gradients are looked at
+HOOKED = 2  # of these, that say when a gradient comes
 
 _Kept = list[tuple[Any, weakref.ref[Any] | None]]  # parameters, and the gradients that they had
 
@@ -29,6 +33,11 @@ class Gradients:
         self._passes = trainer.elastic
         self._batches = trainer.state.batches
         self._watched: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}  # by the optimizer's number
+        self._hooks: dict[int, list[Any]] = {}
+        self._backward = -1  # the backward pass that reached a hook last
+        # By the optimizer's number: parameters, and their gradients as it has stepped on them
+        self._used: dict[int, list[tuple[Any, weakref.ref[Any], int]]] = {}
+        self._again = False  # whether a backward pass has added to such gradients
         # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
         self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._abandoned_with: list[Any] | None = None  # what had changed as an iterator was collected
@@ -42,11 +51,19 @@ class Gradients:
 
     def watch(self, number: int, optimizer: Any) -> None:
         """Look at parameters of an optimizer from now on."""
-        self._watched[number] = weakref.ref(optimizer), _some(_trained(optimizer))
+        watched = some(trained(optimizer), WATCHED)
+        self._watched[number] = weakref.ref(optimizer), watched
+        comes = calling(self._comes)
+        self._hooks[number] = [p.register_hook(comes) for p in some([*filter(has_place, watched)], HOOKED)]
+        self.look()
 
     def forget(self, number: int) -> None:
         """Look at those of an optimizer no more."""
         self._watched.pop(number, None)
+        self._used.pop(number, None)
+        for hook in self._hooks.pop(number, ()):
+            hook.remove()
+        self.look()
 
     def optimizers(self) -> list[Any]:
         """Every attached optimizer that still exists."""
@@ -59,7 +76,61 @@ class Gradients:
         hidden = any(hasattr(p, "full_tensor") for o in optimizers for p in _parameters(o)) or any(
             hides_gradients(optimizer) for optimizer in optimizers
         )
-        return [] if hidden else [p for optimizer in optimizers for p in _trained(optimizer)]
+        return [] if hidden else [p for optimizer in optimizers for p in trained(optimizer)]
+
+    # Marks ------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See whether gradients of all attached optimizers can be seen: then a batch without is in doubt."""
+        self._batches.sees = bool(self._parameters())
+
+    def _comes(self) -> None:
+        """Note a backward pass as it reaches the first parameter, before it changes the gradient."""
+        backward = sys.modules["torch"]._C._current_graph_task_id()
+        if backward == self._backward:
+            return
+        self._backward = backward
+        self._again = self._again or any(map(self._are_used, self._used))
+        for _, watched in self._watched.values():
+            for parameter in watched:
+                if parameter.grad is not None:
+                    self._batches.mark()
+                    return
+        self._batches.mark(is_first=True)
+
+    def see(self) -> None:
+        """Look for a gradient of the batch in hand where none was seen to come."""
+        if self._batches.in_doubt and (self._changed() or self._reached_others()):
+            self._batches.mark()
+
+    def _reached_others(self) -> bool:
+        """Whether there are gradients where none that is watched has one: these have come after that."""
+        return any(
+            p.grad is not None
+            for optimizer, watched in self._watched.values()
+            if all(parameter.grad is None for parameter in watched)
+            for p in trained(optimizer())
+        )
+
+    def used(self, number: int) -> bool:
+        """Note a step of an optimizer. Returns whether it used gradients that it had stepped on before."""
+        same = any(parameter.grad is known() for parameter, known, _ in self._used.get(number, ()))
+        again = same and (self._again or self._are_used(number))
+        self._again = False
+        self._used[number] = [
+            (parameter, weakref.ref(parameter.grad), parameter.grad._version)
+            for parameter in self._watched[number][1][:HOOKED]
+            if parameter.grad is not None
+        ]
+        return again
+
+    def _are_used(self, number: int) -> bool:
+        """Whether the last step of an optimizer has left gradients, and they are as they were."""
+        for parameter, known, version in self._used.get(number, ()):
+            gradient = known()
+            if gradient is not None and parameter.grad is gradient and gradient._version == version:
+                return bool(gradient.any())  # what is 0 adds nothing
+        return False
 
     # The batch in hand ------------------------------------------------------------------------------------
 
@@ -98,7 +169,7 @@ class Gradients:
         found: list[Any] = []
         for optimizer, watched in list(self._watched.values()):  # a finaliser may ask, in any thread
             tell = any(p.grad is not None or id(p) in self._marks for p in watched)
-            found += filter(self._has_changed, watched) if tell else _trained(optimizer())
+            found += filter(self._has_changed, watched) if tell else trained(optimizer())
         return [parameter for parameter in found if parameter.grad is not None]
 
     def abandon(self) -> None:
@@ -172,7 +243,7 @@ class Gradients:
         return window if parameters and not is_there else []
 
 
-def _trained(optimizer: Any) -> list[Any]:
+def trained(optimizer: Any) -> list[Any]:
     """Return the parameters that an optimizer trains.
 
     None of DeepSpeed's engines, and none in parts: nobody sees their gradients here.
@@ -185,8 +256,13 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for parameter in found if hasattr(parameter, "requires_grad")]
 
 
-def _some(parameters: list[Any]) -> list[Any]:
-    """Return some of a model's parameters, from its first to its last: heads and experts take turns, and what
-    lies before them learns from each batch."""
-    last, count = len(parameters) - 1, min(WATCHED, len(parameters))
-    return [parameters[number * last // max(1, count - 1)] for number in range(count)]
+def calling(method: Callable[[], None]) -> Callable[[Any], None]:
+    """Return a hook of parameters that calls a method, and does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def comes(gradient: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return comes

@@ -13,7 +13,7 @@ import logging
 import math
 import platform
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PLACES = 256  # of all parameters together, and as many sums at most
 _COLUMNS = 1024
+_KEPT = 2  # parameters whose values are compared between steps
 
 _UNSEEN = ""  # the shape of a model that cannot be looked at
 
@@ -46,6 +47,7 @@ class Model:
         self.steps = 0
         self.word = ""
         self.is_due = True  # it is looked at before the next step
+        self.doubts: set[str] = set()  # what was written down in this lineage
         self._number = 0
         self._known: list[weakref.ref[Any]] = []  # its parameters when it was last looked at
         self._is_trained = False  # it has stepped
@@ -69,6 +71,7 @@ class Model:
         """Note that the data went back to a token: another model may be loaded, and steps count anew."""
         self.steps = 0
         self.is_due = True
+        self.doubts.clear()
         self._known, self._number, self._is_trained = [], 0, False
 
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
@@ -121,6 +124,91 @@ class Model:
             self._number += self._is_trained
             self._is_trained = False
         self._known = [weakref.ref(parameter) for parameter in parameters]
+
+
+class Kept:
+    """Values of some parameters as a step has left them, which nothing but the next one should change.
+
+    In this machine's memory the values are compared, so that what was put back is no change, and what torch
+    does not count (`.data`) is one; elsewhere what torch counts is.
+    """
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = some([parameter for parameter in parameters if has_place(parameter)], _KEPT)
+        self._places = [-1] * len(self._parameters)
+        self._views: list[npt.NDArray[Any] | None] = [None] * len(self._parameters)
+        self._left: list[tuple[int, int, bytes | None]] | None = None
+
+    def keep(self) -> None:
+        """Note the values: a step has ended."""
+        self._left = self._now()
+
+    def forget(self) -> None:
+        """Let the parameters change."""
+        self._left = None
+
+    def was_written(self) -> bool:
+        """Whether a parameter was written since, and not put back."""
+        if self._left is None:
+            return False
+        return any(
+            before[2] != now[2] if before[2] is not None and now[2] is not None else before != now
+            for before, now in zip(self._left, self._now(), strict=True)
+        )
+
+    def _now(self) -> list[tuple[int, int, bytes | None]]:
+        """Of each parameter torch's count of writes, its place, and values."""
+        found = []
+        for number, parameter in enumerate(self._parameters):
+            place = parameter.data_ptr()
+            if place != self._places[number]:
+                self._places[number], self._views[number] = place, _view(parameter)
+            view = self._views[number]
+            found.append((parameter._version, place, None if view is None else view.tobytes()))
+        return found
+
+
+def some(parameters: list[Any], most: int) -> list[Any]:
+    """Return some of a model's parameters, from its first to its last: heads and experts take turns, and what
+    lies before them learns from each batch."""
+    last, count = len(parameters) - 1, min(most, len(parameters))
+    return [parameters[number * last // max(1, count - 1)] for number in range(count)]
+
+
+def has_place(parameter: Any) -> bool:
+    """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
+    from torch.nn.parameter import is_lazy
+
+    return (
+        not is_lazy(parameter)
+        and str(parameter.layout) == "torch.strided"
+        and parameter.device.type != "meta"
+    )
+
+
+def hear_of_steps(method: Callable[[Any], None]) -> Any:
+    """Have a method called with each optimizer that has stepped; it is kept alive by nothing here. Returns
+    torch's handle."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    reference = weakref.WeakMethod(method)
+
+    def stepped(optimizer: Any, arguments: Any, named: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(optimizer)
+
+    return register_optimizer_step_post_hook(stepped)
+
+
+def _view(parameter: Any) -> npt.NDArray[Any] | None:
+    """Return a view of some values of a parameter, which follows what is written there."""
+    if parameter.device.type != "cpu" or not parameter.is_contiguous() or not parameter.numel():
+        return None
+    import torch
+
+    values: npt.NDArray[Any] = parameter.detach().reshape(-1).view(torch.uint8).numpy()
+    return values.view(f"V{parameter.element_size()}")[:: -(-parameter.numel() // PLACES)]
 
 
 def _parameters(optimizers: Iterable[Any]) -> list[Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
+from edl_torch.client.gradients import HOOKED, trained
+from edl_torch.client.model import Kept, hear_of_steps, some
 from edl_torch.client.session import Session
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, is_engine
@@ -41,6 +43,7 @@ class _Attached:
     before: Any = None  # the hook before a step
     steps: int = 0
     scaler: weakref.ref[Any] | None = None
+    kept: Kept | None = None  # what the last step left, where there is a log
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -56,6 +59,10 @@ class Optimizers:
         self._session = session
         self._attached: dict[int, _Attached] = {}
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
+        self._mine = 0  # the id of the one that stepped last
+        # Of optimizers that are not attached: the batch in hand when a gradient last came to one of theirs
+        self._others: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        self._hooks: list[Any] = []  # of their parameters, and the one of all optimizers
 
     def __repr__(self) -> str:
         alive = self._session.gradients.optimizers()
@@ -94,6 +101,10 @@ class Optimizers:
         number = session.do(session.trainer.state.batches.attach, type(optimizer).__name__)
         session.gradients.watch(number, optimizer)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
+        if session.model is not None:
+            attached.kept = Kept(trained(optimizer))
+            if not self._hooks:
+                self._hooks.append(hear_of_steps(self._any_stepped))
         torch: Any = sys.modules.get("torch")
 
         def trains(named: Mapping[str, Any]) -> bool:
@@ -101,11 +112,18 @@ class Optimizers:
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if trains(named):
+                if session.model is not None and session.model.is_due:
+                    self._forget_kept()
+                elif attached.kept is not None and attached.kept.was_written():
+                    session.doubt("written")
                 session.about_to_step()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
+            self._mine = id(optimizer)
+            if len(self._attached) > 1:  # they may share parameters
+                self._forget_kept()
             if not trains(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
@@ -114,6 +132,8 @@ class Optimizers:
             if found is None or not bool(found):
                 attached.steps += 1
                 session.stepped(number)
+            if attached.kept is not None:
+                attached.kept.keep()
 
         attached.hook = register(stepped)
         before: Any = getattr(steps, "register_step_pre_hook", None)
@@ -137,7 +157,7 @@ class Optimizers:
             mine = self._attached.get(number) is attached and _that_steps(optimizer) is attached.optimizer()
             if mine and attached.steps == before:
                 attached.steps += 1
-                self._session.stepped(number)
+                self._session.stepped(number, skipped=True)
             return result
 
         scaler.step = watched
@@ -157,9 +177,38 @@ class Optimizers:
 
     def close(self) -> None:
         """Take the hooks off."""
-        for attached in self._attached.values():
+        for number, attached in self._attached.items():
             attached.remove()
+            self._session.gradients.forget(number)
         self._attached.clear()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    # What else trains, or writes parameters -----------------------------------------------------------------
+
+    def _forget_kept(self) -> None:
+        for attached in self._attached.values():
+            if attached.kept is not None:
+                attached.kept.forget()
+
+    def _any_stepped(self, optimizer: Any) -> None:
+        """Note an optimizer that is not attached, and steps on batches of this loader."""
+        if self._mine == id(optimizer):
+            return
+        if self._session.is_attached_elsewhere(optimizer):
+            self._forget_kept()
+            return
+        batches = self._session.trainer.state.batches
+        reached = self._others.get(optimizer)
+        if reached is None:
+            reached = self._others[optimizer] = [0]
+
+            def comes(gradient: Any, reached: list[int] = reached) -> None:
+                reached[0] = batches.in_hand.number if batches.in_hand is not None else 0
+
+            self._hooks += [p.register_hook(comes) for p in some(trained(optimizer), HOOKED)]
+        elif reached[0] and batches.in_hand is not None and reached[0] == batches.in_hand.number:
+            self._session.doubt("unattached")
 
     def _number_of(self, optimizer: Any) -> int | None:
         for number, attached in self._attached.items():

@@ -50,6 +50,7 @@ from edl_torch.trainer.vocabulary import (
     Attend,
     Call,
     Describe,
+    Evidence,
     Logged,
     LookAround,
     Procedure,
@@ -325,6 +326,11 @@ class Session:
                 found.append(SiblingSession(session=other.id, records=records, same_thread=same_thread))
         return tuple(found)
 
+    def is_attached_elsewhere(self, optimizer: Any) -> bool:
+        """Whether an optimizer is attached to another of this process's sessions."""
+        others = (other for other in _sessions.alive() if other is not self)
+        return any(optimizer in other.gradients.optimizers() for other in others)
+
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
@@ -351,11 +357,13 @@ class Session:
             self.end(self.passes.lose_gradients(lost))
         if self.model is not None:
             self.model.changed()
+        self.gradients.look()
         return number
 
     def request(self, number: int) -> bool:
         """Note that the loop asks pass `number` for a batch. Returns whether it is still open."""
         self.loop_thread = get_ident()
+        self.gradients.see()
         return self.run(self.passes.request(number))
 
     def check_newest(self, number: int) -> None:
@@ -389,6 +397,7 @@ class Session:
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
+        self.gradients.see()
         batch = self.run(self.passes.passed_on())
         self.gradients.mark()
         return batch
@@ -399,8 +408,14 @@ class Session:
         if self.model is not None and self.model.is_due:
             self.see_model("begin")
 
-    def stepped(self, optimizer: int) -> None:
-        """Note a step of an attached optimizer.
+    def doubt(self, why: str) -> None:
+        """Write down, once in a lineage, what speaks against one model; `ModelSeen.at` has the words."""
+        if self.model is not None and why not in self.model.doubts:
+            self.model.doubts.add(why)
+            self.see_model(why)
+
+    def stepped(self, optimizer: int, *, skipped: bool = False) -> None:
+        """Note a step of an attached optimizer, or one that its GradScaler skipped.
 
         A wrapper that tells has no word for a loop that was left with one of its last batches. A step after
         that is not on this batch: no gradient has changed since it came.
@@ -409,11 +424,22 @@ class Session:
             self.end_abandoned()
         state, model = self.trainer.state, self.model
         is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
-        before_hand = state.batches.ended and state.batches.has_in_hand and self.gradients.unchanged()
-        self.run(self.passes.stepped(optimizer, before_hand))
+        self.gradients.see()
+        if state.batches.ended and state.batches.has_in_hand:
+            before_hand = self.gradients.unchanged()
+        else:
+            before_hand = state.batches.steps_before_hand
+        if skipped:  # by a report of its own, as the log has how each came about
+            self.flush()
+            self.run(self.passes.stepped(optimizer, before_hand, Evidence.SKIPPED))
+            self.flush()
+        else:
+            self.run(self.passes.stepped(optimizer, before_hand))
         if self.gradients.left and (again := self.gradients.learnt_again()):
             self.run(self.passes.learnt_again(again))
         if model is not None:
+            if not skipped and self.gradients.used(optimizer):
+                self.doubt("again")
             is_due = model.stepped()
             if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
                 self.flush()

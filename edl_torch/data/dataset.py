@@ -39,6 +39,7 @@ from edl_torch.data.reading.seeding import (
     with_own_numbers,
 )
 from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
+from edl_torch.data.reading.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
 from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
@@ -198,6 +199,8 @@ class ShardedDataset(IterableDataset[Any]):
             if info is not None:
                 end_with_parent()
             self._link = pid, SocketLink(self._handle, stream, run)
+            if info is not None:
+                tell_what_ends_worker(self._link[1])
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:

@@ -251,6 +251,8 @@ class ElasticTrainer:
         def step(*args: Any, **kwargs: Any) -> Any:
             if self._sizes:
                 self.elastic_loader.begin_batch(self._sizes.popleft())
+                # It trains on all that it has read for the step, in their order.
+                self.elastic_loader.service.session.trainer.state.batches.mark_window()
             return training_step(*args, **kwargs)
 
         return step

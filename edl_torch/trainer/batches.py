@@ -29,6 +29,7 @@ class Batch:
     ticket: Ticket = ()
     holds: list[Hold] | tuple[()] = ()
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
+    marked: bool = False  # while it was in hand, a gradient came to a parameter of an attached optimizer
 
     @property
     def records(self) -> int:
@@ -76,6 +77,8 @@ class Batches:
         self._told: set[int] = set()  # of those, the ones that somebody was told of
         self._replaced = False  # whether one did not step in the last pass, and others did
         self.counted_lost: list[Batch] = []  # that a step has counted though their gradients were gone
+        self.sees = False  # whether marks tell: gradients of all attached optimizers can be looked at
+        self.counted_unseen = False  # whether a step has counted one without a mark
 
     def __repr__(self) -> str:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
@@ -111,6 +114,41 @@ class Batches:
     def reads_far(self) -> bool:
         """Whether several batches may be on their way to the loop, unseen."""
         return self._lookahead is not None and self._lookahead > 1
+
+    # Which batches are in the gradients -------------------------------------------------------------------
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether no gradient of the batch in hand was seen so far, where one would be."""
+        batch = self.in_hand
+        return self.sees and batch is not None and not batch.marked and bool(batch.ticket)
+
+    def mark(self, *, is_first: bool = False) -> None:
+        """Note that a gradient of the batch in hand comes; `is_first` where none is in place before.
+
+        Behind a wrapper that does not tell, any of what it has read ahead may be in hand after the end.
+        """
+        if self.ended and not self.is_told:
+            for other in self.ahead:
+                other.marked = True
+        batch = self.in_hand
+        if batch is None:
+            return
+        batch.marked = True
+        if is_first and not self.ended:
+            for other in self.untouched():
+                if other.number < batch.number:
+                    other.marked = False  # nothing says where its gradient is
+
+    def mark_window(self) -> None:
+        """Note, as an adapter says, that each batch since the last step is trained on before the next."""
+        for batch in self.untouched():
+            batch.marked = True
+
+    @property
+    def steps_before_hand(self) -> bool:
+        """Whether a step now is on batches before the one in hand, of which no gradient was seen."""
+        return self.in_doubt and len(self.unfinished) > 1 and any(batch.marked for batch in self.untouched())
 
     # Batches come and go ----------------------------------------------------------------------------------
 
@@ -152,6 +190,8 @@ class Batches:
             done.append(batch.ticket)
             if batch.lost:
                 self.counted_lost.append(batch)
+            if self.sees and not batch.marked:
+                self.counted_unseen = True
         self.settled += len(done)
         return done
 

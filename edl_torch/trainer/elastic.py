@@ -342,14 +342,16 @@ class ElasticPasses:
         yield from self._reporter.send()
         return batch
 
-    def stepped(self, optimizer: int, before_hand: bool = False) -> Procedure[None]:
+    def stepped(
+        self, optimizer: int, before_hand: bool = False, way: Evidence = Evidence.STEP
+    ) -> Procedure[None]:
         """Note a step of an attached optimizer, or, with `before_hand`, one on what came before the batch in
         hand."""
         state = self._state
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         state.batches.stepped(optimizer, before_hand=before_hand)
-        self._settle(state.batches.done(), Evidence.STEP)
+        self._settle(state.batches.done(), way)
         if self._reporter.is_due:
             yield from self._reporter.send()
 
@@ -372,11 +374,14 @@ class ElasticPasses:
         """Acknowledge batches that the loop is done with. Returns what is told of them."""
         if not done:
             return []
+        batches = self._state.batches
+        if batches.counted_unseen:
+            batches.counted_unseen, way = False, max(way, Evidence.UNSEEN)
         acknowledgements = self._state.inflight.acknowledge(done)
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
-        if lost := self._state.batches.counted_lost:
-            self._state.batches.counted_lost = []
-            if way is Evidence.STEP:
+        if lost := batches.counted_lost:
+            batches.counted_lost = []
+            if way <= Evidence.UNSEEN:
                 self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
         return acknowledgements
 

@@ -224,11 +224,13 @@ class Evidence(IntEnum):
     """The evidence for an acknowledgement. Of several the highest number counts."""
 
     STEP = 1  # an attached optimizer stepped
-    NEXT = 2  # the loop asked for the next batch, or for the end
-    TOKEN = 3  # a token was taken while the loop had the batch in hand
-    REPORT = 4  # the loop said so, of records that came in one stream
-    COUNT = 5  # the loop said so, of records of several loader workers, which were then counted
-    UNSTEPPED = 6  # the loop ended, and no step came on what it had gathered
+    SKIPPED = 2  # a GradScaler skipped the step of an attached optimizer
+    UNSEEN = 3  # an attached optimizer stepped, and a batch's gradient was not seen in its parameters
+    NEXT = 4  # the loop asked for the next batch, or for the end
+    TOKEN = 5  # a token was taken while the loop had the batch in hand
+    REPORT = 6  # the loop said so, of records that came in one stream
+    COUNT = 7  # the loop said so, of records of several loader workers, which were then counted
+    UNSTEPPED = 8  # the loop ended, and no step came on what it had gathered
 
     @property
     def exact(self) -> bool:
@@ -348,7 +350,9 @@ class ModelSeen:
     """Sample of the model: the parameters of the attached optimizers.
 
     `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, a lineage or the session),
-    "token" or "restored".
+    "token" or "restored"; or, once in a lineage, when it is noticed that something spoke against one model:
+    "written" by what is no step of an attached optimizer, "unattached" (another one stepped on gradients
+    of a batch), "again" (a step used gradients that an earlier one had used).
     `steps` counts those since the session began, or went back to a token; `number` is another one where no
     parameter of before is left. `shape` is equal where samples can be compared. `values` and `sums` are
     little-endian, float32 and float64; NaN stands for values in the shards of other ranks. `eps` is that of

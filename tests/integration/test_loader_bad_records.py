@@ -316,11 +316,6 @@ def test_quarantine_in_a_plain_loop_is_exact(num_workers: int) -> None:
 
 # Workers that die -------------------------------------------------------------------------------------------
 
-FORGOTTEN = pytest.mark.xfail(
-    sys.version_info >= (3, 13),
-    reason="from Python 3.13 on a worker says goodbye when the error that ended it is gone: it is not named",
-)
-
 
 def die_at_seven(number: int) -> int:
     if number == 7 and get_worker_info() is not None:
@@ -352,8 +347,8 @@ def be_cancelled_at_seven(number: int) -> int:
     [
         (die_at_seven, ""),
         (be_killed_at_seven, ""),
-        pytest.param(exit_at_seven, r" as SystemExit\(3\) ended it", marks=FORGOTTEN),
-        pytest.param(be_cancelled_at_seven, r" as CancelledError\(\) ended it", marks=FORGOTTEN),
+        (exit_at_seven, r" as SystemExit\(3\) ended it"),
+        (be_cancelled_at_seven, r" as CancelledError\(\) ended it"),
     ],
 )
 def test_a_loader_worker_that_dies_names_what_it_was_at(

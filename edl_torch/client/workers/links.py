@@ -104,7 +104,7 @@ class SocketLink:
         self._pass = 0
         self._connection = handle.connect()
         # Run when the process ends in good order, or nobody uses the link any more; not when it is killed.
-        Finalize(self, _say_goodbye, args=(self._connection,), exitpriority=1)
+        self.say_goodbye = Finalize(self, _say_goodbye, args=(self._connection,), exitpriority=1)
 
     def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
         self._begun += bool(self._run)
@@ -133,8 +133,8 @@ class SocketLink:
 
 
 def _say_goodbye(connection: Connection[Any, Any]) -> None:
-    # multiprocessing calls this also while an error ends the process, as `sys.exit()` in a transform does:
-    # torch lets all pass that are no Exception, but for Ctrl-C.
+    # An error may be ending the process, as `sys.exit()` in a transform does: torch lets all pass that are no
+    # Exception, but for Ctrl-C.
     error = sys.exc_info()[1]
     ended_by = "" if error is None or isinstance(error, Exception) else repr(error)
     with suppress(OSError):  # the trainer hung up first

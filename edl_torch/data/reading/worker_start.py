@@ -18,6 +18,10 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar, cast
 
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+
+from edl_torch.client.workers.links import SocketLink
+
 T = TypeVar("T")
 
 _LEFT_TO_TRAINER = (signal.SIGTERM, signal.SIGINT)
@@ -62,6 +66,25 @@ def _end_queue_threads() -> None:
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join(QUEUE_PATIENCE_S)
+
+
+def tell_what_ends_worker(link: SocketLink) -> None:
+    """In a worker: say goodbye while an error that torch lets pass, as `sys.exit()`'s, is on its way.
+
+    From Python 3.13 on multiprocessing runs finalizers when such an error is gone.
+    """
+    fetch: Callable[[Any, Any], Any] = _IterableDatasetFetcher.fetch
+
+    def watched(fetcher: Any, index: Any) -> Any:
+        try:
+            return fetch(fetcher, index)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException:
+            link.say_goodbye()
+            raise
+
+    _IterableDatasetFetcher.fetch = watched  # type: ignore[method-assign]
 
 
 def started_beside(make: Callable[[], T], context: Any) -> T:

@@ -23,6 +23,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     monkeypatch.setattr(module, "SocketLink", lambda handle, stream, run: calls.append((stream, run)))
     monkeypatch.setattr(module, "end_with_parent", lambda: calls.append("ends with its parent"))
+    monkeypatch.setattr(module, "tell_what_ends_worker", lambda link: None)
     monkeypatch.setattr(module.iterations, "_served", "12:3")
     return calls
 

@@ -74,13 +74,15 @@ def test_a_number_that_nobody_gives_says_nothing(value: Any) -> None:
 def test_ways_are_in_the_order_of_what_they_prove() -> None:
     assert [(way.value, way.label) for way in Evidence] == [
         (1, "step"),
-        (2, "next"),
-        (3, "token"),
-        (4, "report"),
-        (5, "count"),
-        (6, "unstepped"),
+        (2, "skipped"),
+        (3, "unseen"),
+        (4, "next"),
+        (5, "token"),
+        (6, "report"),
+        (7, "count"),
+        (8, "unstepped"),
     ]
-    assert [way.exact for way in Evidence] == [True, True, True, True, False, False]
+    assert [way.exact for way in Evidence] == [True] * 6 + [False] * 2
 
 
 def test_to_a_member_that_is_not_remembered_nothing_was_answered() -> None:

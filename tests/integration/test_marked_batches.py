@@ -1,0 +1,279 @@
+"""Which batches are in the gradients: no loop is proven whose model has not each record once.
+
+The model counts how often it learnt each record; nothing asks the loader.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.cli.verdict_words import headline, inexact, undecided
+
+RECORDS = 48
+EVERY = 4
+
+Loop = Callable[[Any, "Counts", Any], Any]
+
+
+class Counts(nn.Module):
+    """At a rate of 1 each record adds 1 to its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt = nn.Parameter(torch.zeros(RECORDS))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -self.learnt[batch].sum()
+
+    @property
+    def is_exact(self) -> bool:
+        return bool((self.learnt.detach() == 1).all())
+
+
+def sgd(*parameters: nn.Parameter) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def judged(folder: Path, loop: Loop, word: str = "") -> tuple[Counts, Outcome, str, str]:
+    """Run a loop over one epoch. The model, the verdict, its first line, and what it lacks."""
+    model = Counts()
+    optimizer = sgd(model.learnt)
+    with ElasticDataLoader(
+        torch.arange(RECORDS), audit_dir=folder, batch_size=4, num_epochs=1, shuffle=True
+    ) as loader:
+        loader.attach(optimizer, one_model=word)
+        for _ in loader.epochs():
+            loop(loader, model, optimizer)
+    (verdict,) = audit([folder])
+    return model, verdict.outcome, headline(verdict), " ".join([*undecided(verdict), *inexact(verdict)])
+
+
+def learn(model: Counts, optimizer: Any, batch: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).backward()
+    optimizer.step()
+
+
+# Exact -------------------------------------------------------------------------------------------------
+
+
+def gradients_by_hand(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        (model.learnt.grad,) = torch.autograd.grad(model(batch), [model.learnt])
+        optimizer.step()
+
+
+def zeros_in_place(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader, 1):
+        model(batch).backward()
+        if number % EVERY == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+
+def averaged_weights_for_a_moment(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        learn(model, optimizer, batch)
+        trained = copy.deepcopy(model.state_dict())
+        model.load_state_dict({name: value / 2 for name, value in trained.items()})
+        model.load_state_dict(trained)
+
+
+def most_batches_reach_no_watched_parameter(loader: Any, model: Counts, optimizer: Any) -> None:
+    heads = [nn.Parameter(torch.zeros(1)) for _ in range(30)]
+    optimizer.add_param_group({"params": heads})
+    for batch in loader:
+        learn(model, optimizer, batch)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        gradients_by_hand,
+        zeros_in_place,
+        averaged_weights_for_a_moment,
+        most_batches_reach_no_watched_parameter,
+    ],
+)
+def test_an_exact_loop_is_proven(loop: Loop, tmp_path: Path) -> None:
+    model, outcome, _, lacks = judged(tmp_path, loop)
+    assert (model.is_exact, outcome, lacks) == (True, Outcome.PROVEN, "")
+
+
+# Not shown ---------------------------------------------------------------------------------------------
+
+
+def rolled_back_by_version(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number == 4:
+            saved = copy.deepcopy(model.state_dict())
+        learn(model, optimizer, batch)
+        if number == 6:
+            model.load_state_dict(saved)
+
+
+def rolled_back_unseen_by_autograd(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number == 4:
+            saved = model.learnt.data.clone()
+        learn(model, optimizer, batch)
+        if number == 6:
+            model.learnt.data.copy_(saved)
+
+
+def one_ahead(batches: Any) -> Iterator[Any]:
+    ahead = None
+    for batch in batches:
+        if ahead is not None:
+            yield ahead
+        ahead = batch
+    if ahead is not None:
+        yield ahead
+
+
+def unsaid_read_ahead(loader: Any, model: Counts, optimizer: Any) -> None:
+    """It is left after a step, with a batch on its way that this step counts."""
+    for number, batch in enumerate(one_ahead(loader), 1):
+        model(batch).backward()
+        if number % EVERY == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        if number == 2 * EVERY:
+            return
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def step_at_the_top(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        optimizer.step()
+        optimizer.zero_grad()
+        model(batch).backward()
+
+
+def skipped(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number != 3:
+            learn(model, optimizer, batch)
+
+
+def gradients_in_buffers(loader: Any, model: Counts, optimizer: Any) -> None:
+    buffer = torch.zeros(RECORDS)
+    for number, batch in enumerate(loader, 1):
+        model(batch).backward()
+        assert model.learnt.grad is not None
+        buffer, model.learnt.grad = buffer + model.learnt.grad, None
+        if number % EVERY == 0:
+            model.learnt.grad = buffer if number > EVERY else torch.zeros(RECORDS)  # a window is forgotten
+            optimizer.step()
+            buffer, model.learnt.grad = torch.zeros(RECORDS), None
+
+
+def thrown_away_in_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader, 1):
+        if number == 6:
+            optimizer.zero_grad()
+        model(batch).backward()
+        if number % EVERY == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def another_optimizer_trains(loader: Any, model: Counts, optimizer: Any) -> None:
+    other = sgd(model.learnt)
+    for number, batch in enumerate(loader):
+        learn(model, other, batch)
+        if number % 2 == 0:
+            optimizer.zero_grad()
+        optimizer.step()  # on the same gradients once more
+
+
+def another_optimizer_trains_a_part(loader: Any, model: Counts, optimizer: Any) -> None:
+    """Of which nobody asks whether it has all: it has not."""
+    part = Counts()
+    other = sgd(part.learnt)
+    for number, batch in enumerate(loader):
+        (model(batch) + part(batch)).backward()
+        optimizer.step()
+        if number % 2:
+            other.step()
+        optimizer.zero_grad()
+        other.zero_grad()
+    model.learnt.data = part.learnt.data  # what is judged here
+
+
+def never_zeroed(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        model(batch).backward()
+        optimizer.step()
+
+
+def stepped_twice(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        learn(model, optimizer, batch)
+        if number == 5:
+            optimizer.step()
+
+
+UNSEEN = "no gradient was seen"
+AGAIN = "on gradients that it had stepped on before"
+WRITTEN = "were written after"
+
+
+@pytest.mark.parametrize(
+    ("loop", "why"),
+    [
+        (rolled_back_by_version, WRITTEN),
+        (rolled_back_unseen_by_autograd, WRITTEN),
+        (unsaid_read_ahead, UNSEEN),
+        (step_at_the_top, UNSEEN),
+        (skipped, UNSEEN),
+        (gradients_in_buffers, UNSEEN),
+        (thrown_away_in_a_window, UNSEEN),
+        (never_zeroed, AGAIN),
+        (stepped_twice, AGAIN),
+        (another_optimizer_trains, WRITTEN),
+        (another_optimizer_trains_a_part, "an optimizer stepped that is not attached"),
+    ],
+)
+def test_a_loop_whose_model_lacks_records_is_not_proven(loop: Loop, why: str, tmp_path: Path) -> None:
+    model, outcome, _, lacks = judged(tmp_path, loop)
+    assert not model.is_exact
+    assert outcome is not Outcome.PROVEN
+    assert why in lacks
+
+
+def bounded(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        learn(model, optimizer, batch)
+        with torch.no_grad():
+            model.learnt.clamp_(max=0.5)
+
+
+def test_weights_that_are_bounded_after_each_step_are_one_model_by_its_users_word(tmp_path: Path) -> None:
+    assert judged(tmp_path / "said", bounded, "weights are clamped")[1] is Outcome.PROVEN
+    assert judged(tmp_path / "unsaid", bounded)[1] is Outcome.DELIVERED
+
+
+def test_what_a_scaler_steps_over_stands_in_the_first_line(tmp_path: Path) -> None:
+    def overflowing(loader: Any, model: Counts, optimizer: Any) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        loader.attach(optimizer, scaler=scaler)
+        for number, batch in enumerate(loader):
+            optimizer.zero_grad()
+            scaler.scale(model(batch) * (float("inf") if number == 3 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    model, _, first_line, _ = judged(tmp_path, overflowing)
+    assert int((model.learnt == 0).sum()) == 4
+    assert first_line == "PROVEN, 4 of 48 stepped over by a GradScaler"
