@@ -100,7 +100,7 @@ class Gradients:
 
     def see(self) -> None:
         """Look for a gradient of the batch in hand where none was seen to come."""
-        if self._batches.in_doubt and (self._changed() or self._reached_others()):
+        if self._changed() or self._reached_others():
             self._batches.mark()
 
     def _reached_others(self) -> bool:

@@ -363,7 +363,8 @@ class Session:
     def request(self, number: int) -> bool:
         """Note that the loop asks pass `number` for a batch. Returns whether it is still open."""
         self.loop_thread = get_ident()
-        self.gradients.see()
+        if self.trainer.state.batches.in_doubt:
+            self.gradients.see()
         return self.run(self.passes.request(number))
 
     def check_newest(self, number: int) -> None:
@@ -397,7 +398,8 @@ class Session:
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
-        self.gradients.see()
+        if self.trainer.state.batches.in_doubt:
+            self.gradients.see()
         batch = self.run(self.passes.passed_on())
         self.gradients.mark()
         return batch
@@ -424,11 +426,11 @@ class Session:
             self.end_abandoned()
         state, model = self.trainer.state, self.model
         is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
-        self.gradients.see()
+        if state.batches.in_doubt:
+            self.gradients.see()
+        before_hand = state.batches.in_doubt and state.batches.steps_before_hand
         if state.batches.ended and state.batches.has_in_hand:
             before_hand = self.gradients.unchanged()
-        else:
-            before_hand = state.batches.steps_before_hand
         if skipped:  # by a report of its own, as the log has how each came about
             self.flush()
             self.run(self.passes.stepped(optimizer, before_hand, Evidence.SKIPPED))

@@ -78,6 +78,7 @@ class Batches:
         self._replaced = False  # whether one did not step in the last pass, and others did
         self.counted_lost: list[Batch] = []  # that a step has counted though their gradients were gone
         self.sees = False  # whether marks tell: gradients of all attached optimizers can be looked at
+        self.in_doubt = False  # whether no gradient of the batch in hand was seen so far, where one would be
         self.counted_unseen = False  # whether a step has counted one without a mark
 
     def __repr__(self) -> str:
@@ -117,12 +118,6 @@ class Batches:
 
     # Which batches are in the gradients -------------------------------------------------------------------
 
-    @property
-    def in_doubt(self) -> bool:
-        """Whether no gradient of the batch in hand was seen so far, where one would be."""
-        batch = self.in_hand
-        return self.sees and batch is not None and not batch.marked and bool(batch.ticket)
-
     def mark(self, *, is_first: bool = False) -> None:
         """Note that a gradient of the batch in hand comes; `is_first` where none is in place before.
 
@@ -131,17 +126,18 @@ class Batches:
         if self.ended and not self.is_told:
             for other in self.ahead:
                 other.marked = True
-        batch = self.in_hand
+        batch, self.in_doubt = self.in_hand, False
         if batch is None:
             return
         batch.marked = True
-        if is_first and not self.ended:
+        if is_first and not self.ended and len(self.unfinished) > 1:
             for other in self.untouched():
                 if other.number < batch.number:
                     other.marked = False  # nothing says where its gradient is
 
     def mark_window(self) -> None:
         """Note, as an adapter says, that each batch since the last step is trained on before the next."""
+        self.in_doubt = False
         for batch in self.untouched():
             batch.marked = True
 
@@ -169,6 +165,7 @@ class Batches:
         self._passed = batch.number
         if batch.ticket:
             self.unfinished.append(batch)
+        self.in_doubt = self.sees and bool(batch.ticket) and not batch.marked
         return batch
 
     def asked(self) -> None:
@@ -178,6 +175,7 @@ class Batches:
 
     def _let_go(self) -> None:
         """The loop has no batch in hand any more; what the last one held may still be looked at."""
+        self.in_doubt = False
         if self.in_hand is not None:
             self.in_hand = Batch(self.in_hand.number, (), self.in_hand.holds)
 
@@ -227,7 +225,7 @@ class Batches:
         self.unfinished = deque(batch for batch in self.unfinished if batch not in batches)
         self.ahead = deque(batch for batch in self.ahead if batch not in batches)
         self._handed = max(0, self._handed - len(batches))
-        self.in_hand = Batch(self._passed)
+        self.in_hand, self.in_doubt = Batch(self._passed), False
         self._forget_nobody()
 
     def clear(self) -> None:
