@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.checking.findings import Flaw, reason_of, spread
+from edl_torch.checking.check import Flaw, reason_of, spread
 from edl_torch.errors import OutputError
 from edl_torch.readers.base import AbstractDataReader, required
 from edl_torch.readers.shared.files import whole_file
@@ -57,7 +57,7 @@ def cells(
 def _cell(
     reader: AbstractDataReader, mode: TaskType, name: str, number: int, bad: Sequence[Flaw]
 ) -> SheetCell:
-    heading = f"{number}  {_tail(name)}"
+    heading = f"{number}  {name if len(name) <= 24 else '...' + name[-21:]}"
     for finding in bad:
         if finding.name == name and finding.start <= number < finding.end:
             return SheetCell(heading=heading, error=finding.reason)
@@ -66,10 +66,6 @@ def _cell(
         return SheetCell(heading=heading, view=view(record, reader))
     except Exception as exc:  # noqa: BLE001  a reader is the user's code, and so is what its records are
         return SheetCell(heading=heading, error=reason_of(exc))
-
-
-def _tail(name: str) -> str:
-    return name if len(name) <= 24 else "..." + name[-21:]
 
 
 def draw(cells: Sequence[SheetCell]) -> Picture:
@@ -176,17 +172,14 @@ def view(record: Any, reader: object) -> View:
         if isinstance(target, Mapping):
             boxes = _boxes(target, reader)
             return View(image=image, boxes=boxes, lines=[_summary(boxes)] if boxes else _lines(target))
-        return View(image=image, lines=[_label(target, reader)] if _is_number(target) else _lines(target))
+        is_label = isinstance(target, int | np.integer) and not isinstance(target, bool)
+        return View(image=image, lines=[_label(target, reader)] if is_label else _lines(target))
     return View(lines=_lines(record))
 
 
 def _image(value: Any) -> npt.NDArray[np.uint8] | None:
     is_one = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.size > 0
     return value if is_one and value.shape[2] == 3 else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _label(number: Any, reader: object) -> str:

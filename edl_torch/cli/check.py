@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edl_torch.checking.check import CheckReport, check, validate_sources
-from edl_torch.checking.findings import KINDS, Flaw, spread
+from edl_torch.checking.check import KINDS, CheckReport, Flaw, check, spread, validate_sources
 from edl_torch.checking.sheet import cells, draw, save
 from edl_torch.cli.datasets import open_data
 from edl_torch.cli.progress import ProgressLine

@@ -1,6 +1,6 @@
 """`edl-torch convert`: the records of any reader, written to RecordIO files.
 
-Reads options and prints; the work is in `readers.recordio.convert`.
+Reads options and prints; the work is in `readers.recordio.writer`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from edl_torch.shard import TaskType
 
 def run(options: argparse.Namespace) -> int:
     """Convert, all or nothing; returns the exit status. Ctrl-C and SIGTERM leave nothing."""
-    from edl_torch.readers.recordio.convert import convert
-    from edl_torch.readers.recordio.writer import RecordIOWriter
+    from edl_torch.readers.recordio.writer import RecordIOWriter, convert
 
     mode = TaskType[options.mode.upper()]
     encode = _encoder(options.encode)

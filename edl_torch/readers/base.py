@@ -1,13 +1,16 @@
-"""What a reader is: it knows data, never the master.
+"""What a reader is: it knows data, never the master; and what its errors mean.
 
 A reader names the dataset's sources and their sizes, and yields records by index range. It must not know
-who asks, in which epoch, or what happens to a record afterwards.
+who asks, in which epoch, or what happens to a record afterwards. Only bad records may be put in quarantine:
+while a network is down its records are as good as ever.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +19,16 @@ from itertools import islice
 from operator import index
 from typing import Any
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import (
+    BadRecord,
+    DataFormatError,
+    EdlError,
+    InvalidArgument,
+    ReaderError,
+    ReaderUnavailable,
+    SourceChanged,
+    SourceUnavailable,
+)
 from edl_torch.fingerprint import UNKNOWN, Fingerprint
 from edl_torch.shard import IndexArray, Source, Task, TaskType
 
@@ -104,7 +116,9 @@ def _overrides(reader: AbstractDataReader, method: str) -> bool:
 
 def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAINING) -> tuple[Source, ...]:
     """Ask a reader for its sources; both signatures of `create_shards` are understood."""
-    takes_mode = _takes_mode(reader)
+    parameters = inspect.signature(reader.create_shards).parameters.values()
+    keyword_alone = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    takes_mode = any(parameter.kind not in keyword_alone for parameter in parameters)
     shards = reader.create_shards(mode) if takes_mode else reader.create_shards()
     return sources_of(shards, type(reader).__name__)
 
@@ -123,12 +137,6 @@ def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> st
     if found is None:
         return UNKNOWN
     return (found if isinstance(found, Fingerprint) else Fingerprint.given(found)).encode()
-
-
-def _takes_mode(reader: AbstractDataReader) -> bool:
-    parameters = inspect.signature(reader.create_shards).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in kinds or p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
 
 
 def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:
@@ -262,3 +270,50 @@ class IndexedReader(AbstractDataReader):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} records={self.count}>"
+
+
+# The network, a server behind a file system, a device, or this machine's own limits. Not EPIPE: a decoder in
+# a process of its own hangs up on a record that it cannot read.
+_OUTAGES = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN"),
+        *("ENETRESET", "ENETUNREACH", "ENOTCONN", "ETIMEDOUT", "ESTALE", "EREMOTEIO", "EIO"),
+        *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM"),
+    )
+    if hasattr(errno, name)
+)
+_LONGEST_CHAIN = 16
+
+
+def name_record(error: Exception, name: str, index: int) -> ReaderError:
+    """Return the error with the record's name in front: a BadRecord where the record is bad, else another."""
+    own = isinstance(error, BadRecord | ReaderUnavailable | SourceChanged)
+    said = f"record {index} of {name!r}: {error if own else f'{type(error).__name__}: {error}'}"
+    named: ReaderError
+    if not is_source_error(error):
+        named = BadRecord(said)
+    elif isinstance(error, ReaderUnavailable | SourceChanged):
+        named = type(error)(said)
+    else:
+        named = SourceUnavailable(f"{said}. The record is not to blame: its source cannot be read now")
+    named.__cause__ = error
+    return named
+
+
+def is_source_error(error: Exception) -> bool:
+    """Return whether any other record would have failed as well."""
+    if isinstance(error, EdlError) and not isinstance(error, BadRecord | DataFormatError):
+        return True
+    # Who raises BadRecord has looked at it: then only the system's own word for an outage counts.
+    judged = isinstance(error, BadRecord)
+    link: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):  # drivers wrap the system's errors in some of their own
+        if link is None:
+            return False
+        is_cut = isinstance(link, ConnectionError | TimeoutError) and not isinstance(link, BrokenPipeError)
+        is_outage = isinstance(link, OSError) and link.errno in _OUTAGES
+        if isinstance(link, socket.gaierror) or is_outage or (is_cut and not judged):
+            return True
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False

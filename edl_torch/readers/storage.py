@@ -78,9 +78,13 @@ class Storage:
     def open(self, url: str) -> Opened:
         """Open for reading, in this process alone. Raises ReaderError."""
         file_system, path = self.resolve(url)
+        import pyarrow as pa
+        from fsspec.implementations.local import LocalFileSystem
+
         with reaching(url):
-            if _is_local(file_system):
-                return _open_local(path)
+            if isinstance(file_system, LocalFileSystem):
+                local = pa.OSFile(path)
+                return Opened(handle=local, size=local.size(), remote=False, path=path)
             # Without a cache: who reads asks for the ranges that are needed, and no read-ahead doubles them.
             handle = file_system.open(path, "rb", cache_type="none")
             size = handle.size if getattr(handle, "size", None) is not None else handle.seek(0, 2)
@@ -88,19 +92,6 @@ class Storage:
 
     def __repr__(self) -> str:
         return f"<Storage options={sorted(self._options)}>"  # the names alone: values may be secret
-
-
-def _is_local(file_system: Any) -> bool:
-    from fsspec.implementations.local import LocalFileSystem
-
-    return isinstance(file_system, LocalFileSystem)
-
-
-def _open_local(path: str) -> Opened:
-    import pyarrow as pa
-
-    handle = pa.OSFile(path)
-    return Opened(handle=handle, size=handle.size(), remote=False, path=path)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from edl_torch.errors import (
     SourceChanged,
     SourceUnavailable,
 )
-from edl_torch.readers.error_classification import name_record
+from edl_torch.readers.base import name_record
 from edl_torch.testing import FakeMaster
 
 QUARANTINE = {"on_bad_record": "quarantine"}

@@ -78,7 +78,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "tyro": ("integrations.torchtitan",),
     "cramjam": ("readers",),
     "google_crc32c": ("readers",),
-    "odps": ("readers.odps.client", "readers.odps.retries"),
+    "odps": ("readers.odps.client",),
 }
 
 

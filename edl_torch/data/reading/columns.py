@@ -15,8 +15,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading.sample_reading import announce
 from edl_torch.errors import ReaderError
-from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.error_classification import is_source_error, name_record
+from edl_torch.readers.base import AbstractDataReader, is_source_error, name_record
 from edl_torch.shard import IndexArray, Indices
 
 _MOST_BATCHES = 16  # read at once, where records lie scattered

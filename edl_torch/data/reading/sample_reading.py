@@ -18,8 +18,14 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.reading.reading_times import ReadingTimes
 from edl_torch.errors import AccountingError, BadRecord, ReaderError
-from edl_torch.readers.base import AbstractDataReader, IndexedReader, has_expectations, has_random_access
-from edl_torch.readers.error_classification import is_source_error, name_record
+from edl_torch.readers.base import (
+    AbstractDataReader,
+    IndexedReader,
+    has_expectations,
+    has_random_access,
+    is_source_error,
+    name_record,
+)
 from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
 
 Run = list[int]  # of `Tally.start`: its last item is the next position to read

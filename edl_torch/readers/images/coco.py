@@ -1,7 +1,9 @@
 """COCO annotation files with their folder of images: captions, and detection with keypoints and masks.
 
-The annotation file is parsed once, when the reader is made; it must not open an image before its record is
-asked for, and pickles as a few arrays.
+Format: https://cocodataset.org/#format-data. The annotation file is parsed and checked once, when the reader
+is made, and kept as a few arrays; it must not open an image before its record is asked for. Polygons are
+drawn by pycocotools. Run lengths are expanded here, after the format of COCO's maskApi.c: pycocotools leaves
+what too short run lengths do not cover as uninitialised memory.
 """
 
 from __future__ import annotations
@@ -10,29 +12,24 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.images.coco_file import (
-    CocoFile,
-    Entry,
-    Groups,
-    decode_segmentation,
-    field,
-    index_images,
-    index_rows,
-    integers,
-    load_coco,
-    numbers,
-    unique_ids,
+from edl_torch.readers.base import IndexedReader, required
+from edl_torch.readers.images.decode import (
+    Image,
+    checked_min_side,
+    read_image_in,
+    require_folder,
+    safe_relative_path,
 )
-from edl_torch.readers.images.decode import Image, checked_min_side, read_image_in, require_folder
 from edl_torch.readers.shared.looks import listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
@@ -53,19 +50,25 @@ class _CocoReader(IndexedReader):
         self.images = os.fspath(images)
         require_folder(self.images)
         coco, where = load_coco(self.name), f"'{self.name}' annotations"
-        _expect(coco, key, kind, other)
+        if coco.annotations and key not in coco.annotations[0]:  # the rest is checked one by one
+            has = ", ".join(coco.annotations[0])
+            raise DataFormatError(
+                f"'{coco.path}' is no file of {kind}: its annotations have {has or 'no keys'}, but no "
+                f"'{key}'; use the {kind} file, or {other} for this one"
+            )
         unique_ids(coco.annotations, where)
-        self._images = index_images(coco)
-        return coco, index_rows(coco, self._images), where
+        ids, self._files = index_images(coco)
+        self._ids = shared({"ids": ids}, "coco-images")
+        return coco, index_rows(coco, ids), where
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
-        files, folder = self._images.files, self.images
+        files, folder = self._files, self.images
         return listing_of(self.name, files, lambda n: [os.path.join(folder, files[n])], whole=whole)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
-        return self._images.paths(self.images)
+        return (os.path.join(self.images, file) for file in self._files)
 
 
 class CocoCaptionsReader(_CocoReader):
@@ -104,9 +107,9 @@ class CocoCaptionsReader(_CocoReader):
         self.per = per
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader")
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
-        self._groups = Groups.of(rows, len(self._images)) if per == "image" else None
+        self._groups = Groups.of(rows, len(self._files)) if per == "image" else None
         self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
-        self.count = len(self._captions) if self._groups is None else len(self._images)
+        self.count = len(self._captions) if self._groups is None else len(self._files)
 
     def load(self, index: int) -> tuple[Image, str] | tuple[Image, list[str]]:
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
@@ -115,7 +118,7 @@ class CocoCaptionsReader(_CocoReader):
         return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
 
     def _read(self, row: int) -> Image:
-        return read_image_in(self.images, self._images.files[row], self.min_side)
+        return read_image_in(self.images, self._files[row], self.min_side)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -148,7 +151,7 @@ class CocoDetectionReader(_CocoReader):
     def __init__(self, images: Path, annotations: Path, masks: bool = False) -> None:
         super().__init__(os.fspath(annotations))
         coco, rows, where = self._parse(images, "bbox", "instances or keypoints", "CocoCaptionsReader")
-        self.count = len(self._images)
+        self.count = len(self._files)
         self._groups = groups = Groups.of(rows, self.count)
         self.categories = _categories(coco)
         ids = field(coco.annotations, "category_id", int, where)
@@ -156,15 +159,17 @@ class CocoDetectionReader(_CocoReader):
         self._check_labels(labels, where)
         columns = _columns(coco.annotations, where) | {"labels": labels}
         self._columns = shared({key: column[groups.order] for key, column in columns.items()}, "coco")
-        ordered = (coco.annotations[number] for number in groups.order.tolist())
-        self._segmentations = StringTable(map(_segmentation, ordered)) if masks else None
+        ordered = (coco.annotations[n].get("segmentation", []) for n in groups.order.tolist())
+        # As text a polygon takes less room than as float64, and an RLE stays as short as it is.
+        compact = partial(json.dumps, separators=(",", ":"))
+        self._segmentations = StringTable(map(compact, ordered)) if masks else None
 
     def load(self, index: int) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
-        file = self._images.files[index]
+        file = self._files[index]
         image = read_image_in(self.images, file)
         own = self._groups.span(index)
-        target: dict[str, Any] = {"image_id": int(self._images.ids[index])}
+        target: dict[str, Any] = {"image_id": int(self._ids["ids"][index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}
         if self._segmentations is not None:
             path = os.path.join(self.images, file)
@@ -206,16 +211,6 @@ def _arguments(annotations: str | None, given: Mapping[str, Any]) -> dict[str, A
     return {"annotations": annotations, "images": given.get("images") or find_image_folder(annotations)}
 
 
-def _expect(coco: CocoFile, key: str, kind: str, other: str) -> None:
-    """Raise for a file of another kind, judged by its first annotation: the rest is checked one by one."""
-    if coco.annotations and key not in coco.annotations[0]:
-        has = ", ".join(coco.annotations[0])
-        raise DataFormatError(
-            f"'{coco.path}' is no file of {kind}: its annotations have {has or 'no keys'}, but no '{key}'; "
-            f"use the {kind} file, or {other} for this one"
-        )
-
-
 def _categories(coco: CocoFile) -> dict[int, str]:
     if coco.categories is None:
         raise DataFormatError(f"'{coco.path}' has no 'categories'")
@@ -254,11 +249,6 @@ def _keypoints(annotations: Any, where: str) -> npt.NDArray[np.float32] | None:
     nothing = [0.0] * length
     flat = [entry.get("keypoints") or nothing for entry in annotations]
     return numbers(flat, np.float32, (length,), where, "keypoints").reshape(len(flat), -1, 3)
-
-
-def _segmentation(entry: Entry) -> str:
-    # as text a polygon takes less room than as float64, and an RLE stays as short as it is
-    return json.dumps(entry.get("segmentation", []), separators=(",", ":"))
 
 
 def find_annotations(data: str, key: str) -> str | None:
@@ -327,3 +317,216 @@ def _search(path: str, pattern: re.Pattern[bytes]) -> bytes | None:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         match = pattern.search(content)
         return None if match is None else bytes(match.group(match.lastindex or 0))
+
+
+Entry = Mapping[str, Any]
+Mask = npt.NDArray[np.uint8]
+
+
+class CocoFile(NamedTuple):
+    """The lists of one annotation file, checked only for being lists of objects."""
+
+    path: str
+    images: Sequence[Entry]
+    annotations: Sequence[Entry]
+    categories: Sequence[Entry] | None
+
+
+def load_coco(path: str) -> CocoFile:
+    """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            content = json.load(file)
+    except OSError as exc:
+        raise DataFormatError(
+            f"the annotation file '{path}' cannot be read: {exc.strerror}; check the path"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise DataFormatError(
+            f"'{path}' is not valid JSON ({exc}): it may be truncated; copy it again"
+        ) from exc
+    if not isinstance(content, dict):
+        kind = "a list" if isinstance(content, list) else repr(content)[:40]
+        raise DataFormatError(f"'{path}' is no COCO file: the top level is {kind}, expected an object")
+    images, annotations = (_entries(content, key, path) for key in ("images", "annotations"))
+    categories = _entries(content, "categories", path) if "categories" in content else None
+    return CocoFile(path, images, annotations, categories)
+
+
+def _entries(content: dict[str, Any], key: str, path: str) -> Sequence[Entry]:
+    if key not in content:
+        raise DataFormatError(
+            f"'{path}' is no COCO file: it has no '{key}' (it has {', '.join(content) or 'nothing'})"
+        )
+    entries = content[key]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise DataFormatError(f"'{path}': '{key}' is not a list of objects")
+    return entries
+
+
+def index_images(coco: CocoFile) -> tuple[IndexArray, StringTable]:
+    """The images' ids and paths below their folder. Raises DataFormatError that names file and entry."""
+    where = f"'{coco.path}' images"
+    if not coco.images:
+        raise DataFormatError(f"'{coco.path}' lists no image")
+    ids = unique_ids(coco.images, where)
+    pairs = [(entry.get("height") or 0, entry.get("width") or 0) for entry in coco.images]
+    numbers(pairs, np.int64, (2,), where, "height and width")
+    names = enumerate(field(coco.images, "file_name", str, where))
+    return ids, StringTable(safe_relative_path(name, f"{where}[{position}]") for position, name in names)
+
+
+def index_rows(coco: CocoFile, ids: IndexArray) -> IndexArray:
+    """The row of each annotation's image. Raises DataFormatError for an image that is not in the file."""
+    row_of = {image_id: row for row, image_id in enumerate(ids.tolist())}
+    where = f"'{coco.path}' annotations"
+    rows = np.empty(len(coco.annotations), dtype=np.int64)
+    for position, image_id in enumerate(field(coco.annotations, "image_id", int, where)):
+        row = row_of.get(image_id)
+        if row is None:
+            raise DataFormatError(
+                f"{where}[{position}] has image_id {image_id}, which 'images' does not list"
+            )
+        rows[position] = row
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Annotations by image: those of image `r` are `order[bounds[r]:bounds[r + 1]]`, in the file's order.
+
+    arrays: `order` and `bounds`, int64.
+    """
+
+    arrays: Mapping[str, IndexArray]
+
+    @classmethod
+    def of(cls, rows: IndexArray, n_images: int) -> Groups:
+        """Group by row."""
+        order = np.argsort(rows, kind="stable")
+        bounds = np.searchsorted(rows[order], np.arange(n_images + 1))
+        return cls(arrays=shared({"order": order, "bounds": bounds}, "coco-groups"))
+
+    @property
+    def order(self) -> IndexArray:
+        """All annotations, one image's after the other's."""
+        return self.arrays["order"]
+
+    def span(self, row: int) -> slice:
+        """Where in `order` the annotations of image `row` stand."""
+        first, after = self.arrays["bounds"][row : row + 2].tolist()
+        return slice(first, after)
+
+    def __getitem__(self, row: int) -> IndexArray:
+        return self.order[self.span(row)]
+
+
+def field(entries: Sequence[Entry], key: str, kind: type, where: str) -> Iterator[Any]:
+    """The value of `key` in every entry, of exactly this type. Raises DataFormatError naming the entry."""
+    for position, entry in enumerate(entries):
+        value = entry.get(key)
+        if type(value) is not kind:
+            what = f"has no '{key}'" if key not in entry else f"has {key}={value!r}, expected {kind.__name__}"
+            raise DataFormatError(f"{where}[{position}] {what}")
+        yield value
+
+
+def unique_ids(entries: Sequence[Entry], where: str) -> IndexArray:
+    """The `id` of every entry, int64. Raises DataFormatError for one that occurs twice."""
+    seen: set[int] = set()
+    for position, number in enumerate(field(entries, "id", int, where)):
+        if number in seen:
+            raise DataFormatError(f"{where}[{position}] has id {number}, which an earlier entry has already")
+        seen.add(number)
+    return integers((entry["id"] for entry in entries), len(entries), where, "id")
+
+
+def integers(values: Iterable[int], count: int, where: str, key: str) -> IndexArray:
+    """`count` values as int64 [count]. Raises DataFormatError for one that is larger."""
+    try:
+        return np.fromiter(values, np.int64, count)
+    except OverflowError as exc:
+        raise DataFormatError(f"{where}: a number under '{key}' is too large for 64 bits") from exc
+
+
+def numbers(
+    rows: Sequence[Any], dtype: type[np.generic], shape: tuple[int, ...], where: str, key: str
+) -> npt.NDArray[Any]:
+    """`rows` as an array [len(rows), *shape]. Raises DataFormatError naming the first other row."""
+    try:
+        table = np.asarray(rows, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        table = np.empty(0, dtype=dtype)
+    if not len(rows):
+        return np.zeros((0, *shape), dtype=dtype)
+    fits = table.shape == (len(rows), *shape)
+    if not fits or not np.isfinite(table).all():
+        position = next(p for p, row in enumerate(rows) if not _is_numbers(row, dtype, shape))
+        raise DataFormatError(
+            f"{where}[{position}] has {key}={rows[position]!r}, expected "
+            + (f"numbers {list(shape)}" if shape else "a number")
+        )
+    return table
+
+
+def _is_numbers(row: object, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:
+    try:
+        value = np.asarray(row, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return value.shape == shape and bool(np.isfinite(value).all())
+
+
+def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:
+    """Polygons, or run lengths as a list or compressed, as one uint8 mask [height, width] of 0 and 1.
+
+    Several polygons are united; one of fewer than three points covers nothing. Raises BadRecord for anything
+    else, and for run lengths that do not cover exactly this size.
+    """
+    try:
+        if isinstance(segmentation, list):
+            return _polygons(segmentation, height, width)
+        size, counts = segmentation["size"], segmentation["counts"]
+        if list(size) != [height, width]:
+            raise BadRecord(f"a run-length mask has the size {size}, its image {[height, width]}")
+        return _expand(counts if isinstance(counts, list) else _decompress(counts), height, width)
+    except (KeyError, TypeError, IndexError, ValueError) as exc:
+        raise BadRecord(f"a segmentation is neither polygons nor a run-length mask: {exc!r}") from exc
+
+
+def _polygons(polygons: list[list[float]], height: int, width: int) -> Mask:
+    # pycocotools takes a polygon of four numbers for a box
+    areas = [np.asarray(polygon, dtype=np.float64) for polygon in polygons if len(polygon) >= 6]
+    if not areas:
+        return np.zeros((height, width), dtype=np.uint8)
+    mask_api = required("pycocotools.mask", "COCO masks need pycocotools: pip install pycocotools")
+    union = mask_api.merge(mask_api.frPyObjects(areas, height, width))
+    return _expand(_decompress(union["counts"]), height, width)
+
+
+def _expand(counts: Sequence[int], height: int, width: int) -> Mask:
+    """Runs of 0 and 1 in turn, beginning with 0, down the columns."""
+    runs = np.asarray(counts, dtype=np.int64)
+    if (runs < 0).any() or runs.sum() != height * width:
+        raise BadRecord(f"a run-length mask covers {int(runs.sum())} pixels, its image has {height * width}")
+    values = np.arange(len(runs), dtype=np.int64).astype(np.uint8) & 1
+    return np.ascontiguousarray(np.repeat(values, runs).reshape(width, height).T)
+
+
+def _decompress(text: str | bytes) -> list[int]:
+    """Six bits a character (offset 48): a continuation bit and five of a signed number, low ones first.
+
+    From the fourth on, each number is the difference to the one before the last.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for code in text.encode("ascii") if isinstance(text, str) else text:
+        bits = code - 48
+        value |= (bits & 0x1F) << shift
+        shift += 5
+        if bits & 0x20:
+            continue
+        signed = value - (1 << shift) if bits & 0x10 else value
+        counts.append(signed + (counts[-2] if len(counts) > 2 else 0))
+        value = shift = 0
+    return counts

@@ -140,17 +140,14 @@ def truncated_format(data: bytes) -> str | None:
     decoders decide.
     """
     if data.startswith(_JPEG_START):
-        return None if data.endswith(_JPEG_END) or _jpeg_has_end(data) else "JPEG"
+        # By its segments: the end marker of an embedded thumbnail is not the end.
+        has_end = data.endswith(_JPEG_END) or any(code == _END_OF_IMAGE for code, _ in _jpeg_markers(data))
+        return None if has_end else "JPEG"
     if data.startswith(_PNG_START):
         return None if data.endswith(_PNG_END) or _png_has_end(data) else "PNG"
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return None if len(data) >= int.from_bytes(data[4:8], "little") + 8 else "WebP"
     return None
-
-
-def _jpeg_has_end(data: bytes) -> bool:
-    """Walk the segments, so that the end marker of an embedded thumbnail is not taken for the end."""
-    return any(code == _END_OF_IMAGE for code, _ in _jpeg_markers(data))
 
 
 def _jpeg_scale(data: bytes, min_side: int) -> int:
@@ -229,16 +226,11 @@ def safe_relative_path(entry: str, described_in: str) -> str:
     if not _SUSPICIOUS.search(entry):
         return entry
     path = entry.replace("\\", "/")
-    if not path or "\x00" in path or path.startswith("/") or re.match(r"[A-Za-z]:", path):
-        raise _outside(entry, described_in)
-    path = posixpath.normpath(path)
-    if path in (".", "..") or path.startswith("../"):
-        raise _outside(entry, described_in)
-    return path
-
-
-def _outside(entry: str, described_in: str) -> DataFormatError:
-    return DataFormatError(
-        f"{described_in} names the file {entry!r}, which is not a path inside the image folder: "
-        "write file names relative to the image folder, without a drive and without leading '..'"
-    )
+    is_rooted = path.startswith("/") or re.match(r"[A-Za-z]:", path)
+    resolved = posixpath.normpath(path)
+    if not path or "\x00" in path or is_rooted or resolved in (".", "..") or resolved.startswith("../"):
+        raise DataFormatError(
+            f"{described_in} names the file {entry!r}, which is not a path inside the image folder: "
+            "write file names relative to the image folder, without a drive and without leading '..'"
+        )
+    return resolved

@@ -59,7 +59,11 @@ class ImageFolderReader(IndexedReader):
         subfolders, images = _list_folder(self.name, suffixes)
         listed = {name: list(_images_below(os.path.join(self.name, name), suffixes)) for name in subfolders}
         if images:
-            self._refuse_mixture(listed)
+            if classes := [name for name, files in listed.items() if files]:
+                raise DataFormatError(
+                    f"'{self.name}' has images of its own and folders with images ({', '.join(classes[:3])}):"
+                    " keep either one folder per class, or one flat folder"
+                )
             listed = {}
         elif _are_splits(subfolders) and any(os.sep in file for files in listed.values() for file in files):
             raise _holds_splits(self.name, subfolders)
@@ -68,7 +72,16 @@ class ImageFolderReader(IndexedReader):
         self._bounds: IndexArray = np.cumsum([0, *map(len, listed.values())], dtype=np.int64)
         self._files = StringTable(images or (os.path.join(c, file) for c in listed for file in listed[c]))
         self.count = len(self._files)
-        self._refuse_empty([name for name in listed if not listed[name]], suffixes, allow_empty)
+        if not self.count:
+            raise DataFormatError(
+                f"'{self.name}' has no image: files must end in one of {', '.join(suffixes)}"
+            )
+        empty = [name for name in listed if not listed[name]]
+        if empty and not allow_empty:
+            raise DataFormatError(
+                f"'{self.name}': no image in the class folder(s) {', '.join(empty[:3])}; remove them, pass "
+                "extensions=… if their files end otherwise, or pass allow_empty=True"
+            )
 
     @property
     def targets(self) -> IndexArray | None:
@@ -99,25 +112,6 @@ class ImageFolderReader(IndexedReader):
         if _are_splits(names):
             raise _holds_splits(data, names)
         return {"root": data} if names or images or not os.listdir(data) else None
-
-    def _refuse_mixture(self, listed: dict[str, list[str]]) -> None:
-        classes = [name for name, files in listed.items() if files]
-        if classes:
-            raise DataFormatError(
-                f"'{self.name}' has images of its own and folders with images ({', '.join(classes[:3])}): "
-                "keep either one folder per class, or one flat folder"
-            )
-
-    def _refuse_empty(self, empty: list[str], suffixes: tuple[str, ...], allow_empty: bool) -> None:
-        if not self.count:
-            raise DataFormatError(
-                f"'{self.name}' has no image: files must end in one of {', '.join(suffixes)}"
-            )
-        if empty and not allow_empty:
-            raise DataFormatError(
-                f"'{self.name}': no image in the class folder(s) {', '.join(empty[:3])}; remove them, pass "
-                "extensions=… if their files end otherwise, or pass allow_empty=True"
-            )
 
     def __repr__(self) -> str:
         return f"<ImageFolderReader {self.name!r} records={self.count} classes={len(self.classes)}>"

@@ -128,12 +128,12 @@ class ImageManifestReader(IndexedReader):
 
     def _without_heading(self, rows: Iterator[_Row], has_header: bool | None) -> Iterator[_Row]:
         for position, (line, fields) in enumerate(rows):
-            if position == 0 and (self._looks_like_heading(fields[0]) if has_header is None else has_header):
-                continue
-            yield line, fields
-
-    def _looks_like_heading(self, name: str) -> bool:
-        return not name.lower().endswith(EXTENSIONS) and not os.path.isfile(os.path.join(self.root, name))
+            if position == 0 and has_header is None:
+                name = fields[0]
+                is_image = name.lower().endswith(EXTENSIONS) or os.path.isfile(os.path.join(self.root, name))
+                has_header = not is_image
+            if position or not has_header:
+                yield line, fields
 
 
 _Row = tuple[int, list[str]]  # line number and fields
@@ -152,25 +152,22 @@ class _LabelColumn:
         width = 0
         for line, fields in rows:
             width = width or min(len(fields), 2)
+            place = f"'{self._path}' line {line}"
             if len(fields) != width:
                 wanted = ("file", "file,label")[width - 1]
-                raise DataFormatError(
-                    f"'{self._path}' line {line} has {len(fields)} fields, expected {wanted}"
-                )
+                raise DataFormatError(f"{place} has {len(fields)} fields, expected {wanted}")
             if width == 2:
-                self._note(fields[1].strip(), line)
-            yield safe_relative_path(fields[0], f"'{self._path}' line {line}")
-
-    def _note(self, label: str, line: int) -> None:
-        if not label:
-            raise DataFormatError(f"'{self._path}' line {line} has no label: fill it in or remove the line")
-        self._codes.append(self._code_of.setdefault(label, len(self._code_of)))
+                label = fields[1].strip()
+                if not label:
+                    raise DataFormatError(f"{place} has no label: fill it in or remove the line")
+                self._codes.append(self._code_of.setdefault(label, len(self._code_of)))
+            yield safe_relative_path(fields[0], place)
 
     def number(self, classes: Sequence[str] | None) -> tuple[list[str], IndexArray]:
         """The class names (none for integers) and the int64 label of every record."""
-        names = list(self._code_of)
+        names, codes = list(self._code_of), np.array(self._codes, dtype=np.int64)
         if classes is None and all(_INTEGER.fullmatch(name) for name in names):
-            return [], self._translate([int(name) for name in names])
+            return [], np.array([int(name) for name in names], dtype=np.int64)[codes]
         known = sorted(names) if classes is None else [str(name) for name in classes]
         index = {name: number for number, name in enumerate(known)}
         for name in names:
@@ -178,10 +175,7 @@ class _LabelColumn:
                 raise DataFormatError(
                     f"'{self._path}' has the label {name!r}, which is not in classes={known}"
                 )
-        return known, self._translate([index[name] for name in names])
-
-    def _translate(self, labels: list[int]) -> IndexArray:
-        return np.array(labels, dtype=np.int64)[np.array(self._codes, dtype=np.int64)]
+        return known, np.array([index[name] for name in names], dtype=np.int64)[codes]
 
 
 def _lists_images(path: str, delimiter: str) -> bool:

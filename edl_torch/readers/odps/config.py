@@ -111,7 +111,12 @@ class OdpsConfig:
         key = self.access_key.reveal()
         if self.access_id and key:
             return AccessKey(self.access_id, self.access_key, self.sts_token)
-        return _credentials(os.environ if environment is None else environment, self.access_id)
+        environment = os.environ if environment is None else environment
+        for id_name, key_name, token_name in _KEYS:
+            found, key = environment.get(id_name), environment.get(key_name)
+            if found and key and self.access_id in (None, "", found):
+                return AccessKey(found, Secret(key), Secret(environment.get(token_name) or None))
+        return None
 
     def hide_in(self, text: str) -> str:
         """`text` without the secrets of this table's reader."""
@@ -183,14 +188,6 @@ def missing_keys() -> InvalidArgument:
         "there is no access key for MaxCompute in this process: give access_id and access_key, or set one "
         f"pair of {pairs}. A key given as an argument reaches child processes, but no pickle that is stored"
     )
-
-
-def _credentials(environment: Mapping[str, str], access_id: str | None) -> AccessKey | None:
-    for id_name, key_name, token_name in _KEYS:
-        found, key = environment.get(id_name), environment.get(key_name)
-        if found and key and access_id in (None, "", found):
-            return AccessKey(found, Secret(key), Secret(environment.get(token_name) or None))
-    return None
 
 
 def _needed(what: str, given: str | None, names: tuple[str, ...]) -> str:

@@ -144,17 +144,15 @@ class ODPSReader:
         for _ in range(epochs):
             if shuffle:
                 dice.shuffle(ranges)
-            for rows_of_slice in self._tables(table, ranges, processes):
+            fetched: Iterator[Any] = (table.fetch(*asked) for asked in ranges)
+            if processes and ranges:
+                fetched = read_in_processes(table, ranges, processes)
+            for rows_of_slice in fetched:
                 found = [tuple(row.values()) for row in rows(rows_of_slice, self._reader.fill_nulls)]
                 if shuffle:
                     dice.shuffle(found)
                 for start in range(0, len(found), batch_size):
                     yield found[start : start + batch_size]
-
-    def _tables(self, table: OdpsTable, ranges: Sequence[Range], processes: int) -> Iterator[Any]:
-        if processes == 0 or not ranges:
-            return (table.fetch(*asked) for asked in ranges)
-        return read_in_processes(table, ranges, processes)
 
     def __repr__(self) -> str:
         return f"<ODPSReader {self._reader.table!r}>"
@@ -188,12 +186,14 @@ def read_in_processes(table: OdpsTable, ranges: Sequence[Range], processes: int)
     The start method is that of `multiprocessing`. Raises what a child raised, and ReaderError for one that
     died.
     """
+    import pyarrow as pa
+
     children = _start(table, min(processes, len(ranges)))
     try:
         for number in range(min(len(ranges), _AHEAD * len(children))):
             _ask(children, number, ranges)
         for number in range(len(ranges)):
-            yield _rows(_hear(children[number % len(children)]))
+            yield pa.ipc.open_stream(_hear(children[number % len(children)])).read_all()
             if number + _AHEAD * len(children) < len(ranges):
                 _ask(children, number + _AHEAD * len(children), ranges)
     finally:
@@ -229,18 +229,16 @@ def _ask(children: list[Child], number: int, ranges: Sequence[Range]) -> None:
         raise _died(process) from exc
 
 
-def _hear(child: Child) -> bytes:
+def _hear(child: Child) -> Any:
     process, connection = child
     try:
         kind, payload = connection.recv()
     except (EOFError, OSError) as exc:
         raise _died(process) from exc
     if kind == "rows":
-        data: bytes = payload
-        return data
+        return payload
     name, message = payload
-    cls = getattr(errors, name, ReaderError)
-    raise cls(message)
+    raise getattr(errors, name, ReaderError)(message)
 
 
 def _died(process: Any) -> ReaderError:
@@ -249,12 +247,6 @@ def _died(process: Any) -> ReaderError:
         f"a process that was downloading rows died (exit code {process.exitcode}); what it had is not "
         "delivered"
     )
-
-
-def _rows(data: bytes) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.ipc.open_stream(data).read_all()
 
 
 def _end(children: list[Child]) -> None:

@@ -6,10 +6,10 @@ It must not know pyodps: `table` reads. How and why: docs/maxcompute.md.
 from __future__ import annotations
 
 import os
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from edl_torch.errors import InvalidArgument
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.arrow import Columns, flat_values, numpy_columns, row_numbers, rows
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
+from edl_torch.readers.odps.client import Retries
 from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
-from edl_torch.readers.odps.retries import Retries
 from edl_torch.readers.odps.table import OdpsTable
+from edl_torch.readers.shared.files import BlockCache
 from edl_torch.readers.shared.looks import listing
 from edl_torch.shard import IndexArray, Task, TaskType
 
@@ -113,13 +114,12 @@ class ODPSDataReader(AbstractDataReader):
         self._own_blocks: tuple[int, RowBlocks] | None = None
 
     @property
-    def blocks(self) -> RowBlocks:
+    def _blocks(self) -> RowBlocks:
         """The rows that this process has in memory."""
-        if self._own_blocks is None or self._own_blocks[0] != os.getpid():
-            self._own_blocks = (
-                os.getpid(),
-                RowBlocks(self._fetch, self.block_rows, self.cache_bytes, self.fill_nulls),
-            )
+        pid = os.getpid()
+        if self._own_blocks is None or self._own_blocks[0] != pid:
+            blocks = RowBlocks(self._fetch, self.block_rows, self.cache_bytes, self.fill_nulls)
+            self._own_blocks = pid, blocks
         return self._own_blocks[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class ODPSDataReader(AbstractDataReader):
     def read_record(self, name: str, index: int) -> dict[str, Any]:
         """Row `index`, out of a block that stays in memory."""
         count = self._count(name, index, index + 1)
-        return self.blocks.row(name, int(index), count)
+        return self._blocks.row(name, int(index), count)
 
     def read_batch(self, name: str, indices: IndexArray) -> Columns:
         """The rows `indices` as one array a column."""
@@ -164,14 +164,14 @@ class ODPSDataReader(AbstractDataReader):
         count = self._count(name, first, last)
         if not len(indices):
             return numpy_columns(self._fetch(name, 0, 0), self.fill_nulls)
-        return numpy_columns(self.blocks.take(name, indices, count), self.fill_nulls)
+        return numpy_columns(self._blocks.take(name, indices, count), self.fill_nulls)
 
     def expect(self, ranges: Sequence[Range], *, in_order: bool = False) -> None:
         """Download just these ranges, in blocks, when their rows are asked for.
 
         Unless they come in order, keep them until others are expected.
         """
-        self.blocks.expect(ranges, keep=not in_order)
+        self._blocks.expect(ranges, keep=not in_order)
 
     def _count(self, name: str, start: int, end: int) -> int:
         count = self.table.download(self.table.partition_of(name)).count
@@ -195,28 +195,10 @@ class ODPSDataReader(AbstractDataReader):
 class RowBlock:
     """Rows that lie one after the other, as Arrow, and as Python values once single rows are asked for."""
 
-    def __init__(self, table: pa.Table, fill_nulls: Mapping[str, Any]) -> None:
-        self.table = table
-        self._table_bytes = int(table.nbytes)  # asked for often, and Arrow counts anew each time
-        self._fill_nulls = fill_nulls
-        self._values: dict[str, list[Any]] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory, about."""
-        values = 0 if self._values is None else len(self._values) * self.table.num_rows * _VALUE_BYTES
-        return self._table_bytes + values
-
-    def row(self, at: int) -> dict[str, Any]:
-        """One row, which belongs to the caller. Raises BadRecord for a NULL that has no value."""
-        if self._values is None:
-            self._values = flat_values(self.table, self._fill_nulls)
-        if len(self._values) == self.table.num_columns:
-            return {name: values[at] for name, values in self._values.items()}
-        rest = [name for name in self.table.column_names if name not in self._values]
-        row = next(rows(self.table.select(rest).slice(at, 1), self._fill_nulls))
-        row.update((name, values[at]) for name, values in self._values.items())
-        return {name: row[name] for name in self.table.column_names}
+    def __init__(self, table: pa.Table, values: dict[str, list[Any]] | None = None) -> None:
+        self.table, self.values = table, values
+        cells = 0 if values is None else len(values) * table.num_rows
+        self.nbytes = int(table.nbytes) + cells * _VALUE_BYTES  # in memory, about
 
 
 class RowBlocks:
@@ -236,31 +218,45 @@ class RowBlocks:
         self._fetch = fetch
         self._fill_nulls = fill_nulls
         self._block_rows = block_rows
-        self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._blocks: OrderedDict[Key, RowBlock] = OrderedDict()
+        self._blocks: BlockCache[RowBlock] = BlockCache(most_bytes)
         self._expected: dict[str, list[tuple[int, int]]] = {}  # ranges by source, ascending
-        self._keeps = False
 
     def expect(self, ranges: Iterable[Range], *, keep: bool) -> None:
         """Rows of these ranges are asked for next."""
-        self._keeps = keep
         expected: dict[str, list[tuple[int, int]]] = {}
+        keys: list[Key] = []
         for name, start, end in sorted(ranges):
             expected.setdefault(name, []).append((start, end))
+            keys += [self._key_in(name, start, end, first) for first in range(start, end, self._block_rows)]
         self._expected = expected
+        self._blocks.expect(keys if keep else ())
 
     def row(self, name: str, index: int, count: int) -> dict[str, Any]:
-        """Row `index` of a source of `count` rows."""
-        key = self._key(name, index, count)
-        return self._block(key).row(index - key[1])
+        """Row `index` of a source of `count` rows, for the caller alone. Raises BadRecord for a NULL."""
+        _, first, _ = key = self._key(name, index, count)
+        block, at = self._block(key), index - first
+        values, table = block.values, block.table
+        if values is None:
+            values = flat_values(table, self._fill_nulls)
+            self._blocks.put(key, partial(RowBlock, table, values))
+        if len(values) == table.num_columns:
+            return {column: each[at] for column, each in values.items()}
+        rest = [column for column in table.column_names if column not in values]
+        row = next(rows(table.select(rest).slice(at, 1), self._fill_nulls))
+        row.update((column, each[at]) for column, each in values.items())
+        return {column: row[column] for column in table.column_names}
 
     def take(self, name: str, indices: IndexArray, count: int) -> pa.Table:
         """The rows `indices` of a source of `count` rows, in that order."""
         import pyarrow as pa
 
-        if _consecutive(indices):
-            parts = list(self._range(name, int(indices[0]), int(indices[-1]) + 1, count))
+        if len(indices) and bool(np.all(np.diff(indices) == 1)):
+            start, end, parts = int(indices[0]), int(indices[-1]) + 1, []
+            while start < end:
+                _, first, after = key = self._key(name, start, count)
+                stop = min(after, end)
+                parts.append(self._block(key).table.slice(start - first, stop - start))
+                start = stop
             return pa.concat_tables(parts)
         order = np.argsort(indices, kind="stable")
         ascending = indices[order]
@@ -272,52 +268,22 @@ class RowBlocks:
             at = stop
         return pa.concat_tables(parts).take(row_numbers(np.argsort(order)))
 
-    def _range(self, name: str, start: int, end: int, count: int) -> Iterator[Any]:
-        while start < end:
-            _, first, after = key = self._key(name, start, count)
-            stop = min(after, end)
-            yield self._block(key).table.slice(start - first, stop - start)
-            start = stop
-
     def _key(self, name: str, index: int, count: int) -> Key:
-        low, high = self._expected_around(name, index) or (0, count)
+        ranges = self._expected.get(name, ())
+        place = bisect_right(ranges, index, key=itemgetter(0)) - 1
+        within = ranges[place] if place >= 0 and index < ranges[place][1] else (0, count)
+        return self._key_in(name, *within, index)
+
+    def _key_in(self, name: str, low: int, high: int, index: int) -> Key:
         first = index - (index - low) % self._block_rows
         return name, first, min(first + self._block_rows, high)
 
-    def _expected_around(self, name: str, index: int) -> tuple[int, int] | None:
-        ranges = self._expected.get(name, ())
-        place = bisect_right(ranges, index, key=_first) - 1
-        return ranges[place] if place >= 0 and index < ranges[place][1] else None
-
     def _block(self, key: Key) -> RowBlock:
-        with self._lock:
-            block = self._blocks.get(key)
-            if block is not None:
-                self._blocks.move_to_end(key)
-                return block
-        name, first, after = key
-        block = RowBlock(self._fetch(name, first, after - first), self._fill_nulls)
-        with self._lock:
-            self._blocks[key] = block
-            kept = sum(held.nbytes for held in self._blocks.values())
-            for old in [old for old in self._blocks if old != key and not self._is_expected(old)]:
-                if kept <= self._most_bytes:
-                    break
-                kept -= self._blocks.pop(old).nbytes
+        block = self._blocks.get(key)
+        if block is None:
+            name, first, after = key
+            block = self._blocks.put(key, lambda: RowBlock(self._fetch(name, first, after - first)))
         return block
-
-    def _is_expected(self, key: Key) -> bool:
-        name, first, after = key
-        around = self._expected_around(name, first) if self._keeps else None
-        return around is not None and after <= around[1]
 
     def __repr__(self) -> str:
         return f"<RowBlocks {len(self._blocks)} of {self._block_rows} rows>"
-
-
-def _first(range_: tuple[int, int]) -> int:
-    return range_[0]
-
-
-def _consecutive(indices: IndexArray) -> bool:
-    return len(indices) > 0 and bool(np.all(np.diff(indices) == 1))

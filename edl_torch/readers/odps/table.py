@@ -16,9 +16,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.odps.client import OdpsClient, require_packages
+from edl_torch.readers.odps.client import (
+    Budget,
+    ErrorKind,
+    OdpsClient,
+    Retries,
+    ShortStream,
+    expired,
+    judge,
+    require_packages,
+    troubled,
+)
 from edl_torch.readers.odps.config import OdpsConfig, PartitionPattern, cause_without_secrets
-from edl_torch.readers.odps.retries import Budget, ErrorKind, Retries, ShortStream, expired, judge, troubled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,19 +91,16 @@ class OdpsTable:
     def partition_of(self, name: str) -> str:
         """The partition of a name. Raises ReaderError for one that this table is not meant to read."""
         partition = name.removeprefix(self.config.name).removeprefix("/")
-        known = partition in self._downloads
-        if self.name(partition) != name or not (known or self._means(partition)):
+        known = partition in self._downloads or not self.patterns
+        if self.name(partition) != name or not (
+            known or any(pattern.matches(partition) for pattern in self.patterns if partition)
+        ):
             own = self.name(", ".join(pattern.text for pattern in self.patterns))
             raise ReaderError(
                 f"this reader reads {own}, not {name!r}: make it with the same table and partitions in every "
                 "trainer as where the dataset was registered"
             )
         return partition
-
-    def _means(self, partition: str) -> bool:
-        if not partition or not self.patterns:
-            return not self.patterns
-        return any(pattern.matches(partition) for pattern in self.patterns)
 
     def plan(self) -> dict[str, int]:
         """Rows by partition, in the order of their values. Makes what sessions are not there yet."""
@@ -129,7 +135,10 @@ class OdpsTable:
         import pyarrow as pa
 
         if count == 0:
-            return self._call(f"the columns of {self.name(partition)}", lambda: self._empty(partition))
+            return self._call(
+                f"the columns of {self.name(partition)}",
+                lambda: self._process().empty(self._session(partition), self.columns),
+            )
         what = f"reading rows {start} to {start + count} of {self.name(partition)}"
         budget = Budget(self.retries, what, self.config.hide_in)
         got: list[Any] = []
@@ -159,9 +168,6 @@ class OdpsTable:
                 continue
         elif rows > before:
             budget.progress()
-        self._recover(error, partition, budget)
-
-    def _recover(self, error: Exception, partition: str, budget: Budget) -> None:
         verdict = judge(error)
         if verdict is ErrorKind.CHANGED:
             hide = self.config.hide_in
@@ -223,9 +229,6 @@ class OdpsTable:
             raise self._changed(partition, f"{new.count} rows instead of {old.count}")
         self._downloads[partition] = new
 
-    def _empty(self, partition: str) -> Any:
-        return self._process().empty(self._session(partition), self.columns)
-
     def _modified(self, partition: str) -> str:
         listed = self._listed()
         if partition not in listed:
@@ -245,23 +248,21 @@ class OdpsTable:
             if self.patterns:
                 raise InvalidArgument(f"{self.config.name} has no partitions: leave partition= out")
             return {"": facts.modified}
-        self._check_keys(facts.partition_keys)
-        found: dict[str, str] = {}
-        for pattern in self.patterns or (None,):
-            prefix = "" if pattern is None else pattern.prefix(facts.partition_keys)
-            new = [item for item in client.partitions(prefix) if pattern is None or pattern.matches(item[0])]
-            if pattern is not None and not new:
-                raise ReaderError(f"{self.config.name} has no partition {pattern.text!r}")
-            found.update(new)
-        return dict(sorted(found.items()))
-
-    def _check_keys(self, keys: tuple[str, ...]) -> None:
+        keys = facts.partition_keys
         for pattern in self.patterns:
-            unknown = sorted(set(pattern.values) - set(keys))
-            if unknown:
+            if unknown := sorted(set(pattern.values) - set(keys)):
                 raise InvalidArgument(
                     f"{self.config.name} has the partition keys {', '.join(keys)}, not {', '.join(unknown)}"
                 )
+        found: dict[str, str] = {}
+        if not self.patterns:
+            found.update(client.partitions(""))
+        for pattern in self.patterns:
+            new = [item for item in client.partitions(pattern.prefix(keys)) if pattern.matches(item[0])]
+            if not new:
+                raise ReaderError(f"{self.config.name} has no partition {pattern.text!r}")
+            found.update(new)
+        return dict(sorted(found.items()))
 
     def _check_columns(self, client: OdpsClient) -> None:
         facts = client.facts()

@@ -1,30 +1,187 @@
-"""The footers of many Parquet files as compact arrays: names, sizes, and where each row group ends.
+"""Which files a Parquet dataset has, and what their footers say, as compact arrays.
 
 Format: https://parquet.apache.org/docs/file-format/. It reads footers, never rows, and keeps no file open.
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
+import re
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.parquet.files import Found
 from edl_torch.readers.shared.looks import blocks, chosen, listing
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Opened, Storage, storage_error
+from edl_torch.readers.storage import Opened, Storage, is_url, reaching, storage_error
 from edl_torch.shard import IndexArray
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
+
+
+SUFFIXES = (".parquet", ".pq")
+_OTHER_SCHEMES = ("odps://",)
+_GLOB = re.compile(r"[*?\[]")
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The files as `base` (empty, or ending in '/') and names below it, in the order of the sources."""
+
+    base: str
+    names: tuple[str, ...]
+
+
+def find_files(storage: Storage, data: str | Sequence[str]) -> Found:
+    """The files of `data`; those of a folder or glob in the order of their names, those of a list as listed.
+
+    Raises ReaderError for what does not exist or cannot be reached, DataFormatError for a folder or glob
+    without Parquet files and InvalidArgument for a file that is listed twice.
+    """
+    entries = [data] if isinstance(data, str) else list(data)
+    if not entries:
+        raise InvalidArgument("the list of Parquet files is empty")
+    found = [_files_of(storage, entry) for entry in entries]
+    names = [name for _, files in found for name in files]
+    if len(set(names)) < len(names):
+        twice, _ = Counter(names).most_common(1)[0]
+        raise InvalidArgument(f"'{twice}' is listed twice: two sources would have one name")
+    base = found[0][0] if len(found) == 1 else _common_folder(names)
+    return Found(base=base, names=tuple(name[len(base) :] for name in names))
+
+
+def _files_of(storage: Storage, data: str) -> tuple[str, list[str]]:
+    """Of one path, URL, folder or glob: the folder that partitions hang from, and its files' names."""
+    storage.forget_listings(data)
+    file_system, path = storage.resolve(data)
+    with reaching(data):
+        pattern = _GLOB.search(data)
+        try:
+            kind = file_system.info(path)["type"]
+        except FileNotFoundError:
+            if pattern is None:
+                raise
+            kind = "glob"
+        if kind == "file":
+            return data[: data.rfind("/") + 1], [data]
+        if kind == "glob" and pattern is not None:
+            base = data[: data.rfind("/", 0, pattern.start()) + 1]
+            paths = list(_globbed(file_system, path))
+        else:
+            base = data.rstrip("/") + "/"
+            paths = list(_below(file_system, path))
+        # The file system has its own form of names: they shall begin as the user's did.
+        root = storage.resolve(base or ".")[1].rstrip("/") + "/"
+        if any(not path.startswith(root) for path in paths):
+            raise ReaderError(f"'{base}': its file system lists names elsewhere ({paths[0]!r})")
+    if not paths and kind == "glob":
+        raise DataFormatError(f"'{data}' matches no Parquet file; check the pattern and the folder")
+    if not paths:
+        raise DataFormatError(
+            f"'{data}' holds no Parquet file: their names must end in {' or '.join(SUFFIXES)} and not "
+            "begin with '.' or '_'; for other names pass a glob that matches them"
+        )
+    return base, sorted({base + path[len(root) :] for path in paths})
+
+
+def _below(file_system: Any, folder: str) -> Iterator[str]:
+    """Parquet files at any depth; what begins with '.' or '_' is not data (`_SUCCESS`, `_metadata`)."""
+    root = folder.rstrip("/") + "/"
+    for path in file_system.find(folder):
+        parts = path.removeprefix(root).split("/")
+        if path.lower().endswith(SUFFIXES) and not any(_is_hidden(part) for part in parts):
+            yield path
+
+
+def _is_hidden(part: str) -> bool:
+    return part.startswith((".", "_")) and "=" not in part
+
+
+def _globbed(file_system: Any, pattern: str) -> Iterator[str]:
+    for path, info in file_system.glob(pattern, detail=True).items():
+        if info["type"] == "file":
+            yield path
+        else:
+            yield from _below(file_system, path)
+
+
+def _common_folder(names: Sequence[str]) -> str:
+    """The longest beginning of all names that ends in '/'."""
+    first, last = min(names), max(names)
+    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    base = first[: first.rfind("/", 0, length) + 1]
+    return "" if base.endswith("://") else base
+
+
+def partition_of(name: str) -> dict[str, str | None]:
+    """The values in the folders `key=value` of a name below the dataset's base, as Hive writes them."""
+    pairs = (part.partition("=") for part in posixpath.dirname(name).split("/") if "=" in part)
+    return {unquote(key): None if value == _HIVE_NULL else unquote(value) for key, _, value in pairs}
+
+
+def partition_types(found: Found) -> dict[str, type]:
+    """The partition columns, `int` where every value is a whole number and `str` else.
+
+    Raises DataFormatError for a file with other keys than the first one.
+    """
+    keys = list(partition_of(found.names[0]))
+    types: dict[str, type] = dict.fromkeys(keys, int)
+    for name in found.names:
+        values = partition_of(name)
+        if list(values) != keys:
+            raise DataFormatError(
+                f"'{found.base}{name}' is in a folder with the keys {list(values)}, but "
+                f"'{found.base}{found.names[0]}' has {keys}: keep one layout in a dataset, or "
+                "pass partitions=False"
+            )
+        for key, value in values.items():
+            if value is not None and not _INTEGER.fullmatch(value):
+                types[key] = str
+    return types
+
+
+def claims(data: str) -> bool:
+    """Whether `data` is a Parquet file, a glob of them, a folder that holds some, or a URL of either.
+
+    Judged by names, and quickly for what is something else, such as a folder of a million images.
+    A URL without an ending in its last part is taken for a folder of Parquet files: to list it would cost a
+    request, and no other reader reads remote folders.
+    """
+    if is_url(data):
+        ending = posixpath.splitext(_GLOB.split(data.rstrip("/"))[-1])[1].lower()
+        named = data.lower().rstrip("/").endswith(SUFFIXES)
+        return not data.startswith(_OTHER_SCHEMES) and (named or not ending)
+    if os.path.isdir(data):
+        return _holds_parquet(data)
+    is_there = os.path.isfile(data) or _GLOB.search(data) is not None
+    return is_there and data.lower().endswith(SUFFIXES)
+
+
+def _holds_parquet(folder: str) -> bool:
+    """Goes down the first subfolders until a folder has files, which then decide."""
+    while True:
+        with os.scandir(folder) as entries:
+            visible = sorted((entry for entry in entries if entry.name[0] not in "._"), key=lambda e: e.name)
+        files = [entry.name for entry in visible if entry.is_file()]
+        folders = [entry.path for entry in visible if entry.is_dir()]
+        if files or not folders:
+            return any(name.lower().endswith(SUFFIXES) for name in files)
+        folder = folders[0]
+
 
 _THREADS = 16  # they wait for the network
 _MAGIC = b"PAR1"
@@ -56,18 +213,6 @@ class ParquetIndex:
     def name(self, file: int) -> str:
         """The file's path or URL."""
         return self.base + self.names[file]
-
-    def size(self, file: int) -> int:
-        """The file's bytes."""
-        return int(self.arrays["sizes"][file])
-
-    def footer(self, file: int) -> int:
-        """The digest of the file's footer."""
-        return int(self.arrays["footers"][file])
-
-    def pages(self, file: int) -> int:
-        """The digest of some of the file's pages; 0 where none were looked at."""
-        return int(self.arrays["pages"][file])
 
     def group_ends(self, file: int) -> IndexArray:
         """The row after the last one of each of the file's row groups."""
@@ -245,23 +390,23 @@ class ParquetFile:
         self._opened = opened if self._noted is None else replace(opened, handle=self._noted)
         self.stamp = opened.stamp()  # when it was opened
         try:
-            self._file = _parse(self._opened, name)
+            self.file = _parse(self._opened, name)
         except ReaderError:
             self._opened.close()
             raise
         self.size = self._opened.size  # in bytes
         self.remote = self._opened.remote  # whether reading it may fail on the way
-        self.schema = self._file.schema_arrow  # of all columns, Arrow's
+        self.schema = self.file.schema_arrow  # of all columns, Arrow's
 
     def rows_of_groups(self) -> list[int]:
         """The number of rows in each row group."""
-        footer = self._file.metadata
+        footer = self.file.metadata
         return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
 
     def footer(self) -> int:
         """The footer's length and a checksum of it, of a large one in pieces: where a column of a row group
         has another length all that follow begin elsewhere."""
-        length = int(self._file.metadata.serialized_size) + _TAIL
+        length = int(self.file.metadata.serialized_size) + _TAIL
         data = self._read(max(0, self.size - length), self.size)
         if len(data) > _SMALL_BYTES:
             pieces = range(0, len(data), len(data) // _PIECES)
@@ -276,7 +421,7 @@ class ParquetFile:
         """
         if self.size <= _SMALL_BYTES:
             return zlib.crc32(self._read(0, self.size))
-        footer, checksum = self._file.metadata, 0
+        footer, checksum = self.file.metadata, 0
         pairs = 1 if self.remote else max(1, _PAIRS // files)  # of blocks, one of each column
         groups = chosen(footer.num_row_groups, pairs)
         columns: list[int] = []
@@ -317,13 +462,9 @@ class ParquetFile:
         self._opened.handle.seek(start)
         return bytes(self._opened.handle.read(end - start))
 
-    def read_group(self, group: int, columns: list[str], *, use_threads: bool) -> Any:
-        """A row group as a table with these columns, and with columns nested in them."""
-        return self._file.read_row_group(group, columns=columns, use_threads=use_threads)
-
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        self.file.close()
         self._opened.close()
 
 

@@ -1,25 +1,38 @@
 """Parquet files as columns or rows: files, folders, Hive partitions and globs, local or remote.
 
-It puts rows together; where the files are, how they are read and what is kept of them is its parts' affair.
+Of the row groups that are decoded the last ones are kept, so that each is read once for a shard.
 """
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.arrow import Columns, RowPicker, filled_type, numpy_columns, row_numbers, rows, scalar
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source, required
-from edl_torch.readers.parquet.files import claims, find_files, partition_of, partition_types
-from edl_torch.readers.parquet.groups import RowGroups
-from edl_torch.readers.parquet.index import build_index, whole_fingerprint
-from edl_torch.readers.storage import Storage
+from edl_torch.readers.parquet.index import (
+    ParquetFile,
+    ParquetIndex,
+    build_index,
+    claims,
+    find_files,
+    is_arrows_own,
+    one_line,
+    partition_of,
+    partition_types,
+    whole_fingerprint,
+)
+from edl_torch.readers.shared.files import BlockCache
+from edl_torch.readers.storage import Storage, storage_error
 from edl_torch.shard import IndexArray, Task, TaskType
 
 _BLOCK = 1024  # rows that become Python objects at a time
@@ -63,8 +76,10 @@ class ParquetReader(AbstractDataReader):
     ) -> None:
         super().__init__()
         required("pyarrow.parquet", "reader 'parquet' needs pyarrow: pip install 'edl-torch[parquet]'")
-        if columns is not None:
-            _check_columns(columns)
+        if columns is not None and (
+            isinstance(columns, str) or not columns or len(set(columns)) < len(columns)
+        ):
+            raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
         given = os.fspath(data) if isinstance(data, str | os.PathLike) else [os.fspath(one) for one in data]
         self._storage = storage = Storage(storage_options)
         found = find_files(storage, given)
@@ -150,12 +165,12 @@ class ParquetReader(AbstractDataReader):
             ends = self._index.group_ends(file)
             first, last = np.searchsorted(ends, (start, end - 1), side="right").tolist()
             wanted += [(file, group) for group in range(first, last + 1)]
-        self._groups.expect(wanted)
+        self._groups.tables.expect(wanted)
 
     def _new_picker(self, file: int, group: int, table: Any) -> RowPicker:
         same = next(rows(self._partition(file, 1), self._fills)) if self._keys else {}
         # A picker holds its row group: one that is not kept must not be either.
-        self._pickers = {key: one for key, one in self._pickers.items() if self._groups.keeps(key)}
+        self._pickers = {key: one for key, one in self._pickers.items() if key in self._groups.tables}
         self._pickers[file, group] = picker = RowPicker(table, self._fills, same, self.columns)
         return picker
 
@@ -221,11 +236,6 @@ class ParquetReader(AbstractDataReader):
         return f"<ParquetReader '{self._index.base}' files={len(self._index)} records={total}>"
 
 
-def _check_columns(columns: Sequence[str]) -> None:
-    if isinstance(columns, str) or not columns or len(set(columns)) < len(columns):
-        raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
-
-
 def _arrow_type(kind: type) -> Any:
     import pyarrow as pa
 
@@ -250,3 +260,172 @@ def _checked_fills(
                 f"fill_nulls[{name!r}] = {value!r} is no value of type {kind}: {exc}"
             ) from exc
     return dict(fills or {})
+
+
+log = logging.getLogger("edl_torch.readers")
+
+_OPEN_FILES = 8
+_WASTE = 4  # rows decoded and dropped for one that was wanted, after so many dropped row groups:
+_WASTE_AFTER = 8
+
+Key = tuple[int, int]  # file, row group
+
+
+class RowGroups:
+    """Row groups as Arrow tables of some columns; at most `cache_bytes` of them are kept, always the last.
+
+    Files are opened when they are first read, by each process for itself: what a fork inherits of them is
+    not used. `tables` are: they are memory, and never change. `decoded` counts row groups that were read.
+    """
+
+    def __init__(self, storage: Storage, index: ParquetIndex, schema: Any, cache_bytes: int) -> None:
+        self._storage = storage
+        self._index = index
+        self._schema = schema
+        self._cache_bytes = cache_bytes
+        self._forget()
+
+    def _forget(self) -> None:
+        self.tables: BlockCache[Any] = BlockCache(self._cache_bytes, self._drop)
+        self._dropped_groups = self._dropped_rows = self._wanted_rows = 0
+        self.decoded = 0
+        self._warned = False
+        self._files: OrderedDict[int, ParquetFile] = OrderedDict()
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_storage", "_index", "_schema", "_cache_bytes")
+        return {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def table(self, file: int, group: int, wanted: int) -> Any:
+        """A row group, of which `wanted` rows are read now.
+
+        Raises BadRecord for a damaged one and ReaderError where the file cannot be read.
+        """
+        key = file, group
+        self._wanted_rows += wanted
+        table = self.tables.get(key)
+        if table is None:
+            table = self.tables.put(key, lambda: self._read(file, group))
+            self.decoded += 1
+            if not self._warned and self._dropped_groups >= _WASTE_AFTER:
+                self._warn_of_waste(key, table)
+        return table
+
+    def close(self) -> None:
+        """Let go of the files and tables; the next use opens them again."""
+        for file in self._files.values():
+            if self._pid == os.getpid():
+                file.close()
+        self._forget()
+
+    def _drop(self, table: Any) -> None:
+        self._dropped_groups += 1
+        self._dropped_rows += table.num_rows
+
+    def _warn_of_waste(self, key: Key, table: Any) -> None:
+        if self._dropped_rows <= _WASTE * self._wanted_rows:
+            return
+        self._warned = True
+        log.warning(
+            "file=%s row_group=%d bytes=%d rows_decoded=%d rows_wanted=%d row groups are decoded for few of "
+            "their rows: cut shards where row groups end (records_per_shard=reader.rows_per_group), shuffle "
+            "by shuffle_shards=True and the dataset's shuffle=True, or raise cache_bytes=%d",
+            *(self._index.name(key[0]), key[1], table.nbytes, self._dropped_rows, self._wanted_rows),
+            self._cache_bytes,
+        )
+
+    def _read(self, file: int, group: int) -> Any:
+        import pyarrow as pa
+
+        name = self._index.name(file)
+        try:
+            try:
+                return self._decode(file, group)
+            except (pa.ArrowInvalid, OSError):
+                # It may be another file by now; an answer of the network that was cut short looks the same.
+                self._close(file)
+                return self._decode(file, group)
+        except ReaderError:
+            raise
+        except Exception as exc:
+            if isinstance(exc, pa.ArrowNotImplementedError):
+                raise DataFormatError(
+                    f"'{name}': a column cannot be read ({one_line(exc)}); leave it out with columns=[…]"
+                ) from exc
+            if not is_arrows_own(exc, pa):
+                raise storage_error(exc, name) from exc
+            said = f"'{name}' row group {group} is damaged ({one_line(exc)}); copy or write the file again"
+            raise BadRecord(said) from exc
+
+    def _close(self, file: int) -> None:
+        """Let go of an open file."""
+        opened = self._files.pop(file, None)
+        if opened is not None:
+            opened.close()
+
+    def _decode(self, file: int, group: int) -> Any:
+        import pyarrow as pa
+
+        ends = self._index.group_ends(file)
+        expected = int(ends[group]) - (int(ends[group - 1]) if group else 0)
+        names = self._schema.names
+        # In a loader worker the other cores belong to others, and a fork may have taken Arrow's threads.
+        threads = multiprocessing.parent_process() is None
+        if not names:
+            return pa.table({"": pa.nulls(expected)})  # a table without any column would forget its length
+        opened = self._file(file)
+        table = opened.file.read_row_group(group, columns=names, use_threads=threads).select(names)
+        if table.num_rows != expected:
+            raise pa.ArrowInvalid(f"{table.num_rows} rows decoded, {expected} expected")
+        if not opened.is_as_it_was():  # what was decoded may be of two writers
+            self._close(file)
+            self._file(file)
+        return table
+
+    def _file(self, file: int) -> ParquetFile:
+        if self._pid != os.getpid():
+            self._files, self._pid = OrderedDict(), os.getpid()
+        found = self._files.pop(file, None) or self._open(file)
+        self._files[file] = found
+        if len(self._files) > _OPEN_FILES:
+            self._files.popitem(last=False)[1].close()
+        return found
+
+    def _open(self, file: int) -> ParquetFile:
+        name = self._index.name(file)
+        self._storage.forget_listings(name)
+        try:
+            opened = ParquetFile(self._storage, name)
+        except DataFormatError as exc:  # its footer was read when the reader was made
+            raise _changed(name, str(exc)) from exc
+        difference = self._difference(opened, file)
+        if difference is not None:
+            opened.close()
+            raise _changed(name, difference)
+        return opened
+
+    def _difference(self, opened: ParquetFile, file: int) -> str | None:
+        size, footer, pages = (int(self._index.arrays[name][file]) for name in ("sizes", "footers", "pages"))
+        if opened.size != size:
+            return f"{size:,} bytes then, {opened.size:,} now"
+        rows = opened.rows_of_groups()
+        if sum(rows) != self._index.rows(file):
+            return f"{self._index.rows(file):,} rows then, {sum(rows):,} now"
+        if len(rows) != len(self._index.group_ends(file)):
+            return "its row groups are others"
+        if opened.footer() != footer:
+            return "its footer is another"
+        looks = pages and not opened.remote  # there each costs a request
+        return "its pages are others" if looks and opened.pages(len(self._index)) != pages else None
+
+
+def _changed(name: str, how: str) -> SourceChanged:
+    return SourceChanged(
+        f"'{name}' has changed since the reader was made ({how}): data must stay as it is while a job uses "
+        "it; start the job again with a new reader"
+    )

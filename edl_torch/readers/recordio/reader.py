@@ -16,13 +16,16 @@ from typing import Any
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source
-from edl_torch.readers.recordio.format import MAGIC_BYTES
-from edl_torch.readers.recordio.index import Arrays, build_index, check_dialect
+from edl_torch.readers.recordio.format import HEADER_BYTES, MAGIC_BYTES, Header, dialect_named
 from edl_torch.readers.recordio.record_bytes import Decode, decoder
-from edl_torch.readers.recordio.source import Chunk, RecordIOSource, sources_of_index
-from edl_torch.readers.shared.block_cache import BlockCache
-from edl_torch.readers.shared.files import OpenFile, OpenFiles, Read
-from edl_torch.readers.shared.finder import Finder, Paths
+from edl_torch.readers.recordio.source import (
+    Arrays,
+    Chunk,
+    RecordIOSource,
+    build_index,
+    sources_of_index,
+)
+from edl_torch.readers.shared.files import BlockCache, Finder, OpenFile, OpenFiles, Paths, Read
 from edl_torch.readers.shared.looks import below, listing
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType
@@ -49,7 +52,7 @@ class RecordIODataReader(AbstractDataReader):
         cache_bytes: How much of the last chunks each process keeps, decompressed; at least the last one, and
             those of the shards that a shuffle mixes.
         index_dir: Where indexes of larger files are kept: a folder, or "beside" for beside the data; default
-            as `readers.shared.index_cache` says.
+            as `readers.shared.mapped` says.
 
     Raises DataFormatError, which names file, chunk and offset, for damaged, cut and other files, and
     ReaderUnavailable where cramjam or google-crc32c is needed and not installed. Files must stay as they are:
@@ -68,7 +71,8 @@ class RecordIODataReader(AbstractDataReader):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        check_dialect(dialect)
+        if dialect is not None:
+            dialect_named(dialect)
         if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
             raise InvalidArgument(f"cache_bytes={cache_bytes!r}: expected a number of bytes")
         self.decode: Decode | None = decoder(decode)
@@ -83,9 +87,10 @@ class RecordIODataReader(AbstractDataReader):
         """Import codecs now, by the first file: loader workers that are forked then have them."""
         first = next(iter(self._by_name().values()))
         with suppress(OSError, ReaderError):  # of a file that is gone already; who reads it is told
-            first.prepare(
-                OpenFile(first.stamp, first.is_same).read
-            )  # not kept open: it may be another file when it is read
+            # Not kept open: it may be another file when it is read.
+            head = OpenFile(first.stamp, first.is_same).read(0, HEADER_BYTES)
+            if len(head) == HEADER_BYTES:
+                first.dialect.prepare(Header(*first.dialect.words(head)).compressor)
 
     def _setup(self) -> None:
         """What each process has of its own."""

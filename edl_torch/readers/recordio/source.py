@@ -1,22 +1,226 @@
-"""One RecordIO file of a reader: its part of the index, and its chunks, read, verified and cut into records.
+"""RecordIO files: where each chunk is and which records it has, in a few arrays, and the chunks read by it.
 
-It must not know who asks.
+The index goes from header to header, and reads as much data as it takes to prove which dialect a file has. It
+must not know who asks for chunks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
+import stat
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from struct import Struct
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.recordio.format import DIALECTS, HEADER_BYTES, MAGIC, Buffer, Dialect, Header
-from edl_torch.readers.recordio.index import Arrays, follow, place
-from edl_torch.readers.shared.files import FileStamp, Read
+from edl_torch.readers.recordio.format import (
+    DIALECTS,
+    HEADER_BYTES,
+    MAGIC,
+    MAGIC_BYTES,
+    Buffer,
+    Dialect,
+    Header,
+    dialect_named,
+)
+from edl_torch.readers.shared.files import FileStamp, OpenFile, Read
+from edl_torch.readers.shared.mapped import Array, cached_index, shared
+
+_KIND = "recordio2"
+_WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
+_THREADS = 16
+_INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
+
+
+Arrays = Mapping[str, Array]
+log = logging.getLogger("edl_torch.readers")
+
+_WITNESSES = 8  # chunks whose checksums are tried
+_BLOCK = 1 << 16
+_NOTHING = 1 << 10  # bytes: more than any compressor makes of nothing
+_FAR = 1 << 14  # chunks larger than this: read their headers one by one
+
+
+def build_index(
+    files: Sequence[str], dialect: str | None = None, index_dir: str | os.PathLike[str] | None = None
+) -> Arrays:
+    """Index all files, in parallel: reading headers waits for disks.
+
+    Returns the arrays `rows`, where in the two next the part of each file begins; `offsets` and `firsts` of
+    `Chain`, file after file; and `dialects`, `sizes`, `mtimes`, `ctimes` and `headers` of each file. Raises
+    DataFormatError for the first file, in order, that is not as it should be.
+    """
+    if len(files) == 1:
+        parts = [_index_one(files[0], dialect, index_dir)]
+    else:
+        with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="recordio-index") as pool:
+            found = [pool.submit(_index_one, file, dialect, index_dir) for file in files]
+            try:
+                parts = [each.result() for each in found]
+            finally:
+                pool.shutdown(cancel_futures=True)
+    arrays = {
+        "rows": np.cumsum([0, *(len(part["offsets"]) for _, part in parts)], dtype=np.int64),
+        "offsets": np.concatenate([part["offsets"] for _, part in parts]),
+        "firsts": np.concatenate([part["firsts"] for _, part in parts]),
+        "dialects": np.array([part["dialect"] for _, part in parts], dtype=np.uint8),
+        "sizes": np.array([stamp.size for stamp, _ in parts], dtype=np.int64),
+        "mtimes": np.array([stamp.mtime_ns for stamp, _ in parts], dtype=np.int64),
+        "ctimes": np.array([stamp.ctime_ns for stamp, _ in parts], dtype=np.int64),
+        "headers": np.array([part["headers"] for _, part in parts], dtype=np.uint64),
+    }
+    return shared(arrays, "recordio", above=_INLINE)
+
+
+def _index_one(
+    path: str, dialect: str | None, index_dir: str | os.PathLike[str] | None
+) -> tuple[FileStamp, Arrays]:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise DataFormatError(f"'{path}' is no regular file")
+        stamp = FileStamp.of(path)
+    except OSError as exc:
+        raise DataFormatError(f"'{path}' cannot be opened: {exc.strerror}; check the path") from exc
+    build = partial(_arrays_of, path, OpenFile(stamp, lambda _: False).read, stamp.size, dialect)
+    if stamp.size < _WORTH_KEEPING:
+        arrays = build()
+        stamp.check()
+        return stamp, arrays
+    return stamp, cached_index(stamp, _KIND, build, options=dialect or "", index_dir=index_dir)
+
+
+def _arrays_of(path: str, read: Read, size: int, dialect: str | None) -> Arrays:
+    chain = scan(path, read, size, dialect)
+    return {
+        "offsets": np.array(chain.offsets, dtype=np.int64),
+        "firsts": np.array(chain.firsts, dtype=np.int64),
+        "dialect": np.array(chain.dialect.number, dtype=np.uint8),
+        "headers": np.array(chain.headers, dtype=np.uint64),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The headers of a file, read as one dialect.
+
+    `offsets` has the position of each chunk and then of the file's end, `firsts` the number of its first
+    record and then of all. `headers` is a digest of all headers, which have the checksums of their data.
+    `broken` says why and at which chunk the chain breaks, where it does.
+    """
+
+    dialect: Dialect
+    headers: int
+    offsets: array[int]
+    firsts: array[int]
+    broken: str | None
+
+    @property
+    def chunks(self) -> int:
+        """The chunks before the break, or all."""
+        return len(self.offsets) - 1
+
+
+def place(path: str, chunk: int, offset: int) -> str:
+    """How every error names a chunk."""
+    return f"'{path}' chunk {chunk:,} at offset {offset:,}"
+
+
+def scan(path: str, read: Read, size: int, dialect: str | None = None) -> Chain:
+    """The chain of a file of `size` bytes, in the given dialect or in the one that the file proves to have.
+
+    A dialect is proven by a checksum that fits the data of one of the first chunks. Where none of them fits
+    in either, these chunks are damaged, and their dialect is the only one whose headers lead to the end of
+    the file; what is read of them is an error, as of every damaged chunk. Raises DataFormatError, with file,
+    chunk and offset, for a chain that breaks before the end of the file and for one that proves nothing. A
+    file of no bytes is a file of no records.
+    """
+    if dialect is not None or size == 0:
+        return _whole(path, follow(read, size, dialect_named(dialect or DIALECTS[0].name)))
+    chains = [follow(read, size, candidate) for candidate in DIALECTS]
+    proven = [chain for chain in chains if _is_proven(read, chain)]
+    if len(proven) == 1:
+        return _whole(path, proven[0])
+    whole = [chain for chain in chains if chain.broken is None]
+    if not proven and not whole:
+        return _whole(path, max(chains, key=lambda chain: chain.chunks))
+    if proven or len(whole) > 1:
+        raise DataFormatError(f"'{path}' could be RecordIO of both dialects: say which with dialect=")
+    log.warning(
+        "path=%s dialect=%s its first %d chunk(s) are damaged: their checksums fit in no dialect",
+        *(path, whole[0].dialect.name, min(_WITNESSES, whole[0].chunks)),
+    )
+    return whole[0]
+
+
+def follow(read: Read, size: int, dialect: Dialect) -> Chain:
+    """Read all headers, as this dialect, until the end of the file or the first that cannot be one."""
+    offsets, firsts, broken = array("q", [0]), array("q", [0]), None
+    block, start, at, total = b"", 0, 0, 0
+    headers = bytearray()
+    while at < size:
+        position = at - start
+        if not 0 <= position <= len(block) - HEADER_BYTES:
+            far = len(offsets) > 1 and at - offsets[-2] > _FAR
+            block, start, position = read(at, at + (HEADER_BYTES if far else _BLOCK)), at, 0
+        if block[position : position + 4] not in (MAGIC_BYTES, MAGIC_BYTES[: size - at]):
+            broken = f"it starts with {block[position : position + 4]!r}, and a chunk with {MAGIC_BYTES!r}"
+        elif len(block) - position < HEADER_BYTES:
+            broken = f"{size - at} bytes are left, and a chunk's header has {HEADER_BYTES}"
+        else:
+            header = Header(*dialect.words(block, position))
+            broken = dialect.problem(header, size - at - HEADER_BYTES)
+            if broken is None and header.records == 0 and header.size:
+                broken = _hidden_records(read, dialect, header, at)
+        if broken is not None:
+            break
+        headers += block[position : position + HEADER_BYTES]
+        at += HEADER_BYTES + header.size
+        total += header.records
+        offsets.append(at)
+        firsts.append(total)
+    digest = int.from_bytes(hashlib.blake2b(headers, digest_size=8).digest())
+    return Chain(dialect=dialect, headers=digest, offsets=offsets, firsts=firsts, broken=broken)
+
+
+def _hidden_records(read: Read, dialect: Dialect, header: Header, at: int) -> str | None:
+    """Whether data hides behind a count of 0, which no checksum covers: nobody would read, or miss, it."""
+    if header.size <= _NOTHING:
+        data = read(at + HEADER_BYTES, at + HEADER_BYTES + header.size)
+        try:
+            if not len(dialect.payload(data, 0, header.size, header.checksum, header.compressor)):
+                return None
+        except DataFormatError as exc:
+            return str(exc)
+    return f"its header promises no record, and it has {header.size:,} bytes of data"
+
+
+def _is_proven(read: Read, chain: Chain) -> bool:
+    for number in range(min(_WITNESSES, chain.chunks)):
+        start, end = chain.offsets[number : number + 2]
+        data = read(start, end)
+        header = Header(*chain.dialect.words(data))
+        if chain.dialect.checksum(data[HEADER_BYTES:]) == header.checksum:
+            return True
+    return False
+
+
+def _whole(path: str, chain: Chain) -> Chain:
+    if chain.broken is None:
+        return chain
+    raise DataFormatError(
+        f"{place(path, chain.chunks, chain.offsets[-1])}: {chain.broken}; the file is damaged, cut "
+        "short or no RecordIO (name only such files, for example with a glob)"
+    )
+
 
 Records = tuple[bytes, ...]
 Heads = tuple[int, ...]  # the garbage collector looks at no tuple of numbers, and there may be many chunks
@@ -47,12 +251,6 @@ class RecordIOSource:
     def is_same(self, read: Read) -> bool:
         """Whether what is read has the headers that were indexed, with the checksums of all data."""
         return follow(read, self.stamp.size, self.dialect).headers == self.headers
-
-    def prepare(self, read: Read) -> None:
-        """Import what its first chunk needs."""
-        head = read(0, HEADER_BYTES)
-        if len(head) == HEADER_BYTES:
-            self.dialect.prepare(Header(*self.dialect.words(head)).compressor)
 
     def chunk_of(self, index: int) -> int:
         """The chunk that record `index` is in."""

@@ -1,4 +1,4 @@
-"""Files: read as they were when they were looked at, and made whole or not at all, by one process for all.
+"""Files: found, read as they were when they were looked at, and made whole, by one process for all.
 
 A file that is written to while a job reads it is another file, whatever its times say: size and time of
 modification are compared after each read, and where only the time of the inode's last change differs (rights
@@ -9,19 +9,28 @@ know what that is.
 from __future__ import annotations
 
 import fcntl
+import glob
 import logging
 import os
 import time
 import uuid
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
-from edl_torch.errors import SourceChanged, SourceUnavailable
+from edl_torch.errors import (
+    BadRecord,
+    DataFormatError,
+    InvalidArgument,
+    ReaderError,
+    SourceChanged,
+    SourceUnavailable,
+)
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -116,14 +125,11 @@ class OpenFile:
             ) from exc
         same = found.st_size == self.stamp.size and found.st_mtime_ns == self.stamp.mtime_ns
         if not same or found.st_ctime_ns != self._known_ns:
-            self._look_again(FileStamp._of(self.stamp.path, found))
+            now = FileStamp._of(self.stamp.path, found)
+            if not same or not self._is_same(partial(read_range, self._descriptor)):
+                raise self.stamp.changed(now)
+            self._known_ns = now.ctime_ns
         return data
-
-    def _look_again(self, now: FileStamp) -> None:
-        descriptor = self._descriptor
-        if now != self.stamp or not self._is_same(lambda start, end: read_range(descriptor, start, end)):
-            raise self.stamp.changed(now)
-        self._known_ns = now.ctime_ns
 
 
 class OpenFiles:
@@ -230,3 +236,151 @@ def _taken(path: Path) -> int | None:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_NOT_DATA = (".", "_")  # hidden files; marks such as _SUCCESS
+_INDEX = ".edl-index"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finder:
+    """Finds files whose names end in one of `suffixes`, or in one and `.gz`; without any, all files.
+
+    Names that begin with `.` or `_` do not count. A folder stands for its files, `deep` for those below too.
+    """
+
+    suffixes: tuple[str, ...] = ()
+    deep: bool = False
+
+    def files(self, data: Paths) -> list[str]:
+        """Return the files: of a folder or glob sorted by name, of a list as they stand.
+
+        Raises DataFormatError for what is not there, for a folder or glob without a file, and for a file that
+        is listed twice.
+        """
+        entries = [data] if isinstance(data, str | os.PathLike) else data
+        found = [file for entry in entries for file in self._of_entry(os.fspath(entry))]
+        if not found:
+            raise InvalidArgument("the list of data files is empty")
+        if len(set(found)) < len(found):
+            twice, _ = Counter(found).most_common(1)[0]
+            raise DataFormatError(f"'{twice}' is listed twice: its records would be read twice")
+        return found
+
+    def _of_entry(self, path: str) -> list[str]:
+        if os.path.isdir(path):
+            found = sorted(self.below(path))
+            ending = f"that ends in {', '.join(self.suffixes)} (others can be named by a glob)"
+            expected = f"a name {ending if self.suffixes else 'that begins with neither . nor _'}"
+        elif os.path.lexists(path):
+            return [path]
+        else:
+            if not glob.has_magic(path):
+                raise DataFormatError(f"the data file '{path}' does not exist; check the path")
+            matching = glob.glob(path, recursive=True)
+            found = sorted(name for name in matching if _counts(name) and os.path.isfile(name))
+            expected = "a file that matches it"
+        if not found:
+            raise DataFormatError(f"'{path}' has no data file: expected {expected}; check the path")
+        return found
+
+    def below(self, top: str) -> Iterator[str]:
+        """Yield the files in a folder, in no order. Raises DataFormatError where it cannot be listed."""
+
+        def fail(error: OSError) -> None:
+            said = f"the folder '{error.filename}' cannot be listed: {error.strerror}"
+            raise DataFormatError(said) from error
+
+        for folder, subfolders, names in os.walk(top, onerror=fail):
+            subfolders[:] = sorted(filter(_counts, subfolders)) if self.deep else []
+            yield from (os.path.join(folder, name) for name in names if _counts(name) and self.is_named(name))
+
+    def is_named(self, name: str) -> bool:
+        """Whether a file's name ends as it should."""
+        return not self.suffixes or name.lower().removesuffix(".gz").endswith(self.suffixes)
+
+    def is_all_of(self, data: str) -> bool:
+        """Whether a path is a file that is named so, or a folder or glob of nothing else."""
+        if os.path.isdir(data):
+            named = [os.path.join(data, name) for name in os.listdir(data) if _counts(name)]
+        else:
+            named = [data] if os.path.exists(data) else glob.glob(data, recursive=True)
+        return bool(named) and all(os.path.isfile(path) and self.is_named(path) for path in named)
+
+
+def _counts(path: str) -> bool:
+    return not os.path.basename(path).startswith(_NOT_DATA) and not path.endswith(_INDEX)
+
+
+B = TypeVar("B")
+
+
+class BlockCache(Generic[B]):
+    """Blocks by key; the last one and those that are expected are kept whatever their size.
+
+    A damaged block is remembered too: when bad records are set aside each of its records is asked for, and it
+    is read once. There is no lock that a forked process could find held: threads that share a cache may at
+    worst read a block twice.
+
+    Args:
+        limit_bytes: How much is kept, but for those; each block says its `nbytes`.
+        dropped: Told of each block that is let go.
+    """
+
+    def __init__(self, limit_bytes: int, dropped: Callable[[B], Any] = lambda _: None) -> None:
+        self._limit = limit_bytes
+        self._dropped = dropped
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._expected: frozenset[Hashable] = frozenset()
+        self._damaged: dict[Hashable, tuple[type[ReaderError], str]] = {}
+        self._latest: Hashable = None
+        self.nbytes = 0
+
+    def get(self, key: Hashable) -> B | None:
+        """Return the block, if it is kept."""
+        block: B | None = self._kept.get(key)
+        if block is not None and key != self._latest:
+            self._latest = key
+            try:
+                self._kept.move_to_end(key)
+            except KeyError:  # another thread has just thrown it out
+                return block
+        return block
+
+    def put(self, key: Hashable, read: Callable[[], B]) -> B:
+        """Return `read()`, kept. Raises what it raises: of a damaged block again, without reading again."""
+        if key in self._damaged:
+            kind, said = self._damaged[key]
+            raise kind(said)
+        try:
+            block: Any = read()
+        except (BadRecord, DataFormatError) as exc:
+            self._damaged[key] = type(exc), str(exc)
+            raise
+        before = self._kept.pop(key, None)
+        self.nbytes += block.nbytes - (0 if before is None else before.nbytes)
+        self._kept[key] = block
+        self._latest = key
+        if self.nbytes > self._limit:
+            self._drop_oldest()
+        return block  # type: ignore[no-any-return]
+
+    def _drop_oldest(self) -> None:
+        for key in [key for key in list(self._kept) if key != self._latest and key not in self._expected]:
+            if self.nbytes <= self._limit:
+                break
+            oldest = self._kept.pop(key, None)
+            if oldest is not None:
+                self.nbytes -= oldest.nbytes
+                self._dropped(oldest)
+
+    def expect(self, keys: Iterable[Hashable]) -> None:
+        """Keep these, once they are read, until others are expected."""
+        self._expected = frozenset(keys)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)

@@ -102,13 +102,9 @@ def _looked_at(path: str, whole: bool) -> str:
         if not whole:
             return whole_file(path) if path.endswith(".xml") else str(os.stat(path).st_size)
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, _blake2b).hexdigest()
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError:
         return "missing"
-
-
-def _blake2b() -> Any:
-    return hashlib.blake2b(digest_size=16)
 
 
 def whole_file(path: str) -> str:
@@ -275,10 +271,20 @@ def _digest(found: Any) -> str:
     """A digest of some entries of what holds plain values or arrays. Raises `Unlike` for anything else."""
     if _has(found, "column_names", "with_format"):  # Hugging Face `datasets`
         rows = found.with_format("arrow")  # as they are kept: nothing is decoded
-        return _of_some(found, lambda place: [found.column_names, _row_of(rows[place : place + 1])])
+
+        def row_of(place: int) -> list[Any]:
+            values = rows[place : place + 1].to_pylist()[0].values()
+            return [found.column_names, [_without_folder(value) for value in values]]
+
+        return _of_some(found, row_of)
     if _has(found, "iloc"):  # pandas
         names = list(getattr(found, "columns", ()))
-        return _of_some(found, lambda place: [names, _listed(found.iloc[place])])
+
+        def row(place: int) -> list[Any]:
+            values = found.iloc[place]
+            return [names, values.tolist() if hasattr(values, "tolist") else values]
+
+        return _of_some(found, row)
     if isinstance(found, list | tuple | range):
         if any(found[place] is None for place in chosen(len(found), _SEEN)):
             raise Unlike  # a list that is filled as it is used has None before
@@ -327,19 +333,11 @@ def _with_paths(value: Any, place: _Place, told: Callable[[_Place, str], str]) -
     return value
 
 
-def _row_of(table: Any) -> list[Any]:
-    """One row of Arrow's; the paths that images came from lie elsewhere on other hosts."""
-    return [_without_folder(value) for value in table.to_pylist()[0].values()]
-
-
 def _without_folder(value: Any) -> Any:
+    """The paths that images came from lie elsewhere on other hosts."""
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
         return [value["bytes"], os.path.basename(value["path"] or "")]
     return value
-
-
-def _listed(row: Any) -> Any:
-    return row.tolist() if hasattr(row, "tolist") else row
 
 
 def _is_array(value: Any) -> bool:

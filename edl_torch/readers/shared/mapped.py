@@ -1,19 +1,27 @@
-"""Numpy arrays and strings in memory-mapped files: all processes of a machine share one copy of an index.
+"""Numpy arrays and strings in memory-mapped files, and indexes of data files that are built once and kept so.
 
-A file is a line of JSON (what it is, then name, dtype, shape and offset of each array), padding and the
-arrays, each aligned to 64 bytes. It must not know what the arrays mean or where the file should live.
+All processes of a machine share one copy. A file is a line of JSON (what it is, then name, dtype, shape and
+offset of each array), padding and the arrays, each aligned to 64 bytes. An index is good for a file of one
+size that was not written to, nor changed in any other way, since it was made. It must not know what the
+arrays mean.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
+import hashlib
 import json
 import logging
 import mmap
 import os
+import shutil
+import stat
 import tempfile
 import weakref
 from array import array as packed
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -23,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.shared.files import whole_file
+from edl_torch.readers.shared.files import FileStamp, file_lock, whole_file
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -61,7 +69,7 @@ class MappedArrays(Mapping[str, Array]):
         self._descriptor: int | None = None
 
     @classmethod
-    def spill(cls, arrays: Mapping[str, Array], *, label: str = "arrays") -> MappedArrays:
+    def spill(cls, arrays: Mapping[str, Array], label: str = "arrays") -> MappedArrays:
         """Put arrays into a temporary file without a name, in the folder that `TMPDIR` says.
 
         It goes with the last process that maps it, even if all of them are killed. Raises OSError where there
@@ -98,7 +106,7 @@ class MappedArrays(Mapping[str, Array]):
         if self._descriptor is None:
             return type(self), (self.path, self._expected)
         if get_spawning_popen() is None:
-            return _spilled, (dict(self), self._label)
+            return type(self).spill, (dict(self), self._label)
         return _inherited, (DupFd(self._descriptor), self._label)
 
     def __repr__(self) -> str:
@@ -141,10 +149,6 @@ def _write(file: BinaryIO, arrays: Mapping[str, Array], header: dict[str, Any]) 
         file.write(bytes(_aligned(file.tell()) - file.tell()))
         file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
     file.write(bytes(_aligned(file.tell()) - file.tell()))
-
-
-def _spilled(arrays: Mapping[str, Array], label: str) -> MappedArrays:
-    return MappedArrays.spill(arrays, label=label)
 
 
 def _inherited(duplicate: Any, label: str) -> MappedArrays:
@@ -218,15 +222,15 @@ class StringTable:
             "blob": np.frombuffer(blob, np.uint8),
             "bounds": np.frombuffer(bounds, np.int64),
         }
-        self._hold(shared(arrays, "strings"))
+        self.__setstate__(shared(arrays, "strings"))
 
-    def _hold(self, arrays: Mapping[str, Array]) -> None:
+    def __setstate__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
         self._blob = memoryview(arrays["blob"])  # type: ignore[arg-type]
         self._bounds = arrays["bounds"]
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _held, (self._arrays,)
+    def __getstate__(self) -> Mapping[str, Array]:
+        return self._arrays
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -253,7 +257,129 @@ class StringTable:
         return f"<StringTable n={len(self)} nbytes={self.nbytes}>"
 
 
-def _held(arrays: Mapping[str, Array]) -> StringTable:
-    table = StringTable.__new__(StringTable)
-    table._hold(arrays)
-    return table
+BESIDE = "beside"
+
+
+def cached_index(
+    stamp: FileStamp,
+    kind: str,
+    build: Callable[[], Mapping[str, Array]],
+    *,
+    options: str = "",
+    index_dir: str | os.PathLike[str] | None = None,
+) -> MappedArrays:
+    """The index of a file: the kept one if it was made of this very file, else `build()`, which is kept.
+
+    Args:
+        stamp: The file.
+        kind: What sort of index, with the version of its meaning: "recordio2".
+        build: Makes the arrays. What it raises goes to the caller.
+        options: What else the index depends on, such as a dialect.
+        index_dir: A folder, or `BESIDE` for `<file>.<kind>.edl-index` beside the data. Default:
+            `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`), for a user
+            without a home `edl_torch-<uid>` in the folder for temporary files; where that is not his alone,
+            a folder of this process.
+
+    Of several processes that start at once one builds, and the others take what it kept. Where it cannot be
+    kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
+    SourceChanged when the data changes while its index is built.
+    """
+    place = index_place(stamp, kind, options, index_dir)
+    header = {
+        "path": stamp.path,
+        "size": stamp.size,
+        "mtime_ns": stamp.mtime_ns,
+        "ctime_ns": stamp.ctime_ns,
+        "kind": kind,
+        "options": options,
+    }
+    kept = _kept(place, header)
+    if kept is not None:
+        return kept
+    with suppress(OSError):  # without the folder there is no lock, and a warning when the index is written
+        place.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(place):
+        kept = _kept(place, header)
+        return _built(stamp, place, header, build) if kept is None else kept
+
+
+def _built(
+    stamp: FileStamp, place: Path, header: Mapping[str, Any], build: Callable[[], Mapping[str, Array]]
+) -> MappedArrays:
+    arrays = build()
+    stamp.check()
+    try:
+        write_arrays(place, arrays, header)
+    except OSError as exc:
+        log.warning(
+            "path=%s its index cannot be kept at '%s' (%s) and is built again by the next process; "
+            "EDL_INDEX_DIR or index_dir= name another folder",
+            *(stamp.path, place, exc.strerror),
+        )
+        return MappedArrays.spill(arrays, label=str(header["kind"]))
+    return MappedArrays(place, header)
+
+
+def index_place(
+    stamp: FileStamp, kind: str, options: str = "", index_dir: str | os.PathLike[str] | None = None
+) -> Path:
+    """The path at which `cached_index` keeps an index; it, or its folder, may not be there."""
+    if index_dir is not None and os.fspath(index_dir) == BESIDE:
+        tail = f".{_digest(options)[:8]}" if options else ""
+        return Path(f"{stamp.path}.{kind}{tail}.edl-index")
+    chosen = (os.environ.get("EDL_INDEX_DIR") or None) if index_dir is None else index_dir
+    folder = _default_folder() if chosen is None else Path(chosen)
+    return folder / f"{Path(stamp.path).name[:100]}.{kind}.{_digest(stamp.path, options)}.edl-index"
+
+
+def _default_folder() -> Path:
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "edl_torch"
+    try:
+        return Path.home() / ".cache" / "edl_torch"
+    except RuntimeError:  # a container's user may have none
+        return _own_folder(Path(tempfile.gettempdir()) / f"edl_torch-{os.getuid()}")
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _kept(place: Path, header: Mapping[str, Any]) -> MappedArrays | None:
+    found = MappedArrays(place)
+    try:
+        return MappedArrays(place, header) if found.header == header else None
+    except FileNotFoundError:
+        return None
+    except (DataFormatError, OSError) as exc:
+        log.warning("index=%s cannot be used and is built again: %s", place, exc)
+        return None
+
+
+def _own_folder(folder: Path) -> Path:
+    """`folder`, where everybody may make one, if it is this user's alone; else a new one, and a warning."""
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        found = os.lstat(folder)
+    except OSError:
+        return folder  # nothing can be kept there, which who wants to keep something says
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return folder if mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else _new_folder(folder)
+
+
+@functools.cache
+def _new_folder(instead_of: Path) -> Path:
+    made = Path(tempfile.mkdtemp(prefix="edl_torch-"))
+    log.warning(
+        "'%s' is not this user's alone: nothing is read from it, as others may have written it, and this "
+        "process keeps its indexes in '%s' until it ends; EDL_INDEX_DIR names a folder of your own",
+        *(instead_of, made),
+    )
+    atexit.register(_remove, made, os.getpid())
+    return made
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child
+        shutil.rmtree(folder, ignore_errors=True)

@@ -15,22 +15,25 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
-from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import AbstractDataReader, check_range, no_source
-from edl_torch.readers.shared.finder import Finder, Paths
-from edl_torch.readers.text.csv_layout import (
+from edl_torch.readers.shared.files import Finder, Paths
+from edl_torch.readers.text.csv_values import (
+    CsvDialect,
+    CsvLayout,
     Header,
+    RowParser,
+    arrow_columns,
     checked_fills,
     chosen_columns,
     column_names,
+    columns_of,
     has_heading,
     inferred,
 )
-from edl_torch.readers.text.csv_values import CsvDialect, CsvLayout, RowParser, arrow_columns, columns_of
 from edl_torch.readers.text.row_index import CHUNK_BYTES
-from edl_torch.readers.text.sources import (
+from edl_torch.readers.text.text_reader import (
     Gathered,
     SourceFiles,
+    TextFilesReader,
     TextSource,
     open_source,
 )
@@ -43,7 +46,7 @@ _SAMPLE = 1000  # records that types are inferred from, spread over all files
 _MANIFEST_ONLY = {"root", "classes", "has_header", "min_side"}
 
 
-class CsvReader(AbstractDataReader):
+class CsvReader(TextFilesReader):
     """Records `{column: value}` of CSV files; batches `{column: array}` through pyarrow.
 
     Each file is a source, named by its path as given. Its rows are indexed once, in parallel, and the index
@@ -54,7 +57,7 @@ class CsvReader(AbstractDataReader):
     Args:
         data: A file, a folder with `.csv` or `.tsv` files (or these and `.gz`), a glob, or a list of those.
         columns: The columns that records have, in this order; default all.
-        dtypes: Types by column (`csv_layout.py` has the table). Those of other columns are inferred from up
+        dtypes: Types by column (`csv_values.py` has the table). Those of other columns are inferred from up
             to 1000 records spread over all files, the same ones in every process: `reader.dtypes` has them.
         header: Whether each file begins with a heading. "auto" tells by numbers below it, and raises where
             it cannot.
@@ -66,7 +69,7 @@ class CsvReader(AbstractDataReader):
             ones, what `fill_nulls` says, else the record is bad.
         fill_nulls: What stands for no value, by column.
         as_tuples: Records are tuples of values, batches tuples of arrays.
-        index_dir: Where indexes are kept; see `edl_torch.readers.shared.index_cache.cached_index`.
+        index_dir: Where indexes are kept; see `edl_torch.readers.shared.mapped.cached_index`.
         chunk_bytes: The piece of a file that one thread indexes at a time.
 
     Raises DataFormatError, naming the file, for data that cannot be used; InvalidArgument for options; in
@@ -104,7 +107,7 @@ class CsvReader(AbstractDataReader):
         self._files = SourceFiles(
             open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes) for path in paths
         )
-        self._heading = header is True
+        self._skips = int(header is True)
         nulls = frozenset(null_values)
         all_names = self._find_heading(header, names, nulls, checks_delimiter=delimiter is None)
         wanted, types = chosen_columns(all_names, columns, dtypes, paths[0])
@@ -130,19 +133,11 @@ class CsvReader(AbstractDataReader):
         """The type of each column, as given or inferred. It may be given to another reader as `dtypes`."""
         return {name: kind.name for name, kind in self._layout.columns}
 
-    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
-        """A source for each file, the same ones for every mode."""
-        return {name: self._count(source) for name, source in self._files.sources.items()}
-
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """Of each file its size, some blocks, and where its records begin."""
-        return self._files.fingerprint(whole=whole)
-
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""
         source = self._source(task.shard_name, task.start, task.end)
-        skips = self._skips
-        for start, block in self._files.blocks(source, task.start + skips, task.end + skips):
+        first, after = task.start + self._skips, task.end + self._skips
+        for start, block in self._files.blocks(source, first, after):
             yield from self._records(source, start, block)
 
     def read_record(self, name: str, index: int) -> Any:
@@ -162,7 +157,11 @@ class CsvReader(AbstractDataReader):
         gathered = self._files.gather(source, numbers)
         batch = arrow_columns(gathered.joined(), len(gathered), self._dialect, self._layout)
         if batch is None:
-            batch = self._parse_all(source, numbers, gathered.rows())
+            each = zip(numbers.tolist(), gathered.rows(), strict=True)
+            parsed = [self._parse(source, number, row) for number, row in each]
+            if self._layout.as_tuples:
+                parsed = [dict(zip(self.columns, values, strict=True)) for values in parsed]
+            batch = columns_of(parsed, self._layout)
         return tuple(batch.values()) if self._layout.as_tuples else batch
 
     @classmethod
@@ -171,20 +170,6 @@ class CsvReader(AbstractDataReader):
         if given.keys() & _MANIFEST_ONLY:
             return None
         return {"data": data} if _FINDER.is_all_of(data) else None
-
-    @property
-    def _skips(self) -> int:
-        return int(self._heading)
-
-    def _count(self, source: TextSource) -> int:
-        return max(source.index.count - self._skips, 0)
-
-    def _source(self, name: str, start: int, end: int) -> TextSource:
-        source = self._files.sources.get(name)
-        if source is None:
-            raise no_source(name, self._files.sources, self)
-        check_range(start, end, 0, self._count(source), name)
-        return source
 
     def _records(self, source: TextSource, start: int, block: Gathered) -> Iterator[Any]:
         """By Arrow if it is there and nothing is wrong; it and the parser of rows agree."""
@@ -205,14 +190,6 @@ class CsvReader(AbstractDataReader):
         except ValueError as exc:
             raise BadRecord(f"{self._files.line(source, number)} {exc}") from exc
 
-    def _parse_all(self, source: TextSource, numbers: IndexArray, rows: list[bytes]) -> dict[str, Any]:
-        parsed = [
-            self._parse(source, number, row) for number, row in zip(numbers.tolist(), rows, strict=True)
-        ]
-        if self._layout.as_tuples:
-            parsed = [dict(zip(self.columns, values, strict=True)) for values in parsed]
-        return columns_of(parsed, self._layout)
-
     def _find_heading(
         self, header: Header, names: Sequence[str] | None, nulls: frozenset[str], *, checks_delimiter: bool
     ) -> tuple[str, ...]:
@@ -226,8 +203,8 @@ class CsvReader(AbstractDataReader):
             _check_delimiter(self._dialect, first, filled[0].name)
         if header == "auto":
             head += [self._dialect.fields(row, "replace") for row in first[1:]]
-            self._heading = has_heading(head, nulls, filled[0].name)
-        if self._heading:
+            self._skips = int(has_heading(head, nulls, filled[0].name))
+        if self._skips:
             for source in filled[1:]:
                 if (found := self._first_fields(source)) != head[0]:
                     raise DataFormatError(
@@ -235,9 +212,9 @@ class CsvReader(AbstractDataReader):
                         f"{head[0][:20]}: files of one reader have the same heading; or pass header=False "
                         "and names="
                     )
-        if not any(map(self._count, filled)):
+        if not any(self.create_shards().values()):
             raise DataFormatError(f"'{filled[0].name}' has a heading and no record")
-        return column_names(head[0], self._heading, names, filled[0].name)
+        return column_names(head[0], bool(self._skips), names, filled[0].name)
 
     def _sample(self) -> Iterator[list[str]]:
         counts = np.array(list(self.create_shards().values()))

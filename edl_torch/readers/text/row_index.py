@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.shared.files import read_range
+from edl_torch.readers.shared.files import Read, read_range
 from edl_torch.readers.shared.mapped import Array
 
 BLOCK = 64
@@ -34,7 +34,6 @@ CHUNK_BYTES = 8 << 20
 _BOM = b"\xef\xbb\xbf"
 _MOST_THREADS = 8
 
-Read = Callable[[int, int], bytes]  # the bytes from … to before …
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

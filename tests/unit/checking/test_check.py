@@ -22,8 +22,19 @@ from checked_readers import (
 from image_files import write_coco, write_manifest, write_voc
 
 from edl_torch.checking import check as check_module
-from edl_torch.checking.check import CheckReport, check, validate_sources
-from edl_torch.checking.findings import Flaw, Flaws, a_sample, all_records, found, joined, named, spread
+from edl_torch.checking.check import (
+    CheckReport,
+    Flaw,
+    Flaws,
+    a_sample,
+    all_records,
+    check,
+    found,
+    joined,
+    named,
+    spread,
+    validate_sources,
+)
 from edl_torch.checking.sheet import cells
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable, SourceUnavailable
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, ImageManifestReader, VocReader

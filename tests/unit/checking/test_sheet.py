@@ -12,7 +12,7 @@ import pytest
 from checked_readers import Numbers
 from image_files import render, write_image_folder
 
-from edl_torch.checking.findings import found
+from edl_torch.checking.check import found
 from edl_torch.checking.sheet import SheetCell, View, cells, draw, save, view
 from edl_torch.errors import OutputError
 from edl_torch.readers import ImageFolderReader, read_image

@@ -11,7 +11,7 @@ from image_files import write_coco
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, read_image
-from edl_torch.readers.images.coco_file import decode_segmentation
+from edl_torch.readers.images.coco import decode_segmentation
 from edl_torch.shard import Shard, Task
 from edl_torch.testing.check_reader import check_reader
 

@@ -137,7 +137,7 @@ def test_the_index_is_made_once(tmp_path, monkeypatch):
     assert sorted(file.name.split(".")[2] for file in tmp_path.iterdir() if "edl-index" in file.name) == [
         "rows1"
     ]
-    monkeypatch.setattr("edl_torch.readers.text.sources.build_row_index", None)
+    monkeypatch.setattr("edl_torch.readers.text.text_reader.build_row_index", None)
     assert same(records(CsvReader(path, index_dir="beside")), records(first))
 
 

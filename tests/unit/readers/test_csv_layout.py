@@ -11,7 +11,7 @@ from csv_kit import records, same, write
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers import CsvReader
-from edl_torch.readers.text.csv_layout import inferred
+from edl_torch.readers.text.csv_values import inferred
 
 pytest.importorskip("pyarrow", reason="batches need pyarrow")
 

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.text import csv_values
-from edl_torch.readers.text.csv_layout import ColumnType, column_type, infer_type, is_number
-from edl_torch.readers.text.csv_values import CsvDialect, CsvLayout, RowParser, check_encoding
+from edl_torch.readers.text.csv_values import (
+    ColumnType,
+    CsvDialect,
+    CsvLayout,
+    RowParser,
+    check_encoding,
+    column_type,
+    infer_type,
+    is_number,
+)
 
 pytest.importorskip("pyarrow", reason="columns need pyarrow")
 

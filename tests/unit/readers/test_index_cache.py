@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from edl_torch.errors import SourceChanged
-from edl_torch.readers.shared.index_cache import BESIDE, FileStamp, cached_index
-from edl_torch.readers.shared.mapped import Array
+from edl_torch.readers.shared.mapped import BESIDE, Array, FileStamp, cached_index
 
 
 class Builder:

@@ -183,7 +183,7 @@ def test_memory_of_decoded_row_groups_is_bounded(tmp_path, caplog):
     for number in range(96):
         reader.read_record(path, number)
         assert (
-            groups._tables.nbytes == sum(table.nbytes for table in groups._tables._kept.values()) <= 3 * 8 * 8
+            groups.tables.nbytes == sum(table.nbytes for table in groups.tables._kept.values()) <= 3 * 8 * 8
         )
     assert reader.groups_decoded == 12
 

@@ -20,8 +20,8 @@ from edl_torch.cli.main import main
 from edl_torch.cli.progress import ProgressLine
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError, SourceUnavailable
 from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader, RecordIOWriter
-from edl_torch.readers.recordio.convert import convert
 from edl_torch.readers.recordio.record_bytes import AutoEncode
+from edl_torch.readers.recordio.writer import convert
 from edl_torch.testing import wait_until
 
 

@@ -15,7 +15,6 @@ from recordio_kit import FORMS, RECORDS, everything, go_chunk_of_no_records, one
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers import RecordIODataReader
 from edl_torch.readers.recordio import format as recordio_format
-from edl_torch.readers.recordio import index as recordio_index
 from edl_torch.readers.recordio import source as recordio_source
 from edl_torch.readers.registry import open_reader
 from edl_torch.readers.shared.files import FileStamp, OpenFiles
@@ -189,11 +188,11 @@ def test_a_file_that_was_put_away_stays_open_for_its_user(tmp_path: Path) -> Non
 
 def test_indexes_of_larger_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "data" if (tmp_path / "data").mkdir() else tmp_path / "data" / "x", chunk=40)
-    monkeypatch.setattr(recordio_index, "_WORTH_KEEPING", 100)
+    monkeypatch.setattr(recordio_source, "_WORTH_KEEPING", 100)
     index_dir = tmp_path / "index"
     first = RecordIODataReader(path, index_dir=index_dir)
     assert [name.split(".")[1] for name in os.listdir(index_dir)] == ["recordio2"]
-    monkeypatch.setattr(recordio_index, "scan", None)  # the kept one is taken
+    monkeypatch.setattr(recordio_source, "scan", None)  # the kept one is taken
     assert everything(RecordIODataReader(path, index_dir=index_dir)) == everything(first) == RECORDS
     monkeypatch.undo()
     write(Path(path), RECORDS[:5])
@@ -204,7 +203,7 @@ def test_indexes_of_larger_files_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_index_may_lie_beside_the_data_and_is_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recordio_index, "_WORTH_KEEPING", 100)
+    monkeypatch.setattr(recordio_source, "_WORTH_KEEPING", 100)
     path = write(tmp_path / "x")
     for _ in range(2):
         assert RecordIODataReader(tmp_path, index_dir="beside").files == [path]

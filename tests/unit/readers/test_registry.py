@@ -13,7 +13,7 @@ from parquet_kit import write, write_hive
 from edl_torch import readers
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.readers.parquet.files import claims
+from edl_torch.readers.parquet.index import claims
 from edl_torch.readers.registry import READERS, load_reader, open_reader, parse_reader_params
 from edl_torch.shard import TaskType
 

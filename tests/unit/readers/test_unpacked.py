@@ -12,9 +12,9 @@ import pytest
 
 from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import CsvReader, TextReader
-from edl_torch.readers.shared.index_cache import FileStamp
-from edl_torch.readers.text import sources as module
-from edl_torch.readers.text.sources import unpacked_copy
+from edl_torch.readers.shared.files import FileStamp
+from edl_torch.readers.text import text_reader as module
+from edl_torch.readers.text.text_reader import unpacked_copy
 from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
 

@@ -11,8 +11,8 @@ pytest.importorskip("odps")
 
 from maxcompute import MaxComputeServer
 
+from edl_torch.readers.odps.client import Retries
 from edl_torch.readers.odps.reader import ODPSDataReader
-from edl_torch.readers.odps.retries import Retries
 
 PREFIXES = ("ODPS_", "MAXCOMPUTE_", "ALIBABA_CLOUD_")
 ROWS = 1000

@@ -14,9 +14,8 @@ from maxcompute.framing import arrow_body
 from odps.tunnel.checksum import Checksum
 
 from edl_torch.errors import ReaderError, SourceChanged
-from edl_torch.readers.odps.client import Crc32c
+from edl_torch.readers.odps.client import Crc32c, Retries
 from edl_torch.readers.odps.reader import ODPSDataReader
-from edl_torch.readers.odps.retries import Retries
 
 NAME = "demo.numbers"
 BUSY = Fail(503, "ServiceUnavailable", "busy")

@@ -12,9 +12,9 @@ from maxcompute import Corrupt, Cut, Fail, MaxComputeServer, Refuse, Rows
 
 from edl_torch.cli.main import main
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, SourceChanged
+from edl_torch.readers.odps.client import Retries
 from edl_torch.readers.odps.iterator import ODPSReader
 from edl_torch.readers.odps.reader import ODPSDataReader
-from edl_torch.readers.odps.retries import Retries
 
 KEY = "marker-of-the-secret-key/+="
 TOKEN = "marker-of-the-token/+="
