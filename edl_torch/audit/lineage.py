@@ -136,11 +136,6 @@ class DatasetHistory:
             )
         return replace(_history(same, self.sessions, None, ()), unordered=(), chapters=self.chapters)
 
-    @property
-    def trainer_count(self) -> int:
-        """Number of sessions that took part."""
-        return sum(1 for trainer in self.trainers if trainer)
-
 
 def histories(
     logs: Sequence[Log], last: Mapping[str, str | None], came: Sequence[Sequence[str]] = ()

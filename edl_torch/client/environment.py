@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 
 from edl_torch.errors import InvalidArgument
 from edl_torch.protocols import DOORS, OURS
@@ -25,7 +26,8 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
     if given:
         return _checked(given)
     borrowed = env.get("MASTER_ADDR", "").strip()
-    if borrowed and _has_port(borrowed):
+    with suppress(InvalidArgument):
+        parse_address(borrowed, least_port=1)
         return borrowed
     if _world_size(env) > 1:
         raise InvalidArgument(
@@ -91,14 +93,6 @@ def _checked(address: str) -> str:
     except InvalidArgument as exc:
         raise InvalidArgument(f"EDL_MASTER_ADDR: {exc}") from exc
     return address
-
-
-def _has_port(address: str) -> bool:
-    try:
-        parse_address(address, least_port=1)
-    except InvalidArgument:
-        return False
-    return True
 
 
 def _world_size(env: Mapping[str, str]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from edl_torch.client.lockstep import FollowedMaster, Lockstep
-from edl_torch.client.peers import Doing, Peers, together
+from edl_torch.client.peers import Doing, FollowedMaster, Lockstep, Peers, together
 from edl_torch.client.session import Session
 from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.codec import from_object, object_of

@@ -20,11 +20,10 @@ from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.gradients import Gradients
-from edl_torch.client.iterations import NoIterations, PlainIterations
 from edl_torch.client.liveness import LivenessFeed
-from edl_torch.client.lockstep import FollowedMaster, Lockstep
 from edl_torch.client.model import Model
-from edl_torch.client.workers.links import Handle, LinkServer
+from edl_torch.client.peers import FollowedMaster, Lockstep
+from edl_torch.client.workers.links import Handle, LinkServer, PlainIterations
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.plan import Plan
@@ -126,7 +125,7 @@ class Session:
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
-        self._iterations: PlainIterations = NoIterations()
+        self._iterations = PlainIterations()
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
         self._links: LinkServer | None = None
         self.passes = self.trainer.elastic

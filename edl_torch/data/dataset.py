@@ -25,12 +25,17 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.collate import Collated
-from edl_torch.data.batches.tensor_rows import tensor_rows
+from edl_torch.data.batches.convert import tensor_rows
 from edl_torch.data.reading.columns import read_columns
-from edl_torch.data.reading.iteration_setup import IterationSetup
 from edl_torch.data.reading.iterations import iterations
-from edl_torch.data.reading.reading_times import ReadingTimes
-from edl_torch.data.reading.sample_reading import OnBad, Run, SampleList, SampleReader, Transform
+from edl_torch.data.reading.sample_reading import (
+    OnBad,
+    ReadingTimes,
+    Run,
+    SampleList,
+    SampleReader,
+    Transform,
+)
 from edl_torch.data.reading.seeding import (
     Generators,
     draws_by_itself,
@@ -49,6 +54,28 @@ from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.counting import Deliveries, DrawnSamples
 from edl_torch.trainer.lease_queue import Mode
 from edl_torch.trainer.vocabulary import Tally
+
+
+class IterationSetup:
+    """How an iteration yields samples, and what counts them.
+
+    The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
+    one by one where `list_size` is 0. Where it `collates`, it may yield what `to_batch` makes of a list.
+    """
+
+    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading", "times")
+
+    def __init__(
+        self, *, columnar: bool, list_size: int, collates: bool = False, threading: Threading | None = None
+    ) -> None:
+        self.columnar = columnar
+        self.list_size = list_size
+        self.collates = collates
+        self.threading = threading
+        self.generators = Generators(after_each=False)
+        self.tally = Tally()
+        self.times = ReadingTimes()
+
 
 OnBadRecord = Literal["raise", "quarantine"]
 

@@ -36,7 +36,7 @@ class GradientWindow:
         """Forget all batches: none is in the gradients."""
         self._before = 0.0
         self._counts: dict[int, float] = {}
-        self._kinds: set[str] = set()
+        self.kinds: set[str] = set()  # how batches were weighed: by "records" or "count"
         self._conflict = ""
 
     @property
@@ -46,11 +46,6 @@ class GradientWindow:
 
     def __contains__(self, batch: int) -> bool:
         return batch in self._counts
-
-    @property
-    def kinds(self) -> set[str]:
-        """How batches were weighed: by "records" or "count"."""
-        return self._kinds
 
     def check(self) -> None:
         """Raise InvalidArgument where one factor cannot make these gradients a mean."""
@@ -69,7 +64,7 @@ class GradientWindow:
                 f"need the same denominator. Divide each by it, add them up, and weigh() the sum"
             )
         if count:
-            self._kinds.add(kind)
+            self.kinds.add(kind)
         if len(self._counts) > _REMEMBERED:
             self._before += self._counts.pop(next(iter(self._counts)))
 
@@ -85,7 +80,7 @@ class GradientWindow:
     def copy_for(self, parameters: Collection[nn.Parameter]) -> GradientWindow:
         """The same batches, in the gradients of others."""
         other = GradientWindow(parameters)
-        other._before, other._counts, other._kinds = self._before, dict(self._counts), set(self._kinds)
+        other._before, other._counts, other.kinds = self._before, dict(self._counts), set(self.kinds)
         other._conflict, other._backward = self._conflict, self._backward
         return other
 

@@ -21,11 +21,10 @@ from edl_torch.client.peers import Peers
 from edl_torch.client.service import ServiceKeywords
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset
-from edl_torch.data.loader_gradients import GradientMethods
 from edl_torch.data.loop.inner_loader import InnerLoader
+from edl_torch.data.loop.loader_methods import GradientMethods, ServiceMethods
 from edl_torch.data.loop.loader_pass import LoaderPass
-from edl_torch.data.loop.loader_service import ServiceMethods
-from edl_torch.data.loop.lockstep_pass import LockstepPass
+from edl_torch.data.loop.lockstep_pass import LockstepPass, PaddedPass, PartsPass
 from edl_torch.data.loop.notice import Notice
 from edl_torch.data.loop.opening import (
     SERVICE_PARAMETERS,
@@ -34,8 +33,6 @@ from edl_torch.data.loop.opening import (
     open_dataset,
     warn_of_sorted_labels,
 )
-from edl_torch.data.loop.parts_pass import PartsPass
-from edl_torch.data.loop.stepping_pass import PaddedPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.data.reading.reader_threads import NumThreads, thread_count

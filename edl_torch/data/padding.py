@@ -21,17 +21,12 @@ class PaddingBatch:
 
     def __init__(self) -> None:
         self._batch: Any = None
-        self._made = False
-
-    @property
-    def made(self) -> bool:
-        """Whether there is one."""
-        return self._made
+        self.made = False  # whether there is one
 
     def keep(self, batch: Any) -> None:
         """Make one of this batch, unless there is one."""
-        if not self._made:
-            self._batch, self._made = copy.deepcopy(batch), True
+        if not self.made:
+            self._batch, self.made = copy.deepcopy(batch), True
 
     def batch(self) -> Any:
         """A batch to step on."""

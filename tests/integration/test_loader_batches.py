@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 
 import edl_torch
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
-from edl_torch.data.reading import reading_times
+from edl_torch.data.reading import sample_reading as reading_times
 from edl_torch.readers import MapDatasetReader
 from edl_torch.testing import FakeMaster
 

@@ -32,6 +32,33 @@ from edl_torch.trainer.foreign_loop import OWN_STREAM
 from edl_torch.trainer.lease_queue import Mode
 
 
+class PlainIterations:
+    """Iterations over plain DataLoaders, numbered in the order in which this process began them: here none.
+
+    A session asks what it cannot see itself. A run names one of them, as its workers do.
+    """
+
+    newest = 0  # the number of the one that began last
+
+    def number(self, run: str) -> int:
+        """The number of an iteration; 0 where another process began it."""
+        return 0
+
+    def is_over(self, run: str) -> bool:
+        """Whether this process has given the iteration up, or come to its end."""
+        return False
+
+    def deliveries(self, run: str) -> Deliveries | None:
+        """What the iteration delivers; None where it cannot be seen."""
+        return None
+
+    def check(self, run: str) -> None:
+        """Raise ForeignLoop for an iteration of a framework that does not go through it in order."""
+
+    def worker_died(self, run: str) -> None:
+        """A worker of the iteration was killed."""
+
+
 class Link(Protocol):
     """What a dataset asks of its trainer while it iterates."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.batches.transport import packed, unpacked
-from edl_torch.data.reading.reading_times import ReadingTimes, Times
+from edl_torch.data.reading.sample_reading import ReadingTimes, Times
 from edl_torch.data.reading.seeding import Generators
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.vocabulary import Tally, Ticket, ticket_size

@@ -1,25 +1,107 @@
 """Samples and columns to tensors, as torch does it, and in fewer steps where that is faster.
 
-It must not know where samples come from or where a batch goes.
+It must not know where samples come from, in which order, or where a batch goes.
 """
 
 from __future__ import annotations
 
+import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
+from operator import is_
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import TensorDataset, get_worker_info
 from torch.utils.data._utils import collate as torchs
 
-from edl_torch.data.batches.rows import Rows
-from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, is_plain, is_small, new_batch
+from edl_torch.data.batches.collate import Collated
+from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, BatchMemory, is_plain, is_small, new_batch
 from edl_torch.errors import InvalidArgument
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.map_dataset import MapDatasetReader
+
+# A batch that exists before its samples do --------------------------------------------------------------
+
+
+class Rows:
+    """The tensors of a batch of `size` samples, each as large as all of its rows, in `memory`.
+
+    They are made like the tensors and arrays of the first sample that comes. What is not like these, small or
+    unusual stays where it is: then the batch is made of the samples.
+    """
+
+    def __init__(self, size: int, memory: BatchMemory) -> None:
+        self._size = size
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._wholes: dict[int, _Whole] = {}  # by the place that a tensor has in its sample
+
+    def place(self, sample: Any, row: int) -> Any:
+        """Return the sample with its large tensors and arrays in their row. Several threads may call it."""
+        return self._placed(sample, row, count())
+
+    def _placed(self, value: Any, row: int, numbers: Iterator[int]) -> Any:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind(self._placed(item, row, numbers) for item in value)
+        if kind is dict:
+            return {key: self._placed(item, row, numbers) for key, item in value.items()}
+        if kind is torch.Tensor or kind is np.ndarray:
+            number = next(numbers)
+            whole = self._wholes.get(number) or self._new_whole(number, value)
+            return value if whole is None else whole.placed(value, row)
+        return value
+
+    def _new_whole(self, number: int, like: Any) -> _Whole | None:
+        if is_small(like.nbytes * self._size) or not _is_usual(like):
+            return None
+        with self._lock:
+            if number not in self._wholes:  # another thread was faster
+                self._wholes[number] = _Whole(like, self._size, self._memory)
+            return self._wholes[number]
+
+    def whole(self, values: Sequence[Any]) -> torch.Tensor | None:
+        """The tensor that has these for its rows, all of them and in this order; None where none has."""
+        for whole in self._wholes.values():
+            if len(values) == self._size and all(map(is_, values, whole.rows)):
+                return whole.tensor
+        return None
+
+
+class _Whole:
+    """The tensor of one place of all samples: for arrays an array over it is filled, which costs a third."""
+
+    def __init__(self, like: Any, size: int, memory: BatchMemory) -> None:
+        dtype = torch.as_tensor(like).dtype
+        self.tensor = new_batch((size, *like.shape), dtype, memory)
+        self.rows: list[Any] = [None] * size  # what samples have instead of their own
+        self._content: Any = self.tensor if type(like) is torch.Tensor else self.tensor.numpy()
+        self._like = type(like), like.dtype, like.shape
+
+    def placed(self, value: Any, row: int) -> Any:
+        if (type(value), value.dtype, value.shape) != self._like or not _is_usual(value):
+            return value
+        own = self.rows[row] = self._content[row]
+        own[...] = value
+        return own
+
+
+def _is_usual(value: Any) -> bool:
+    """Whether stacking leaves each of its bytes as it is."""
+    if isinstance(value, torch.Tensor):
+        return is_plain(value)
+    dtype, flags = value.dtype, value.flags
+    return dtype.kind in "biufc" and dtype.isnative and flags.c_contiguous and flags.writeable
+
+
+# Batches of samples and of columns ----------------------------------------------------------------------
+
 
 _HELD_BY_TORCH = frozenset("biufc")
 
@@ -134,3 +216,40 @@ def _array(column: npt.NDArray[Any]) -> Any:
         return torch.from_numpy(column if column.flags.writeable else column.copy())
     except ValueError:  # another byte order, or strides that a tensor cannot have
         return torch.from_numpy(column.astype(column.dtype.newbyteorder("="), order="C"))
+
+
+# Batches of a TensorDataset -----------------------------------------------------------------------------
+
+
+class TensorRows:
+    """Makes batches of row numbers: what `to_batch` makes of those rows. `numbers` reads the numbers."""
+
+    def __init__(self, reader: MapDatasetReader) -> None:
+        self.numbers = MapDatasetReader(range(reader.count), reader.name)
+        self._dataset: TensorDataset = reader.dataset
+
+    def batch(self, numbers: Sequence[int]) -> Collated:
+        """Return the batch of these rows."""
+        tensors = self._dataset.tensors
+        # Where another function than torch's stands, a user has put his own there.
+        if torchs.default_collate_fn_map.get(torch.Tensor) is torchs.collate_tensor_fn and all(
+            map(is_plain, tensors)
+        ):
+            index = torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers)))
+            made: Any = [_gathered(tensor, index) for tensor in tensors]
+        else:
+            made = to_batch([self._dataset[number] for number in numbers])
+        return Collated(made, len(numbers))
+
+
+def tensor_rows(reader: AbstractDataReader) -> TensorRows | None:
+    """Return what makes batches of a reader's rows, where these are a `TensorDataset`'s."""
+    if type(reader) is MapDatasetReader and type(reader.dataset) is TensorDataset:
+        return TensorRows(reader)
+    return None
+
+
+def _gathered(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    if is_small(tensor[0].nbytes * len(index)):
+        return tensor.index_select(0, index)
+    return torch.index_select(tensor, 0, index, out=new_batch((len(index), *tensor.shape[1:]), tensor.dtype))

@@ -1,21 +1,175 @@
-"""How a batch travels from a loader worker to the loop: small tensors in the message itself.
+"""Memory of batches, and how a batch travels from a loader worker to the loop.
 
-torch gives each tensor a shared-memory file and hands its descriptor over a socket, which costs more than to
-copy what is smaller than some 1 MB. It knows nothing of what a batch is, and leaves larger and unusual
-tensors to torch. Two small tensors over one storage arrive as two, with the same values.
+Memory is used again when nobody holds it: new memory costs a page fault for every 4 kB. It is lent to whoever
+holds a tensor over it, in this process, or in the training loop's where a loader worker has made the batch.
+
+Small tensors travel in the message itself. torch gives each tensor a shared-memory file and hands its
+descriptor over a socket, which costs more than to copy what is smaller than some 1 MB. Larger and unusual
+tensors are left to torch. Two small tensors over one storage arrive as two, with the same values. Nothing
+here knows what a batch is.
 """
 
 from __future__ import annotations
 
 import io
+import math
+import os
 import pickle
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import get_worker_info
 
-from edl_torch.data.batches.batch_memory import BatchMemory, SharedSegment, shared_segment
+# Memory -------------------------------------------------------------------------------------------------
+
+
+_KEPT = 8  # segments that are not held in the process that made them
+_MARKS = 64  # bytes at the end of a shared segment: as often it may be on its way or held elsewhere
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Segment:
+    """The memory of one tensor. Its `content` is lent while `lent` has a tensor over it."""
+
+    is_free = True  # as far as other processes go
+
+    def __init__(self, size: int) -> None:
+        self.content: Bytes = torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, let_go: Callable[[Segment], object]) -> Any:
+        """Return a tensor over it. When the last one is gone `let_go` is called."""
+        return _lent(self.content, shape, dtype, let_go, self)
+
+
+class SharedSegment(Segment):
+    """Shared memory, of which other processes are sent tensors: each clears a mark when it needs one no
+    more."""
+
+    def __init__(self, size: int) -> None:
+        self._storage = torch.UntypedStorage._new_shared(size + _MARKS)  # type: ignore[no-untyped-call]
+        memory = _bytes_of(self._storage)
+        self.content, self._marks = memory[:size], memory[size:]
+        self._marks[:] = 0
+        _shared[self.content.ctypes.data] = self
+
+    @property
+    def is_free(self) -> bool:  # type: ignore[override]
+        """Whether no other process has a tensor over it, or will have."""
+        return not self._marks.any()
+
+    def sent(self, tensor: torch.Tensor) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]] | None:
+        """Return how another process gets this tensor; None where it has been sent too often."""
+        clear = np.flatnonzero(self._marks == 0)
+        if not len(clear):
+            return None
+        self._marks[clear[0]] = 1
+        return _received, (self._storage, int(clear[0]) - _MARKS, tuple(tensor.shape), tensor.dtype)
+
+
+class BatchMemory:
+    """Makes tensors in segments that earlier ones no longer need. Any thread may call it."""
+
+    def __init__(self, make: Callable[[int], Segment] = Segment) -> None:
+        self._make = make
+        self._kept: deque[Segment] = deque(maxlen=_KEPT)
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor to be filled."""
+        size = math.prod(shape) * dtype.itemsize
+        segment = self._free_one(size) or self._make(size)
+        made: torch.Tensor = segment.tensor(shape, dtype, self._kept.append)
+        return made
+
+    def _free_one(self, size: int) -> Segment | None:
+        """Take a free segment of that size. Where there is none, one of another size goes: sizes change."""
+        other = None
+        for _ in range(len(self._kept)):
+            try:
+                segment = self._kept.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if segment.is_free and len(segment.content) == size:
+                if other is not None:
+                    self._kept.append(other)
+                return segment
+            if segment.is_free and other is None:
+                other = segment
+            else:
+                self._kept.append(segment)
+        return None
+
+
+def shared_segment(tensor: torch.Tensor) -> SharedSegment | None:
+    """The shared segment that a plain tensor begins with, if any."""
+    return _shared.get(tensor.data_ptr())
+
+
+def _lent(
+    content: Bytes, shape: tuple[int, ...], dtype: torch.dtype, let_go: Callable[..., object], *arguments: Any
+) -> torch.Tensor:
+    for _ in range(len(_moved)):
+        with suppress(IndexError):  # another thread was faster
+            _left(*_moved.popleft())
+    lent = content.view()  # torch holds this array as long as there is a tensor over it
+    tensor = torch.from_numpy(lent)
+    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    weakref.finalize(lent, _left, storage, let_go, arguments).atexit = False
+    return tensor.view(dtype).view(shape)
+
+
+def _left(storage: StorageWeakRef, let_go: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """Let the memory go if all tensors are gone.
+
+    Else torch has moved them, to share them with another process: arrays made of them before, and what
+    another thread computes, still read it."""
+    if storage.expired():  # type: ignore[no-untyped-call]
+        let_go(*arguments)
+    else:
+        _moved.append((storage, let_go, arguments))
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Bytes:
+    content: Bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+    return content
+
+
+def _received(
+    storage: torch.UntypedStorage, mark: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    memory = _bytes_of(storage)
+    content = memory[: math.prod(shape) * dtype.itemsize]
+    return _lent(content, shape, dtype, _clear, memory, mark, _forks)
+
+
+def _clear(memory: Bytes, mark: int, forks: int) -> None:
+    if forks == _forks:
+        memory[mark] = 0
+
+
+def _forked() -> None:
+    """What this process holds a child holds too, who knows how long: it is never given back."""
+    global _forks
+    _forks += 1
+
+
+_shared: weakref.WeakValueDictionary[int, SharedSegment] = weakref.WeakValueDictionary()  # by address
+_moved: deque[tuple[Any, ...]] = deque()  # arguments of `_left`, for when the tensors are gone
+_forks = 0
+# Between the first and the last of these other threads run: what they let go, or get, the child may have too.
+os.register_at_fork(before=_forked, after_in_parent=_forked, after_in_child=_forked)
+
+
+# Messages -----------------------------------------------------------------------------------------------
+
 
 IN_MESSAGE_BYTES = 512 << 10
 

@@ -1,26 +1,114 @@
-"""One epoch of a synchronous rank: every step is taken by all ranks, or by none.
+"""Passes whose steps several trainers take together: one that has no batch steps on a padding batch.
 
-The vote on a step is cast before the step ahead of it is computed, so that it costs no time. Nothing here
-waits for the master while any rank has a batch; it does not know how votes travel.
+Every step of synchronous ranks is taken by all of them, or by none. The vote on a step is cast before the
+step ahead of it is computed, so that it costs no time; in the same way a batch leaves the rank that reads it
+for others. Nothing here waits for the master while any rank has a batch, or knows how votes and batches
+travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
 from typing import Any, Protocol
 
-from edl_torch.client.lockstep import Lockstep
-from edl_torch.client.peers import Ballot, Count, Doing, Peers, Vote, together
+from edl_torch.client.peers import (
+    Ballot,
+    BroadcastBatch,
+    Count,
+    Delivery,
+    Doing,
+    Lockstep,
+    Parts,
+    Peers,
+    Vote,
+    together,
+)
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.loop.inner_loader import InnerLoader
+from edl_torch.data.loop.loader_pass import LoaderPass
 from edl_torch.data.loop.notice import Notice
-from edl_torch.data.loop.stepping_pass import SteppingPass
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.vocabulary import Ticket
+
+
+class SteppingPass(LoaderPass):
+    """The iterator. `padding`, `statistics` and `weights` are the loader's and outlive it."""
+
+    def __init__(
+        self,
+        loader: InnerLoader,
+        session: Session,
+        whole_batch: int | None,
+        weights: Weights,
+        *,
+        padding: PaddingBatch,
+        statistics: Statistics,
+        epoch: int,
+    ) -> None:
+        self._padding = padding
+        self._statistics = statistics
+        self._stepped = False
+        super().__init__(loader, session, whole_batch, weights, epoch)
+
+    def _request(self) -> None:
+        self._statistics.let_go()
+        self._weights.warn_of_padding()
+        super()._request()
+
+    def _pad(self) -> Any:
+        """Return a padding batch, and note that the loop gets one."""
+        self._session.do(self._passes.pad)
+        if not self._is_told:
+            self._weights.step(0)
+        self._statistics.keep()
+        return self._padding.batch()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._session.do(lambda: self._passes.is_over)
+
+    def close(self) -> None:
+        """End the pass."""
+        self._statistics.let_go()
+        super().close()
+
+
+FIRST_WAIT_S = 1.0  # a trainer that never had a batch has none to pad with
+
+
+class PaddedPass(SteppingPass):
+    """The iterator."""
+
+    def _step(self) -> tuple[Any, int]:
+        envelope = None
+        while envelope is None:
+            envelope = self._pull(self._look, self._session.hand)
+            if envelope is None and self._is_over:
+                raise StopIteration
+            if envelope is None and self._padding.made:
+                self._stepped = True
+                return self._pad(), 0
+        self._stepped = True
+        self._padding.keep(envelope.batch)
+        if not self._is_told:
+            self._weights.step(envelope.size)
+        return envelope.batch, envelope.size
+
+    def _look(self) -> bool:
+        wait_s = 0.0 if self._padding.made else FIRST_WAIT_S
+        more = self._session.run(self._passes.look_for_more(wait_s))
+        if not more and not self._stepped and self._is_over:
+            self._session.run(self._passes.settle_stuck())
+        return more
+
+
+# Synchronous ranks --------------------------------------------------------------------------------------
+
 
 PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
 
@@ -109,14 +197,13 @@ class LockstepPass(SteppingPass):
 
     def _next_batch(self, wait_s: float) -> Pulled | None:
         """This rank's batch for the next step; None where there is none now."""
-        return None if self._lockstep.finished else self._pull(self._look(wait_s), self._promise)
+        if self._lockstep.finished:
+            return None
+        return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), self._promise)
 
     def _promise(self, ticket: Ticket) -> bool:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
         return self._session.run(self._passes.promise(ticket, unanswered=1))
-
-    def _look(self, wait_s: float) -> Callable[[], bool]:
-        return lambda: self._session.run(self._passes.look_for_more(wait_s))
 
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
@@ -175,11 +262,70 @@ class LockstepPass(SteppingPass):
             super().close()
         finally:
             if vote is not None:
-                _drain(vote)
+                with suppress(PeerFailed):  # whoever votes next hears of it
+                    vote.wait()
 
 
-def _drain(vote: Vote) -> None:
-    try:
-        vote.wait()
-    except PeerFailed:
-        return  # whoever votes next hears of it
+# Ranks that hold one model in parts: one of them reads, and all get its batches -------------------------
+
+
+class PartsPass(LockstepPass):
+    """The iterator of the rank that reads (the holder), or of one that follows it."""
+
+    @cached_property
+    def _parts(self) -> Parts:
+        if self._peers.parts is None:
+            raise InvalidArgument("each rank has the whole model: it reads for itself")
+        return self._peers.parts
+
+    def _next_batch(self, wait_s: float) -> Pulled | None:
+        return self._read_for_all(wait_s) if self._parts.holds else self._follow()
+
+    def _read_for_all(self, wait_s: float) -> Pulled | None:
+        sent = False
+        try:
+            mine = super()._next_batch(wait_s)
+            delivery = self._parts.send(self._broadcast(mine))
+            sent = True
+            return None if mine is None else InParts(delivery, mine.ticket)
+        finally:
+            if not sent:  # the followers wait for a broadcast, and hear in the vote what is wrong
+                self._parts.send(self._broadcast(None))
+
+    def _broadcast(self, mine: Pulled | None) -> BroadcastBatch:
+        discarded = self._passes.discarded
+        if mine is None:
+            return BroadcastBatch(discarded=discarded)
+        slices = self._session.do(self._passes.shares, mine.ticket)
+        return BroadcastBatch(batch=mine.batch, size=mine.size, slices=slices, discarded=discarded)
+
+    def _follow(self) -> Pulled | None:
+        delivery = self._parts.receive()
+        broadcast = delivery.broadcast
+        if broadcast.discarded != self._passes.discarded:
+            raise PeerFailed(
+                "ranks that hold one model in parts are not at the same point: on some of them, and not on "
+                "all, the loop reported the batch in hand as failed, or gave it back. All make the same "
+                "calls. Start all ranks again from the last checkpoint, as torchrun does by itself"
+            )
+        if not broadcast.size:
+            self._session.do(self._passes.follow_to_the_end)
+            return None
+        return InParts(delivery, self._session.do(self._passes.follow, broadcast.slices))
+
+
+class InParts:
+    """A batch on its way from the holder to those that follow it, as either has it."""
+
+    def __init__(self, delivery: Delivery, ticket: Ticket) -> None:
+        self._delivery = delivery
+        self.ticket = ticket
+        self.size = delivery.broadcast.size
+
+    def __repr__(self) -> str:
+        return f"<InParts size={self.size}>"
+
+    @cached_property
+    def batch(self) -> Any:
+        """The batch, once it is here, or has left."""
+        return self._delivery.batch()

@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from edl_torch.client.workers.links import PlainIterations
 from edl_torch.integrations.frameworks import check_module
 from edl_torch.trainer.counting import DeliveredBatches, Deliveries
 
@@ -80,52 +81,42 @@ def _yields_records(dataset: object) -> bool:
     return bool(getattr(dataset, "makes_lists", False))
 
 
-class Iterations:
+class Iterations(PlainIterations):
     """Those that this process began. There is one for all, as for fork handlers."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._newest = 0
+        self.newest = 0
         self._of: weakref.WeakKeyDictionary[_BaseDataLoaderIter, Iteration] = weakref.WeakKeyDictionary()
         self._by_run: weakref.WeakValueDictionary[str, Iteration] = weakref.WeakValueDictionary()
         self._forking = threading.local()
         self._served = ""
 
     def __repr__(self) -> str:
-        return f"<Iterations newest={self._newest} alive={len(self._of)}>"
+        return f"<Iterations newest={self.newest} alive={len(self._of)}>"
 
     # In the process that iterates -------------------------------------------------------------------------
 
-    @property
-    def newest(self) -> int:
-        """The number of the one that began last."""
-        return self._newest
-
     def number(self, run: str) -> int:
-        """The number of an iteration; 0 where another process began it."""
         process, _, number = run.partition(":")
         return int(number) if number and process == str(os.getpid()) else 0
 
     def is_over(self, run: str) -> bool:
-        """Whether this process has given the iteration up, or come to its end."""
         if not self.number(run):
             return False
         iteration = self._by_run.get(run)
         return iteration is None or iteration.is_over
 
     def deliveries(self, run: str) -> Deliveries | None:
-        """What the iteration delivers; None where it cannot be seen."""
         iteration = self._by_run.get(run)
         return iteration if iteration is not None and iteration.counts_records else None
 
     def check(self, run: str) -> None:
-        """Raise ForeignLoop for an iteration of a framework that does not go through it in order."""
         iteration = self._by_run.get(run)
         if iteration is not None:
             check_module(iteration.asked_by, "a DataLoader over a ShardedDataset")
 
     def worker_died(self, run: str) -> None:
-        """A worker of the iteration was killed."""
         iteration = self._by_run.get(run)
         if iteration is not None:
             iteration.renew_workers()
@@ -143,8 +134,8 @@ class Iterations:
         return None
 
     def _add(self, iterator: _BaseDataLoaderIter, above: FrameType) -> Iteration:
-        self._newest = next(self._numbers)
-        iteration = Iteration(iterator, _persistent_loader(above), self._newest, _asked_by(above))
+        self.newest = next(self._numbers)
+        iteration = Iteration(iterator, _persistent_loader(above), self.newest, _asked_by(above))
         self._of[iterator] = iteration
         self._by_run[iteration.run] = iteration
         return iteration

@@ -15,7 +15,7 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batches.rows import Rows
+from edl_torch.data.batches.convert import Rows
 from edl_torch.data.reading.sample_reading import SampleReader, Source, Transform, announce
 from edl_torch.data.reading.seeding import record_seeds, transform_in_thread
 from edl_torch.readers.base import AbstractDataReader, has_random_access

@@ -15,11 +15,10 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batches.batch_memory import BatchMemory
 from edl_torch.data.batches.collate import Collated
-from edl_torch.data.batches.rows import Rows
+from edl_torch.data.batches.convert import Rows
+from edl_torch.data.batches.transport import BatchMemory
 from edl_torch.data.reading.reader_threads import ReaderThreads
-from edl_torch.data.reading.reading_times import ReadingTimes
 from edl_torch.data.reading.record_jobs import (
     Block,
     Collate,
@@ -29,7 +28,7 @@ from edl_torch.data.reading.record_jobs import (
     jobs_of,
     no_samples,
 )
-from edl_torch.data.reading.sample_reading import SampleReader, Transform, too_few
+from edl_torch.data.reading.sample_reading import ReadingTimes, SampleReader, Transform, too_few
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, name_of, transform_in_thread
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from statuses import dataset_status
 
-from edl_torch.client.progress import Progress
+from edl_torch.client.service import Progress
 from edl_torch.core.measures import Histogram, Measures
 
 STATUS = dataset_status("d", size=500, shards=10, trainers=3)

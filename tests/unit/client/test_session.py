@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edl_torch import DataShardService
-from edl_torch.client.iterations import NoIterations
 from edl_torch.client.session import Session
+from edl_torch.client.workers.links import PlainIterations
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM
@@ -29,7 +29,7 @@ def begin(session: Session, stream: str, run: str = "", begun: int = 0) -> int:
     return session.begin_stream(stream, Mode.PLAIN, run, begun)[0]
 
 
-class Numbered(NoIterations):
+class Numbered(PlainIterations):
     """Iterations of this process: run "i7" is number 7."""
 
     newest = 9

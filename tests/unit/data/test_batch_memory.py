@@ -19,9 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data.batches import batch_memory
-from edl_torch.data.batches.batch_memory import BatchMemory, Segment, SharedSegment, shared_segment
-from edl_torch.data.batches.transport import packed, unpacked
+from edl_torch.data.batches import transport as batch_memory
+from edl_torch.data.batches.transport import (
+    BatchMemory,
+    Segment,
+    SharedSegment,
+    packed,
+    shared_segment,
+    unpacked,
+)
 
 SHAPE = (4, 260, 260)
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.batches.collate import Envelope, TicketedCollate
-from edl_torch.data.reading.reading_times import ReadingTimes
+from edl_torch.data.reading.sample_reading import ReadingTimes
 from edl_torch.data.reading.seeding import Generators
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.vocabulary import Tally

@@ -11,7 +11,7 @@ from loader_kit import trainer
 
 from edl_torch.client.workers.links import DirectLink
 from edl_torch.data import dataset as module
-from edl_torch.data.reading.iteration_setup import IterationSetup
+from edl_torch.data.dataset import IterationSetup
 from edl_torch.data.reading.threaded_reading import Threading
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster

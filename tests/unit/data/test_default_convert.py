@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from edl_torch.data.batches import convert
-from edl_torch.data.batches.batch_memory import shared_segment
 from edl_torch.data.batches.convert import to_batch, to_tensors
-from edl_torch.data.batches.transport import IN_MESSAGE_BYTES
+from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, shared_segment
 from edl_torch.errors import InvalidArgument
 from edl_torch.testing.check_reader import records_equal
 

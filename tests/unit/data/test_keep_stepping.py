@@ -10,7 +10,7 @@ import torch
 from loader_kit import session_at_once
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data.loop.stepping_pass import FIRST_WAIT_S, PaddedPass
+from edl_torch.data.loop.lockstep_pass import FIRST_WAIT_S, PaddedPass
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl_torch.data.loop.loader_service import ServiceMethods
+from edl_torch.data.loop.loader_methods import ServiceMethods
 
 
 class Recorder:

@@ -11,8 +11,7 @@ from loader_kit import session_at_once
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Doing
 from edl_torch.data.loop import lockstep_pass as module
-from edl_torch.data.loop.lockstep_pass import PATIENCE_S, LockstepPass
-from edl_torch.data.loop.parts_pass import PartsPass
+from edl_torch.data.loop.lockstep_pass import PATIENCE_S, LockstepPass, PartsPass
 from edl_torch.errors import BadRecord
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from edl_torch.data.ranks.mesh import parts_of
+from edl_torch.data.ranks.process_group import parts_of
 from edl_torch.errors import InvalidArgument
 
 

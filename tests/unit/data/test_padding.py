@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from edl_torch.data.loader_gradients import GradientMethods
+from edl_torch.data.loop.loader_methods import GradientMethods
 from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument

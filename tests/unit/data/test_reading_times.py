@@ -16,11 +16,10 @@ from edl_torch import ElasticDataLoader
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data import dataset
-from edl_torch.data.reading import reading_times
 from edl_torch.data.reading import record_jobs as cells
 from edl_torch.data.reading import sample_reading as reading
-from edl_torch.data.reading.reading_times import EACH_S, ReadingTimes, Times
-from edl_torch.data.reading.sample_reading import SampleList, SampleReader
+from edl_torch.data.reading import sample_reading as reading_times
+from edl_torch.data.reading.sample_reading import EACH_S, ReadingTimes, SampleList, SampleReader, Times
 from edl_torch.data.reading.seeding import Generators, record_seeds
 from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import ReaderError

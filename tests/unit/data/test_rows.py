@@ -10,9 +10,8 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from edl_torch.data.batches import transport
-from edl_torch.data.batches.batch_memory import BatchMemory, shared_segment
-from edl_torch.data.batches.convert import to_batch
-from edl_torch.data.batches.rows import Rows
+from edl_torch.data.batches.convert import Rows, to_batch
+from edl_torch.data.batches.transport import BatchMemory, shared_segment
 from edl_torch.errors import InvalidArgument
 
 SIDE = 260  # four of them are more than a message

@@ -14,8 +14,13 @@ from plan_kit import PLANS as MADE
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading.reading_times import ReadingTimes
-from edl_torch.data.reading.sample_reading import SampleList, SampleReader, _KeptWindow, _Unreadable
+from edl_torch.data.reading.sample_reading import (
+    ReadingTimes,
+    SampleList,
+    SampleReader,
+    _KeptWindow,
+    _Unreadable,
+)
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, IndexedReader, Range
 from edl_torch.shard import Slice

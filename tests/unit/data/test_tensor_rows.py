@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data._utils import collate as torchs
 
 from edl_torch import ElasticDataLoader, LocalMaster
-from edl_torch.data.batches.tensor_rows import tensor_rows
+from edl_torch.data.batches.convert import tensor_rows
 from edl_torch.readers import MapDatasetReader
 
 COUNT, BATCH = 23, 5

@@ -25,9 +25,8 @@ from edl_torch.data.batches.collate import Collated
 from edl_torch.data.batches.convert import to_batch
 from edl_torch.data.reading import reader_threads
 from edl_torch.data.reading.reader_threads import ReaderThreads, thread_count
-from edl_torch.data.reading.reading_times import ReadingTimes
 from edl_torch.data.reading.record_jobs import Block, RecordJob, StreamedRecords
-from edl_torch.data.reading.sample_reading import SampleList, SampleReader
+from edl_torch.data.reading.sample_reading import ReadingTimes, SampleList, SampleReader
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed

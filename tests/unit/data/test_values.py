@@ -10,12 +10,11 @@ import pytest
 
 from edl_torch.client.service import DataShardService
 from edl_torch.data.batches.collate import Collated, Envelope
-from edl_torch.data.dataset import ImageDataset, ShardedDataset
+from edl_torch.data.dataset import ImageDataset, IterationSetup, ShardedDataset
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.loop.opening import ReadingOptions, _Order
 from edl_torch.data.ranks import parts_group
 from edl_torch.data.reading import columns
-from edl_torch.data.reading.iteration_setup import IterationSetup
 from edl_torch.data.reading.threaded_reading import Threading
 
 THREADING = {"threads": 1, "ahead": 2, "batch_size": 3, "collate": None}
