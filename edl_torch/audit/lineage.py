@@ -191,7 +191,7 @@ def _history(
         taken=taken,
         trainers=trainers,
         sessions=sessions,
-        known_by=_known_by({strength_of(chapter.dataset.fingerprint) for _, _, chapter in same}),
+        known_by=_known_by({s for _, _, c in same for s in (c.known_by, strength_of(c.dataset.fingerprint))}),
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
         chapters=chapters,
     )
