@@ -145,24 +145,21 @@ def differ(one: str, other: str) -> bool:
     return not (then.parts or both) or bool(_beside(old, new) and _beside(new, old))
 
 
-def known_by(texts: Iterable[str]) -> str:
+def known_by(texts: Iterable[str], strengths: Iterable[str] = ()) -> str:
     """Return how strongly fingerprints that do not differ show that the data were the same.
 
-    That is the weakest strength. Of what only one of them has looked at it is not known what it was in the
+    That is the weakest of theirs and of other `strengths`. Of what only one of them has looked at it is not known what it was in the
     others, unless they had a list for it that was still to be filled: then they show it partly.
     """
     different = set(texts)
-    strengths = {strength_of(text) for text in different}
+    strengths = {*strengths, *map(strength_of, different)}
     if "given" in strengths and len(strengths) > 1:  # a word and a look were not compared
         return "none"
     weakest = min(strengths, key=STRENGTHS.index)
-    if weakest == "none" or len(different) == 1:
-        return weakest
-    attributes = [dict(Fingerprint.decode(text).attributes) for text in different]
+    attributes = [dict(Fingerprint.decode(text).attributes) for text in different - {UNKNOWN}]
     seen = {name: look for each in attributes for name, look in each.items() if look}
-    return min(
-        weakest, "partly" if any(_beside(seen, each) for each in attributes) else weakest, key=STRENGTHS.index
-    )
+    is_beside = any(_beside(seen, each) for each in attributes)
+    return min(weakest, "partly", key=STRENGTHS.index) if is_beside else weakest
 
 
 def _beside(one: dict[str, str], other: dict[str, str]) -> list[str]:

@@ -30,10 +30,12 @@ class Coordinates:
         self.per_shard = spec.records_per_shard
         pieces = (Source(name="", count=self.size),) if spec.shuffle else spec.sources
         counts = np.array([piece.count for piece in pieces], dtype=np.int64)
-        # By source: the number after its last shard and record, as in `core.plan`.
-        self.shard_ends = np.cumsum(-(-counts // self.per_shard))
+        shards = -(-counts // self.per_shard)
+        # By source: its first shard and record, and the number after its last one, as in `core.plan`.
+        self.shard_ends = np.cumsum(shards)
+        self.first_shards: IndexArray = self.shard_ends - shards
         self.record_ends = np.cumsum(counts)
-        self.counts = counts
+        self.first_records: IndexArray = self.record_ends - counts
 
     @property
     def most_epochs(self) -> int:
@@ -56,18 +58,19 @@ class Coordinates:
     def starts(self, shards: IndexArray) -> IndexArray:
         """Return the number of each shard's first record, within an epoch."""
         source, inside = self._places(shards)
-        return self.record_ends[source] - self.counts[source] + inside
+        return self.first_records[source] + inside
 
     def lengths(self, shards: IndexArray) -> IndexArray:
         """Return records of each shard."""
         source, inside = self._places(shards)
-        lengths: IndexArray = np.minimum(self.counts[source] - inside, self.per_shard)
+        lengths: IndexArray = np.minimum(
+            self.record_ends[source] - self.first_records[source] - inside, self.per_shard
+        )
         return lengths
 
     def _places(self, shards: IndexArray) -> tuple[IndexArray, IndexArray]:
         source = np.searchsorted(self.shard_ends, shards, side="right")
-        before = self.shard_ends[source] - (-(-self.counts[source] // self.per_shard))
-        return source, (shards - before) * self.per_shard
+        return source, (shards - self.first_shards[source]) * self.per_shard
 
     def windows(self, epochs: IndexArray, windows: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return the number of each window's first record, and how many it has; none where there is none."""
@@ -88,7 +91,7 @@ class Coordinates:
                 starts[places] += self.plan.window_starts(epoch, inside[places])
             return starts
         source = np.searchsorted(self.record_ends, inside, side="right")
-        return numbers - (inside - self.record_ends[source] + self.counts[source]) % self.per_shard
+        return numbers - (inside - self.first_records[source]) % self.per_shard
 
     def unsound(
         self, epochs: IndexArray, shards: IndexArray, starts: IndexArray, stops: IndexArray

@@ -109,22 +109,15 @@ def draw(judgement: Judgement) -> Drawing:
 def _outcomes(judgement: Judgement) -> Outcomes:
     """Return the records of each outcome, as the verdict counts them."""
     parts, found = judgement.parts, judgement.found.records
-    quarantined = _union(part.quarantined - part.begun for part in parts)
+    quarantined = Intervals.union(part.quarantined - part.begun for part in parts)
     sets = {
         **found,
         "quarantined": quarantined,
-        "dropped": _union(part.dropped for part in parts),
+        "dropped": Intervals.union(part.dropped for part in parts),
         "open": judgement.open,
-        "acknowledged": _union(part.own for part in parts) - quarantined,
+        "acknowledged": Intervals.union(part.own for part in parts) - quarantined,
     }
     return {name: sets[name] for name in OUTCOMES}
-
-
-def _union(sets: Iterable[Intervals]) -> Intervals:
-    together = Intervals()
-    for records in sets:
-        together |= records
-    return together
 
 
 def _chosen(outcomes: Outcomes, size: int, total: int) -> list[int]:
@@ -133,18 +126,11 @@ def _chosen(outcomes: Outcomes, size: int, total: int) -> list[int]:
         return list(range(total))
     chosen: dict[int, None] = {}
     for name in OUTCOMES:
-        for epoch in islice(_epochs_of(outcomes[name], size), 2 if name == "open" else None):
+        for epoch, _ in islice(outcomes[name].blocks(size), 2 if name == "open" else None):
             chosen[epoch] = None
             if len(chosen) == MOST_EPOCHS:
                 return sorted(chosen)
     return sorted(chosen)
-
-
-def _epochs_of(records: Intervals, size: int) -> Iterator[int]:
-    while records:
-        epoch = int(records.starts[0]) // size
-        yield epoch
-        records = records.between((epoch + 1) * size, int(records.ends[-1]))
 
 
 def _map(

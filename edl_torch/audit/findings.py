@@ -62,10 +62,8 @@ class Findings:
     def named(self, limit: int) -> tuple[Finding, ...]:
         """Return the first `limit` ranges of each kind."""
         every, counting = self._history.lineages.values(), self._counting
-        accepted, refused = (
-            partial(self._reporters, Answer.ACCEPTED),
-            partial(self._reporters, Answer.REFUSED),
-        )
+        accepted = partial(self._reporters, Answer.ACCEPTED)
+        refused = partial(self._reporters, Answer.REFUSED)
         kinds = (
             self._lost(limit),
             self._blamed("doubled", accepted, counting, limit),
@@ -145,17 +143,10 @@ class _Names:
         )
 
     def ranges(self, found: Intervals) -> Iterator[RecordRange]:
-        for epoch, part in self._epochs(found):
-            for start, end in self._unshuffled(epoch, part):
+        for epoch, part in found.blocks(self._line.size):
+            first = epoch * self._line.size
+            for start, end in self._unshuffled(epoch, Intervals(part.starts - first, part.ends - first)):
                 yield from self._within_sources(epoch, start, end)
-
-    def _epochs(self, found: Intervals) -> Iterator[tuple[int, Intervals]]:
-        size = self._line.size
-        while found:
-            epoch = int(found.starts[0]) // size
-            part = found.between(epoch * size, (epoch + 1) * size)
-            yield epoch, Intervals(part.starts - epoch * size, part.ends - epoch * size)
-            found = found.between((epoch + 1) * size, int(found.ends[-1]))
 
     def _within_sources(self, epoch: int, start: int, end: int) -> Iterator[RecordRange]:
         """Return a run of records in the order of the sources."""
@@ -226,8 +217,7 @@ class _Names:
     def _shard_of(self, number: int) -> tuple[int, int, int]:
         line = self._line
         source = int(np.searchsorted(line.record_ends, number, side="right"))
-        inside = (number - int(line.record_ends[source] - line.counts[source])) // line.per_shard
-        shard = int(line.shard_ends[source]) - -(-int(line.counts[source]) // line.per_shard) + inside
+        shard = int(line.first_shards[source] + (number - line.first_records[source]) // line.per_shard)
         shards = np.array([shard])
         return shard, int(line.starts(shards)[0]), int(line.lengths(shards)[0])
 

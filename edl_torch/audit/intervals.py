@@ -5,7 +5,7 @@ All operations are O(n log n) and vectorised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,14 @@ class Intervals:
         """Runs from one integer up to another, in any order; what is named twice counts once."""
         starts, ends = np.array(runs, dtype=np.int64).reshape(-1, 2).T
         return covered(starts, ends)
+
+    @classmethod
+    def union(cls, sets: Iterable[Intervals]) -> Intervals:
+        """Return the integers of all these sets."""
+        together = cls()
+        for one in sets:
+            together |= one
+        return together
 
     @property
     def count(self) -> int:
@@ -77,6 +85,15 @@ class Intervals:
         if first >= last or low >= high:
             return Intervals()
         return Intervals(np.maximum(self.starts[first:last], low), np.minimum(self.ends[first:last], high))
+
+    def blocks(self, size: int) -> Iterator[tuple[int, Intervals]]:
+        """Yield each block of `size` integers that has any, by its number, with those of it."""
+        left = self
+        while left:
+            number = int(left.starts[0]) // size
+            end = (number + 1) * size
+            yield number, left.between(number * size, end)
+            left = left.between(end, int(left.ends[-1]))
 
     def _together(self, other: Intervals, times: int) -> Intervals:
         if not self or not other:

@@ -136,11 +136,6 @@ class DatasetHistory:
             )
         return replace(_history(same, self.sessions, None, ()), unordered=(), chapters=self.chapters)
 
-    @property
-    def trainer_count(self) -> int:
-        """Number of sessions that took part."""
-        return sum(1 for trainer in self.trainers if trainer)
-
 
 def histories(
     logs: Sequence[Log], last: Mapping[str, str | None], came: Sequence[Sequence[str]] = ()
@@ -196,7 +191,7 @@ def _history(
         taken=taken,
         trainers=trainers,
         sessions=sessions,
-        known_by=known_by(chapter.dataset.fingerprint for _, _, chapter in same),
+        known_by=known_by({c.dataset.fingerprint for _, _, c in same}, {c.known_by for _, _, c in same}),
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
         chapters=chapters,
     )

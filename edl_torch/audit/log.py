@@ -140,7 +140,8 @@ class AuditLog:
         self._leases = {}
         self._finished.clear()
         self._part = part
-        self._event("joined", **part, batch_size=fact.batch_size, dataset=object_of(fact.spec))
+        told = {"batch_size": fact.batch_size, "known_by": fact.known_by, "dataset": object_of(fact.spec)}
+        self._event("joined", **part, **told)
 
     def _reporting(self, fact: Reporting) -> None:
         """What was written down before and is reported again adds nothing.

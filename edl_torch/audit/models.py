@@ -11,6 +11,7 @@ together, and where the user says that it is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import DatasetHistory, Reports, saved_with
+from edl_torch.audit.lineage import DatasetHistory, Key, Reports, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Seen
@@ -134,7 +135,7 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
                 found.reasons += (_not_loaded(part, groups[goes_on.index(False)]),)
         if not part.begun:
             trained = [one for one in here if one.seen and not one.word and _had_learnt(history, part, one)]
-            found.reasons += tuple(map(_not_anew, trained))
+            found.reasons += tuple(_not_anew(history, one) for one in trained)
         for group, tied in zip(groups, goes_on, strict=True):
             if tied and len(groups) == 1 and base is not None:
                 base += group
@@ -265,12 +266,17 @@ def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
 
 
 def _had_learnt(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
-    """Whether a model began at the beginning of the data that another lineage had trained on them."""
-    others = (lineage for lineage in history.lineages.values() if lineage is not part.lineage)
-    return len(learner.began.places) >= _TELLING and any(
+    """Whether a model began at the beginning of the data that another lineage had trained.
+
+    Whichever data that had: they may share records with these, as where one was added, or the order changed.
+    """
+    others: defaultdict[tuple[int, Key], list[Seen]] = defaultdict(list)
+    for place, _, chapter in history.chapters:
+        others[place, (chapter.ledger, chapter.lineage)] += chapter.seen
+    return any(
         seen.steps and is_copy(learner.began, seen) and not is_copy(seen, samples[0])
-        for lineage in others
-        for samples in lineage.seen.values()
+        for (_, key), samples in others.items()
+        if key != part.lineage.key
         for seen in samples
     )
 
@@ -398,9 +404,12 @@ def _not_loaded(part: Part, group: _Group) -> str:
     )
 
 
-def _not_anew(learner: _Learner) -> str:
+def _not_anew(history: DatasetHistory, learner: _Learner) -> str:
+    places = len(learner.began.places)
+    few = f" (all {places} of its values are equal; of so few that may be chance)"
     return (
-        f"{learner.name} began at the beginning of the data with a model that had learnt from them before: "
+        f"{learner.name} began at the beginning of the data with a model that had learnt from them before, "
+        f"or from others called {history.spec.name!r}{few if places < _TELLING else ''}: "
         f"loader.load_state_dict(…) with each model.load_state_dict(…), or another audit_dir for another job"
     )
 

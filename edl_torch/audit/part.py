@@ -183,11 +183,5 @@ def _settle(reports: Reports, settled: Settled, line: Coordinates) -> Reports:
 
 def _dropped(line: Coordinates, remainders: Intervals, batch_size: int) -> Intervals:
     """Remainders that nobody trained on: `drop_last` dropped them where an epoch has too few for a batch."""
-    dropped = Intervals()
-    first, last = remainders.starts // line.size, (remainders.ends - 1) // line.size
-    runs = zip(first.tolist(), last.tolist(), strict=True)  # what touches is one interval, over epochs too
-    for epoch in sorted({epoch for one, other in runs for epoch in range(one, other + 1)}):
-        part = remainders & Intervals.run(epoch * line.size, (epoch + 1) * line.size)
-        if part.count < batch_size:
-            dropped |= part
-    return dropped
+    epochs = remainders.blocks(line.size)
+    return Intervals.union(part for _, part in epochs if part.count < batch_size)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from edl_torch.audit.lines import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
 from edl_torch.core.codec import from_object
 from edl_torch.errors import AuditError, EdlError
+from edl_torch.fingerprint import STRENGTHS
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
@@ -118,6 +119,7 @@ class Chapter:
     batch_size: int
     member: int  # that the session was there
     began: float  # seconds since 1970, by the trainer's clock
+    known_by: str  # strength of the session's own fingerprint of its data
     opened: bool = False
     token: str | None = None
     before: int = 0  # the lineage that the restore left
@@ -318,6 +320,7 @@ class _LogReader:
             batch_size=int(values["batch_size"]),
             member=int(values["member"]),
             began=self._opened + values["ms"] / 1000,
+            known_by=STRENGTHS[STRENGTHS.index(values["known_by"])],
         )
 
     def _restored(self, values: dict[str, Any]) -> Chapter:
@@ -330,6 +333,7 @@ class _LogReader:
             batch_size=last.batch_size,
             member=last.member,
             began=self._opened + values["ms"] / 1000,
+            known_by=last.known_by,
             opened=True,
             token=None if token is None else str(token),
             before=int(values["replaced"]),

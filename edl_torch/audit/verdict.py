@@ -7,7 +7,7 @@ saved inexactly after a loop may have trained on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
@@ -269,9 +269,9 @@ def _judge(
         unfinished=unfinished and bool(left_open),
         rests_on={way.label: count for way, count in ways.items() if count},
         repeated=found.count("repeated"),
-        returned=_all(part.returned for part in parts).count,
-        void=_all(part.void for part in parts).count,
-        late=_all(part.late for part in parts).count,
+        returned=Intervals.union(part.returned for part in parts).count,
+        void=Intervals.union(part.void for part in parts).count,
+        late=Intervals.union(part.late for part in parts).count,
         counted=ways[Evidence.COUNT],
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Evidence.UNSTEPPED] + found.count("unlearnt"),
@@ -284,7 +284,7 @@ def _judge(
         assumed=sum(part.assumed.count for part in parts),
         refused=sum(item.acknowledged.answered(Answer.REFUSED).records for item in history.lineages.values()),
         rolled_back=_rolled_back(history, parts, used),
-        trainers=history.trainer_count,
+        trainers=sum(map(bool, history.trainers)),
         lineages=len(history.lineages),
         judged=word.token is not None,
         contradictions=tuple(text for part in parts for text in part.contradictions),
@@ -323,13 +323,6 @@ def _rolled_back(history: DatasetHistory, parts: list[Part], used: set[Key]) -> 
     beyond = sum((part.outcomes - part.begun - part.required).count for part in parts[1:])
     unused = [lineage.acknowledged for key, lineage in history.lineages.items() if key not in used]
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)
-
-
-def _all(sets: Iterable[Intervals]) -> Intervals:
-    together = Intervals()
-    for records in sets:
-        together |= records
-    return together
 
 
 def _unnamed(found: Findings, named: Sequence[Finding]) -> dict[str, int]:

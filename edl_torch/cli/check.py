@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> tuple[CheckReport, int | None]:
     _refuse_nonsense(options)
     mode = TaskType[options.mode.upper()]
-    reader, sources = _open(options, mode)
+    reader, sources = open_data(options, options.data, mode)
+    validate_sources(sources, mode)
     total = sum(source.count for source in sources)
     limit = None if options.limit is None else min(options.limit, total)
     with ProgressLine(limit or total, "records") as progress:
@@ -60,12 +61,6 @@ def _check(options: argparse.Namespace) -> tuple[CheckReport, int | None]:
     if options.sample is None:
         return report, None
     return report, _draw(options, reader, sources, mode, report)
-
-
-def _open(options: argparse.Namespace, mode: TaskType) -> tuple[AbstractDataReader, tuple[Source, ...]]:
-    reader, sources = open_data(options, options.data, mode)
-    validate_sources(sources, mode)
-    return reader, sources
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:
@@ -85,13 +80,9 @@ def _workers(options: argparse.Namespace, records: int) -> int:
     """By default one for each core, but few for few records; never none, as a record may kill its process."""
     if options.workers is not None:
         return int(options.workers)
-    return min(_cores(), max(1, records // 64))
-
-
-def _cores() -> int:
-    """Those that this process may use, where the system says so."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return (os.cpu_count() or 1) if allowed is None else len(allowed(0))
+    allowed = getattr(os, "sched_getaffinity", None)  # the cores that this process may use
+    cores = (os.cpu_count() or 1) if allowed is None else len(allowed(0))
+    return min(cores, max(1, records // 64))
 
 
 def _draw(

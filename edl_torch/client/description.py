@@ -18,7 +18,7 @@ from edl_torch.core.master_api import MasterApi
 from edl_torch.core.registration import check_option, identity, new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
-from edl_torch.fingerprint import UNKNOWN, Fingerprint
+from edl_torch.fingerprint import UNKNOWN, Fingerprint, strength_of
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
 from edl_torch.shard import OPTIONS, DatasetOptions, Registration, Shuffle, Source, TaskType
 
@@ -187,6 +187,11 @@ class Description:
             shuffle_window=self._window if self.in_shard else None,
             fingerprint=self._fingerprint or None,
         )
+
+    @property
+    def known_by(self) -> str:
+        """Strength of the fingerprint that was told to the master; "none" before."""
+        return strength_of(self._fingerprint or UNKNOWN)
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
         """Return a registration with the sources, and all that orders the records."""

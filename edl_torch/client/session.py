@@ -239,7 +239,9 @@ class Session:
         if isinstance(action, Call):
             return self.master.call(action.request, action.wait_s)
         if isinstance(action, Register):
-            return self.description.register(self.master, self.id, again=action.again)
+            registered = self.description.register(self.master, self.id, again=action.again)
+            self.trainer.state.registered.known_by = self.description.known_by
+            return registered
         if isinstance(action, Attend):
             return self._attend(action.member)
         if isinstance(action, Describe):

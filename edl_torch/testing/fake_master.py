@@ -260,13 +260,8 @@ class Listening(LivenessFeed):
     """What `MasterApi.attend` takes, for a session that a test plays by hand. Heartbeats name `member`;
     `wanted` hears that others wait."""
 
-    def __init__(self, member: int, wanted: Callable[[str], object] | None = None) -> None:
+    def __init__(self, member: int, wanted: Callable[[str], None] = lambda _: None) -> None:
         self.liveness = Liveness()
         self.liveness.member = member
         self.measuring = Measuring()
-        self._hears = wanted
-        super().__init__(self.liveness, self.measuring, threading.Condition(), self._heard)
-
-    def _heard(self, dataset: str) -> None:
-        if self._hears is not None:
-            self._hears(dataset)
+        super().__init__(self.liveness, self.measuring, threading.Condition(), wanted)

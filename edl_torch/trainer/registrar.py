@@ -127,8 +127,9 @@ class Registrar:
     def _note_joined(self) -> None:
         plan, fence = self._state.registered.plan, self._state.fence
         if plan is not None:
-            batch_size = self._state.config.batch_size
-            self._state.facts.append(Joined(spec=plan.spec, fence=fence, batch_size=batch_size))
+            known_by, batch_size = self._state.registered.known_by, self._state.config.batch_size
+            joined = Joined(spec=plan.spec, fence=fence, batch_size=batch_size, known_by=known_by)
+            self._state.facts.append(joined)
 
     def heard(self, spec: DatasetSpec) -> None:
         """Take over the dataset as the rank registered it that holds the leases for this one.

@@ -45,6 +45,7 @@ class Registered:
 
     phase: Membership = Membership.NEW
     plan: Plan | None = None
+    known_by: str = "none"  # strength of what this trainer itself saw of the data
     fence: Fence = UNREGISTERED
     asked: int = 0  # the last call for leases that was answered to this member in this lineage
     reported: int = 0  # the last report

@@ -245,11 +245,15 @@ class Evidence(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """The dataset is registered, for the first time or anew: leases of before are void."""
+    """The dataset is registered, for the first time or anew: leases of before are void.
+
+    `spec` is the registered one; `known_by` is the strength of what this trainer itself saw of the data.
+    """
 
     spec: DatasetSpec
     fence: Fence
     batch_size: int
+    known_by: str
 
 
 @dataclass(frozen=True, slots=True)

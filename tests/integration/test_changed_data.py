@@ -115,6 +115,33 @@ def test_unknown_data_match_any_and_the_first_known_ones_bind(folder: Path) -> N
         other.load_state_dict(token)
 
 
+@pytest.mark.parametrize(("version", "last"), [(None, "unknown"), ("v1", "unknown"), (None, "v1")])
+def test_who_joins_data_without_having_looked_like_the_others_weakens_what_is_known(
+    tmp_path: Path, version: str | None, last: str
+) -> None:
+    """The master of its own has the fingerprint of who came first; whoever joins may read other data."""
+
+    class Unknown:
+        def __len__(self) -> int:
+            return 48
+
+        def __getitem__(self, index: int) -> float:
+            return 100.0 + index
+
+    master = LocalMaster()
+    with loader(OLD, master_client=master, audit_dir=tmp_path, fingerprint=version) as one:
+        for _ in one:
+            pass
+    second = {"fingerprint": "v1"} if last == "v1" else {}
+    with loader(Unknown(), master_client=master, audit_dir=tmp_path, **second) as two:
+        for _ in two.epochs():
+            for _ in two:
+                pass
+    (verdict,) = audit([tmp_path])
+    assert verdict.known_by == "none"
+    assert headline(verdict).endswith("data not known to be the same")
+
+
 def test_the_same_array_of_another_process_is_the_same_data() -> None:
     with loader(np.arange(48.0)) as before:
         _in_hand = first(iter(before), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -50,10 +51,12 @@ def learn(model: Memory, optimizer: torch.optim.Optimizer, batch: torch.Tensor) 
     optimizer.step()
 
 
-def loader(fake: FakeMaster | None, folder: Path, name: str = "a", **options: Any) -> ElasticDataLoader:
+def loader(
+    fake: FakeMaster | None, folder: Path, name: str = "a", records: int = SIZE, **options: Any
+) -> ElasticDataLoader:
     options = {"batch_size": BATCH, "records_per_shard": BATCH, "shuffle": True, **options}
     return ElasticDataLoader(
-        torch.arange(float(SIZE)), master_client=fake and fake.connect(name), audit_dir=folder, **options
+        torch.arange(float(records)), master_client=fake and fake.connect(name), audit_dir=folder, **options
     )
 
 
@@ -404,6 +407,43 @@ def test_a_model_that_has_learnt_does_not_begin_anew(tmp_path, capsys, master):
     status, said = judged(tmp_path, capsys)
     assert status == DELIVERED
     assert "had learnt from them before" in said["undecided"][-1]
+
+
+@pytest.mark.parametrize(
+    "other", [{"records": SIZE + 1}, {"fingerprint": "v2"}, {"records_per_shard": 2 * BATCH}]
+)
+def test_a_model_that_has_learnt_does_not_begin_anew_on_data_that_look_like_others(tmp_path, capsys, other):
+    with trainer(None, tmp_path, model=Memory(SIZE + 1), fingerprint="v1") as (batches, model, optimizer):
+        ((state, _),) = saved_at(batches, model, optimizer, 5)
+    other = {"fingerprint": "v1", **other}
+    with trainer(None, tmp_path, "b", Memory(SIZE + 1), **other) as (batches, model, optimizer):
+        train(batches, model, optimizer)
+    assert judged(tmp_path, capsys)[0] == PROVEN
+    with trainer(None, tmp_path, "c", Memory(SIZE + 1), **other) as (batches, model, optimizer):
+        model.load_state_dict(state)
+        train(batches, model, optimizer)
+    status, said = judged(tmp_path, capsys)
+    assert (status, max(model.counts.tolist())) == (DELIVERED, 2)
+    assert "had learnt from them before" in said["undecided"][-1]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_of_few_values_a_model_that_begins_anew_is_known_too(tmp_path, capsys, kept):
+    def live(model: torch.nn.Linear, most: int) -> None:
+        optimizer = sgd(model)
+        with loader(None, tmp_path) as batches:
+            batches.attach(optimizer)
+            for batch in itertools.islice(batches, most):
+                optimizer.zero_grad()
+                (model(batch[:, None]) / SIZE**2).mean().backward()
+                optimizer.step()
+
+    first = torch.nn.Linear(1, 1, bias=False)
+    live(first, 5)
+    live(first if kept else torch.nn.Linear(1, 1, bias=False), SIZE)
+    status, said = judged(tmp_path, capsys)
+    assert status == (DELIVERED if kept else PROVEN)
+    assert ["all 1 of its values" in reason for reason in said["undecided"]] == [True] * kept
 
 
 def test_a_model_that_is_written_between_two_passes_has_forgotten(tmp_path, capsys):

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from edl_torch import __version__
-from edl_torch.core.calls import MasterStatus, TrainerState
+from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState
 from edl_torch.core.limits import printable
 from edl_torch.core.measures import BOUNDS_S, Histogram
 
@@ -158,14 +158,22 @@ class StatusCollector(Collector):
             yield family
 
 
-def _samples_of(metric: Metric) -> Callable[[MasterStatus], _Samples]:
-    """Return what gives a sample for each dataset, or each trainer, of which the value is known."""
-    get = attrgetter(metric.attribute)
+def _of_datasets(get: Callable[[MasterStatus, DatasetStatus], Any]) -> Callable[[MasterStatus], _Samples]:
+    """Return what gives a sample for each dataset of which the value is known."""
 
-    def of_datasets(status: MasterStatus) -> _Samples:
+    def samples(status: MasterStatus) -> _Samples:
         for dataset in status.datasets[:MOST_DATASETS]:
-            if (value := get(dataset)) is not None:
+            if (value := get(status, dataset)) is not None:
                 yield (_label(dataset.dataset),), value
+
+    return samples
+
+
+def _samples_of(metric: Metric) -> Callable[[MasterStatus], _Samples]:
+    """Return what gives a sample for each dataset, or each trainer."""
+    get = attrgetter(metric.attribute)
+    if metric.labels == ("dataset",):
+        return _of_datasets(lambda _, dataset: get(dataset))
 
     def of_trainers(status: MasterStatus) -> _Samples:
         for trainer in status.trainers[:MOST]:
@@ -174,7 +182,7 @@ def _samples_of(metric: Metric) -> Callable[[MasterStatus], _Samples]:
         if metric.name in _SUMMED and (rest := status.trainers[MOST:]):
             yield (OTHERS, OTHERS), sum(map(get, rest))
 
-    return of_datasets if metric.labels == ("dataset",) else of_trainers
+    return of_trainers
 
 
 def _master_info(status: MasterStatus) -> _Samples:
@@ -197,21 +205,6 @@ def _in_progress(status: MasterStatus) -> _Samples:
         yield (_label(dataset.dataset), "lent"), dataset.leased
 
 
-def _done(status: MasterStatus) -> _Samples:
-    for dataset in status.datasets[:MOST_DATASETS]:
-        yield (_label(dataset.dataset),), dataset.percent / 100
-
-
-def _suspended(status: MasterStatus) -> _Samples:
-    for dataset in status.datasets[:MOST_DATASETS]:
-        yield (_label(dataset.dataset),), dataset.dataset in status.suspended
-
-
-def _failed(status: MasterStatus) -> _Samples:
-    for dataset in status.datasets[:MOST_DATASETS]:
-        yield (_label(dataset.dataset),), bool(dataset.failure)
-
-
 def _events(status: MasterStatus) -> _Samples:
     for kind, count in sorted(status.event_counts.items()):
         yield (kind,), count
@@ -228,9 +221,9 @@ _OWN: dict[str, Callable[[MasterStatus], _Samples]] = {
     "edl_master_start_time_seconds": _started_at,
     "edl_records_total": _outcomes,
     "edl_records_in_progress": _in_progress,
-    "edl_dataset_done_ratio": _done,
-    "edl_dataset_suspended": _suspended,
-    "edl_dataset_failed": _failed,
+    "edl_dataset_done_ratio": _of_datasets(lambda _, dataset: dataset.percent / 100),
+    "edl_dataset_suspended": _of_datasets(lambda status, dataset: dataset.dataset in status.suspended),
+    "edl_dataset_failed": _of_datasets(lambda _, dataset: bool(dataset.failure)),
     "edl_events_total": _events,
     "edl_trainers": _trainers,
 }

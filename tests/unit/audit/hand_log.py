@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, Grant
+from edl_torch.fingerprint import strength_of
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.vocabulary import (
     Answered,
@@ -32,7 +33,8 @@ class HandLog(AuditLog):
         self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
     ) -> None:
         fence = Fence(ledger=ledger, lineage=lineage, member=member)
-        self.write(Joined(spec=spec, fence=fence, batch_size=batch_size))
+        known_by = strength_of(spec.fingerprint)
+        self.write(Joined(spec=spec, fence=fence, batch_size=batch_size, known_by=known_by))
 
     def granted(self, grant: Grant) -> None:
         self.write(Granted(grant))

@@ -29,8 +29,9 @@ def write_log(folder, spec: DatasetSpec, trainer: int) -> int:
             for start in range(0, length, BATCH)
         ]
     header = {"edl_audit": 3, "session": f"s{trainer}", "worker_id": f"w{trainer}", "opened": 1.0}
-    dataset = {"ledger": "L", "lineage": 1, "member": 1, "batch_size": BATCH, "dataset": object_of(spec)}
-    head = write_event(header) + write_event({"event": "joined", **dataset, "ms": 0})
+    fence = {"ledger": "L", "lineage": 1, "member": 1}
+    dataset = {"batch_size": BATCH, "known_by": "none", "dataset": object_of(spec)}
+    head = write_event(header) + write_event({"event": "joined", **fence, **dataset, "ms": 0})
     head += write_event({"event": "model", **object_of(WORD), "ms": 0})
     head += write_event({"event": "way", "way": "step", "ms": 0})
     (folder / f"w{trainer}.audit").write_bytes(head + "".join(lines).encode())

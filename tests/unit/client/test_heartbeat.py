@@ -283,7 +283,7 @@ def test_a_listener_that_fails_ends_the_stream_and_not_the_session(
     def fail(dataset: str) -> None:
         raise RuntimeError("a bug")
 
-    listening._hears = fail
+    listening.wanted = fail
     with caplog.at_level("ERROR"):
         master.stream().put(asks(), wants("d"))
         master.stream(2).put(asks())
