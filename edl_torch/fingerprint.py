@@ -148,8 +148,9 @@ def differ(one: str, other: str) -> bool:
 def known_by(texts: Iterable[str], strengths: Iterable[str] = ()) -> str:
     """Return how strongly fingerprints that do not differ show that the data were the same.
 
-    That is the weakest of theirs and of other `strengths`. Of what only one of them has looked at it is not known what it was in the
-    others, unless they had a list for it that was still to be filled: then they show it partly.
+    That is the weakest of theirs and of other `strengths`. Of what only one of them has looked
+    at it is not known what it was in the others, unless they had a list for it that was still to be filled:
+    then they show it partly.
     """
     different = set(texts)
     strengths = {*strengths, *map(strength_of, different)}
