@@ -190,7 +190,7 @@ _TAIL = 8  # bytes after the footer: its length, and the magic
 _LOOKED_INTO = 16  # files whose pages are looked at, or one in so many
 _PAIRS, _COLUMNS, _BLOCK_BYTES, _SMALL_BLOCKS, _PIECES = 24, 16, 2048, 4, 16
 _STRIDE = 0x9E3779B1  # far from any period that data have
-_SMALL_BYTES = 1 << 16  # which Arrow reads at once when it opens a file
+SMALL_BYTES = 1 << 16  # which Arrow reads at once when it opens a file
 _NOTED = 2  # reads: Arrow reads the end of a file, and then what it lacks of the footer
 
 
@@ -200,7 +200,8 @@ class ParquetIndex:
 
     base, names: the files. arrays: int64 `sizes` [n] in bytes; `group_ends` [groups of all files], the row of
     its file after each group's last; `first_group` [n + 1], where a file's groups begin in `group_ends`;
-    `footers` and `pages` [n], digests of each footer, and of some pages of some files, else 0.
+    `footers` and `pages` [n], digests of each footer, and of some pages of some files, else 0; `written`
+    [n] checksums of when each was last written to, as this machine knows it.
     """
 
     base: str
@@ -251,7 +252,7 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
     column. Files without rows may have any columns.
     """
     sizes, first_group, group_ends = array("q"), array("q", [0]), array("q")
-    footers, pages = array("q"), array("q")
+    footers, pages, written = array("q"), array("I"), array("I")
     schema, first = None, ""
     for name, footer in zip(found.names, _footers(storage, found), strict=True):
         if not any(footer.rows):
@@ -264,6 +265,7 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
         sizes.append(footer.size)
         footers.append(footer.digest)
         pages.append(footer.pages)
+        written.append(footer.written)
         group_ends.extend(np.cumsum(footer.rows, dtype=np.int64).tolist())
         first_group.append(len(group_ends))
     if schema is None:
@@ -271,8 +273,8 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
             f"no row in '{found.base}{found.names[0]}' and {len(found.names) - 1} more file(s)"
         )
     numbers = {"sizes": sizes, "first_group": first_group, "group_ends": group_ends}
-    numbers |= {"footers": footers, "pages": pages}
-    arrays = shared({name: np.array(each, dtype=np.int64) for name, each in numbers.items()}, "parquet")
+    numbers |= {"footers": footers, "pages": pages, "written": written}
+    arrays = shared({name: np.array(each, dtype=each.typecode) for name, each in numbers.items()}, "parquet")
     return ParquetIndex(base=found.base, names=StringTable(found.names), arrays=arrays), schema
 
 
@@ -301,6 +303,7 @@ class _Footer:
     schema: Any
     digest: int
     pages: int
+    written: int
 
 
 def _footers(storage: Storage, found: Found) -> Iterator[_Footer]:
@@ -326,6 +329,7 @@ def _footer(storage: Storage, name: str, looked_into: int) -> _Footer:
             schema=file.schema,
             digest=file.footer(),
             pages=file.pages(looked_into) if looked_into else 0,
+            written=file.written,
         )
     finally:
         file.close()
@@ -408,7 +412,7 @@ class ParquetFile:
         has another length all that follow begin elsewhere."""
         length = int(self.file.metadata.serialized_size) + _TAIL
         data = self._read(max(0, self.size - length), self.size)
-        if len(data) > _SMALL_BYTES:
+        if len(data) > SMALL_BYTES:
             pieces = range(0, len(data), len(data) // _PIECES)
             data = b"".join(data[at : at + _BLOCK_BYTES] for at in pieces)
         return length << 32 | zlib.crc32(data)
@@ -419,7 +423,7 @@ class ParquetFile:
         Of a small file all bytes count, and of a small column of a row group. The fewer `files` are looked
         into, the more row groups and blocks of each.
         """
-        if self.size <= _SMALL_BYTES:
+        if self.size <= SMALL_BYTES:
             return zlib.crc32(self._read(0, self.size))
         footer, checksum = self.file.metadata, 0
         pairs = 1 if self.remote else max(1, _PAIRS // files)  # of blocks, one of each column
@@ -449,6 +453,11 @@ class ParquetFile:
         for block in range(most):
             start = first + (group * _STRIDE + block * count // most) % count * _BLOCK_BYTES
             yield start, min(start + _BLOCK_BYTES, end)
+
+    @property
+    def written(self) -> int:
+        """A checksum of when it was last written to, before it was opened; 0 where that is not known."""
+        return 0 if self.stamp is None else zlib.crc32(b"%d" % self.stamp[1])
 
     def is_as_it_was(self) -> bool:
         """Whether what has its name was not written to since this file was opened, as far as can be seen."""

@@ -20,6 +20,7 @@ from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.arrow import Columns, RowPicker, filled_type, numpy_columns, row_numbers, rows, scalar
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source, required
 from edl_torch.readers.parquet.index import (
+    SMALL_BYTES,
     ParquetFile,
     ParquetIndex,
     build_index,
@@ -384,7 +385,7 @@ class RowGroups:
             raise pa.ArrowInvalid(f"{table.num_rows} rows decoded, {expected} expected")
         if not opened.is_as_it_was():  # what was decoded may be of two writers
             self._close(file)
-            self._file(file)
+            return self._decode(file, group)
         return table
 
     def _file(self, file: int) -> ParquetFile:
@@ -420,8 +421,12 @@ class RowGroups:
             return "its row groups are others"
         if opened.footer() != footer:
             return "its footer is another"
-        looks = pages and not opened.remote  # there each costs a request
-        return "its pages are others" if looks and opened.pages(len(self._index)) != pages else None
+        if pages and not opened.remote and opened.pages(len(self._index)) != pages:  # there each is a request
+            return "its pages are others"
+        written = opened.written != int(self._index.arrays["written"][file])
+        # Of the others some pages, or none, were looked at: that they are the same shows nothing.
+        is_seen_whole = pages and size <= SMALL_BYTES
+        return "it was written to since" if written and not is_seen_whole else None
 
 
 def _changed(name: str, how: str) -> SourceChanged:

@@ -26,7 +26,7 @@ from edl_torch.readers.recordio.source import (
     sources_of_index,
 )
 from edl_torch.readers.shared.files import BlockCache, Finder, OpenFile, OpenFiles, Paths, Read
-from edl_torch.readers.shared.looks import below, listing
+from edl_torch.readers.shared.looks import below, listing, sizes
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType
 
@@ -113,10 +113,13 @@ class RecordIODataReader(AbstractDataReader):
         return {name: source.records for name, source in self._by_name().items()}
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """Of each file its size and the headers of its chunks, which have the checksums of all data."""
+        """Of each file its size and the headers of its chunks, which have checksums of the data."""
+        names = list(self._names)
+        if whole:
+            return listing("whole", below(names), sizes(len(names), lambda n: [names[n]], whole=True))
         each = zip(self._arrays["sizes"].tolist(), self._arrays["headers"].tolist(), strict=True)
         looks = {place: f"{size} {headers:x}" for place, (size, headers) in enumerate(each)}
-        return listing("whole", below(list(self._names)), looks)
+        return listing("sampled", below(names), looks)
 
     def read_records(self, task: Task) -> Iterable[Any]:
         """The records one by one. Raises ReaderError for another source or a range outside of it."""

@@ -270,6 +270,7 @@ class RecordIOSource:
         try:
             return Chunk(self._payload(data, 0, end - start, records), records)
         except DataFormatError as exc:
+            self.stamp.check()  # where a writer put the time back, the headers may be as they were
             raise DataFormatError(f"{place(self.name, row, start)}: {exc}") from exc
 
     def read_run(self, read: Read, row: int, end: int) -> Iterator[tuple[int, Records]]:

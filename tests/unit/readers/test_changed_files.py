@@ -87,6 +87,68 @@ def test_a_file_that_is_written_over_by_as_many_records_has_changed(
     assert before == read(indexed, tmp_path / "again", 0, COUNT)
 
 
+def values_written_over(file: Path) -> None:
+    """Other rows in plain pages, each as long as before: neither size nor footer shows it."""
+    data = np.frombuffer(file.read_bytes(), np.uint8).copy()
+    footer = pq.ParquetFile(file).metadata
+    for group in range(footer.num_row_groups):
+        column = footer.row_group(group).column(0)
+        end = column.data_page_offset + column.total_compressed_size
+        data[end - 8 * footer.row_group(group).num_rows : end : 8] ^= 1
+    with open(file, "r+b") as written:
+        written.write(data.tobytes())
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open"])
+def test_a_parquet_file_that_is_written_to_in_place_has_changed(tmp_path: Path, is_open: bool) -> None:
+    """No page is looked at in most of many files."""
+    for number in range(40):
+        table = pa.table({"x": np.arange(400) + 400 * number})
+        pq.write_table(
+            table, tmp_path / f"{number:02}.parquet", 100, use_dictionary=False, write_statistics=False
+        )
+    reader = ParquetReader(tmp_path, cache_bytes=1)
+    files = sorted(tmp_path.iterdir())
+    for file in files:
+        if is_open:
+            assert read(reader, file, 0, 1) == [{"x": 400 * files.index(file)}]
+        values_written_over(file)
+        with pytest.raises(SourceChanged, match="has changed since"):
+            read(reader, file, 100, 400)
+
+
+def test_a_large_parquet_file_that_is_written_to_between_the_pages_looked_at_has_changed(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "data.parquet"
+    values = np.arange(200_000)
+    pq.write_table(pa.table({"x": values}), file, 100_000, use_dictionary=False, write_statistics=False)
+    reader = ParquetReader(file, cache_bytes=1)
+    assert read(reader, file, 0, 1) == [{"x": 0}]
+    with open(file, "r+b") as written:
+        written.seek(8 * 7_000)
+        written.write(bytes(8))
+    with pytest.raises(SourceChanged, match="has changed since"):
+        read(reader, file, 100_000, 100_001)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_recordio_payloads_that_are_written_over_with_the_old_time_have_changed(
+    tmp_path: Path, at_once: bool
+) -> None:
+    """Their headers are as they were, and nothing is wrong with the records."""
+    file = tmp_path / "data"
+    reader, times = chunks(file, range(COUNT)), os.stat(file)
+    seen = read(reader, file, 0, 50)
+    with open(file, "r+b") as written:
+        written.seek(-20, os.SEEK_END)
+        written.write(b"x" * 20)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert len(seen) == 50
+    with pytest.raises(SourceChanged, match="has changed since"):
+        read(reader, file, 50 if at_once else COUNT - 1, COUNT)
+
+
 class Held:
     def __init__(self, data: Any) -> None:
         self.data = data

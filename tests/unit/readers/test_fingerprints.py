@@ -129,7 +129,7 @@ FILES: list[tuple[Make, str, Callable[[Path], Any], str]] = [
     (lines, "sampled", lambda at: replaced(at, "all.txt", with_rows_permuted), "changed 'all.txt'"),
     (table, "sampled", lambda at: replaced(at, "1.csv", with_rows_permuted), "changed '1.csv'"),
     (plain, "sampled", lambda at: permute_plain(at / "day=1" / "a.parquet"), "changed 'day=1/a.parquet'"),
-    (chunks, "whole", lambda at: write_records(at / "1.rec", RECORDS[::-1]), "changed '1.rec'"),
+    (chunks, "sampled", lambda at: write_records(at / "1.rec", RECORDS[::-1]), "changed '1.rec'"),
     (manifest, "names", lambda at: replaced(at, "manifest.csv", with_rows_permuted), "'manifest.csv'"),
     (manifest, "names", lambda at: (at / "images" / "0007.png").unlink(), "changed 'images/0007.png'"),
     (
@@ -197,7 +197,7 @@ def _arguments(reader: AbstractDataReader, at: Path) -> tuple[Path, ...]:
     return (at if file is None else at / file,)
 
 
-ENDINGS = (".jpg", ".png", ".txt", ".csv", ".parquet")
+ENDINGS = (".jpg", ".png", ".txt", ".csv", ".parquet", ".rec")
 
 
 @pytest.mark.parametrize("make", dict.fromkeys(make for make, strength, *_ in FILES if strength != "whole"))
