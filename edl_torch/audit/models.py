@@ -35,9 +35,9 @@ _WORD = 'loader.attach(optimizer, one_model="how they become one")'
 
 _UNSEEN = (
     "among {} record(s) that an optimizer stepped on are some of which no gradient was seen in its "
-    'parameters: a wrapper that reads ahead tells with lookahead="told" and loader.passed_on(); a batch that '
-    "is skipped goes back with loader.give_back(); gradients come into parameter.grad before the next batch "
-    "is asked for, and stay there until the step"
+    'parameters: a wrapper that reads ahead tells with lookahead="manual" and loader.passed_on(); a batch '
+    "that is skipped goes back with loader.give_back(); gradients come into parameter.grad before the next "
+    "batch is asked for, and stay there until the step"
 )
 _DOUBTS = {
     "written": (

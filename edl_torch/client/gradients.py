@@ -38,6 +38,7 @@ class Gradients:
         # By the optimizer's number: parameters, and their gradients as it has stepped on them
         self._used: dict[int, list[tuple[Any, weakref.ref[Any], int]]] = {}
         self._again = False  # whether a backward pass has added to such gradients
+        self._grown: tuple[weakref.ref[Any], int] | None = None  # a gradient after the last backward pass
         # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
         self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._abandoned_with: list[Any] | None = None  # what had changed as an iterator was collected
@@ -93,10 +94,31 @@ class Gradients:
         self._again = self._again or any(map(self._are_used, self._used))
         for _, watched in self._watched.values():
             for parameter in watched:
-                if parameter.grad is not None:
-                    self._batches.mark()
+                gradient: Any = parameter.grad
+                if gradient is not None:
+                    self._batches.mark(is_first=self._is_empty(gradient))
+                    self._grown = weakref.ref(gradient), gradient._version + 1
                     return
+        self._grown = None
         self._batches.mark(is_first=True)
+
+    def _is_empty(self, gradient: Any) -> bool:
+        """Whether a window's gradient was made 0 since a backward pass: it is looked at if it was written."""
+        if len(self._batches.unfinished) < 2:
+            return False
+        if self._grown is None:
+            as_it_was = gradient._version == 0
+        else:
+            known: Any = self._grown[0]()
+            as_it_was = known is gradient and known._version == self._grown[1]
+        return not as_it_was and not bool(gradient.any())
+
+    def are_gone(self, number: int) -> bool:
+        """Whether an optimizer steps without a gradient, where it can be seen."""
+        optimizer, watched = self._watched[number]
+        if not self._batches.sees or any(parameter.grad is not None for parameter in watched):
+            return False
+        return all(parameter.grad is None for parameter in trained(optimizer()))
 
     def see(self) -> None:
         """Look for a gradient of the batch in hand where none was seen to come."""
@@ -127,7 +149,7 @@ class Gradients:
     def _are_used(self, number: int) -> bool:
         """Whether the last step of an optimizer has left gradients, and they are as they were."""
         for parameter, known, version in self._used.get(number, ()):
-            gradient = known()
+            gradient: Any = known()
             if gradient is not None and parameter.grad is gradient and gradient._version == version:
                 return bool(gradient.any())  # what is 0 adds nothing
         return False

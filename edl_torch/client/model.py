@@ -48,6 +48,7 @@ class Model:
         self.word = ""
         self.is_due = True  # it is looked at before the next step
         self.doubts: set[str] = set()  # what was written down in this lineage
+        self.kept: dict[int, Kept] = {}  # by the optimizer's number
         self._number = 0
         self._known: list[weakref.ref[Any]] = []  # its parameters when it was last looked at
         self._is_trained = False  # it has stepped
@@ -72,7 +73,17 @@ class Model:
         self.steps = 0
         self.is_due = True
         self.doubts.clear()
+        for kept in self.kept.values():
+            kept.forget()
         self._known, self._number, self._is_trained = [], 0, False
+
+    def was_written(self) -> bool:
+        """Whether something wrote parameters since the last step. It is said once."""
+        found = [kept.was_written() for kept in self.kept.values()]
+        for kept, written in zip(self.kept.values(), found, strict=True):
+            if written:
+                kept.forget()
+        return any(found)
 
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
         """Return what the parameters of these optimizers are now; None where there is nothing to look at."""
@@ -138,6 +149,15 @@ class Kept:
         self._places = [-1] * len(self._parameters)
         self._views: list[npt.NDArray[Any] | None] = [None] * len(self._parameters)
         self._left: list[tuple[int, int, bytes | None]] | None = None
+        import torch
+
+        # The hook of a compiled step is compiled, with all that it calls.
+        self._now: Any = torch.compiler.disable(self._look)  # type: ignore[no-untyped-call]
+
+    def shares(self, parameters: Sequence[Any]) -> bool:
+        """Whether some of these are among its own."""
+        mine = {id(parameter) for parameter in self._parameters}
+        return any(id(parameter) in mine for parameter in parameters)
 
     def keep(self) -> None:
         """Note the values: a step has ended."""
@@ -156,7 +176,7 @@ class Kept:
             for before, now in zip(self._left, self._now(), strict=True)
         )
 
-    def _now(self) -> list[tuple[int, int, bytes | None]]:
+    def _look(self) -> list[tuple[int, int, bytes | None]]:
         """Of each parameter torch's count of writes, its place, and values."""
         found = []
         for number, parameter in enumerate(self._parameters):

@@ -102,7 +102,7 @@ class Optimizers:
         session.gradients.watch(number, optimizer)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
-            attached.kept = Kept(trained(optimizer))
+            attached.kept = session.model.kept[number] = Kept(trained(optimizer))
             if not self._hooks:
                 self._hooks.append(hear_of_steps(self._any_stepped))
         torch: Any = sys.modules.get("torch")
@@ -112,18 +112,16 @@ class Optimizers:
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if trains(named):
-                if session.model is not None and session.model.is_due:
-                    self._forget_kept()
-                elif attached.kept is not None and attached.kept.was_written():
-                    session.doubt("written")
+                session.look_for_writes()
                 session.about_to_step()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
             self._mine = id(optimizer)
-            if len(self._attached) > 1:  # they may share parameters
-                self._forget_kept()
+            for other in self._attached.values():  # they may share parameters
+                if other is not attached and other.kept is not None and other.kept.shares(trained(optimizer)):
+                    other.kept.forget()
             if not trains(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused

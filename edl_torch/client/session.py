@@ -351,6 +351,7 @@ class Session:
     def open(self, epoch: int = NEW_PASS) -> int:
         """Begin a pass over `epoch`, or the one that runs; one that is open is ended. Returns its number."""
         self.end_abandoned()
+        self.look_for_writes()
         self.loop_thread = get_ident()
         with self.gradients.leaving():
             number = self.run(self.trainer.open(epoch))
@@ -411,6 +412,11 @@ class Session:
         if self.model is not None and self.model.is_due:
             self.see_model("begin")
 
+    def look_for_writes(self) -> None:
+        """Note whether parameters were written since the last step."""
+        if self.model is not None and self.model.was_written():
+            self.doubt("written")
+
     def doubt(self, why: str) -> None:
         """Write down, once in a lineage, what speaks against one model; `ModelSeen.at` has the words."""
         if self.model is not None and why not in self.model.doubts:
@@ -429,6 +435,8 @@ class Session:
         is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
         if state.batches.in_doubt:
             self.gradients.see()
+        if not skipped and self.gradients.are_gone(optimizer):
+            state.batches.unmark()
         before_hand = state.batches.in_doubt and state.batches.steps_before_hand
         if state.batches.ended and state.batches.has_in_hand:
             before_hand = self.gradients.unchanged()
@@ -455,6 +463,7 @@ class Session:
         with self.gradients.leaving():
             self.end(self.passes.close(number))
         if not self.cut:
+            self.look_for_writes()
             self.see_model("end")
         self.warn_of_what_went_back()
 

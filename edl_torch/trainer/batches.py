@@ -135,6 +135,11 @@ class Batches:
                 if other.number < batch.number:
                     other.marked = False  # nothing says where its gradient is
 
+    def unmark(self) -> None:
+        """Note that a step is made without gradients: it is on none of these batches."""
+        for batch in self.unfinished:
+            batch.marked = False
+
     def mark_window(self) -> None:
         """Note, as an adapter says, that each batch since the last step is trained on before the next."""
         self.in_doubt = False

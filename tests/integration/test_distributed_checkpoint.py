@@ -140,7 +140,7 @@ def test_what_a_token_says_of_the_order_in_shards_stands() -> None:
     with trainer(FakeMaster()) as (service, _):
         service.state_dict()
         with pytest.raises(InvalidArgument, match="in use with shuffle=False"):
-            service._describe(service._description.reader, shuffle=True)
+            service.session.read_by(service._description.reader, shuffle=True)
 
 
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_loader_that_is_closed_after_a_break_gives_back_at_once() -> None:
         for _ in loader:
             break
         loader.close()
-        assert service._session.records == 0
+        assert service.record_count == 0
     loader.close()
 
 

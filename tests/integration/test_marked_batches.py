@@ -224,6 +224,56 @@ def stepped_twice(loader: Any, model: Counts, optimizer: Any) -> None:
             optimizer.step()
 
 
+def zeroed_in_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader, 1):
+        optimizer.zero_grad(set_to_none=False)
+        model(batch).backward()
+        if number % 2 == 0:
+            optimizer.step()
+
+
+def zeroed_before_the_step(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        model(batch).backward()
+        if number == 3:
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def rolled_back_before_a_break(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number == 4:
+            saved = copy.deepcopy(model.state_dict())
+        learn(model, optimizer, batch)
+        if number == 6:
+            model.load_state_dict(saved)
+            break
+
+
+def rolled_back_at_the_end(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader, 1):
+        if number == 6:
+            saved = copy.deepcopy(model.state_dict())
+        learn(model, optimizer, batch)
+        if number == RECORDS // 4:
+            model.load_state_dict(saved)
+
+
+def rolled_back_beside_another(loader: Any, model: Counts, optimizer: Any) -> None:
+    """Two optimizers of parameters of their own."""
+    other = Counts()
+    second = sgd(other.learnt)
+    loader.attach(second)
+    for number, batch in enumerate(loader):
+        if number == 4:
+            saved = copy.deepcopy(model.state_dict())
+        learn(model, optimizer, batch)
+        learn(other, second, batch)
+        if number == 6:
+            model.load_state_dict(saved)
+
+
 UNSEEN = "no gradient was seen"
 AGAIN = "on gradients that it had stepped on before"
 WRITTEN = "were written after"
@@ -239,6 +289,11 @@ WRITTEN = "were written after"
         (skipped, UNSEEN),
         (gradients_in_buffers, UNSEEN),
         (thrown_away_in_a_window, UNSEEN),
+        (zeroed_in_a_window, UNSEEN),
+        (zeroed_before_the_step, UNSEEN),
+        (rolled_back_before_a_break, WRITTEN),
+        (rolled_back_at_the_end, WRITTEN),
+        (rolled_back_beside_another, WRITTEN),
         (never_zeroed, AGAIN),
         (stepped_twice, AGAIN),
         (another_optimizer_trains, WRITTEN),

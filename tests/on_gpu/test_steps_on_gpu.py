@@ -76,7 +76,7 @@ def check_optimizer(device: torch.device, make: Make, folder: Path) -> None:
     plain = copy.deepcopy(model)
     optimizer, plain_optimizer = make(model.parameters()), make(plain.parameters())
     with vectors(folder) as loader:
-        loader.attach(optimizer)
+        loader.attach(optimizer, one_model="the other one is a reference")
         done = 0
         for _epoch in loader.epochs():
             for batch in loader:
@@ -139,7 +139,7 @@ def test_a_compiled_step_counts_its_batch(device: torch.device, what: str, tmp_p
     with ElasticDataLoader(
         VECTORS, 6, num_epochs=EPOCHS, audit_dir=tmp_path
     ) as loader:  # 6 batches and 4 records
-        loader.attach(optimizer)
+        loader.attach(optimizer, one_model="the other one is a reference")
         done = 0
         for _epoch in loader.epochs():
             for batch in loader:
@@ -221,7 +221,7 @@ def test_a_graph_of_the_model_alone_needs_no_word(gpu: torch.device, tmp_path: P
     called = torch.cuda.make_graphed_callables(model, (torch.zeros(BATCH, 8, device=gpu),))
     optimizer = EVERYWHERE["SGD"](model.parameters())
     with vectors(tmp_path) as loader:
-        loader.attach(optimizer)
+        loader.attach(optimizer, one_model="the other one is a reference")
         done = 0
         for _epoch in loader.epochs():
             for batch in loader:
