@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
@@ -42,8 +42,9 @@ class Fingerprint:
         run: Entries that stand for one of `parts`; 1 where all are listed.
         parts: The name and the evidence of each entry; or of each run its first name, a digest of its names,
             and one of what was looked at in some of them.
-        attributes: What was looked at in an object besides, in the same form. Those that one of
-            two fingerprints has beside all of the other's say nothing: one may be filled as it is used.
+        attributes: What was looked at in an object besides, in the same form; "" of a list that is still to
+            be filled. Those that one of two fingerprints has beside all of the other's are no difference, as
+            one may be filled as it is used; but see `known_by`.
         digest: Of all of it, 32 hex digits.
     """
 
@@ -66,8 +67,9 @@ class Fingerprint:
     ) -> Fingerprint:
         """Return the fingerprint of these parts; of as many entries, unless said otherwise."""
         # What is looked at does not depend on what else there may be, such as a cache that is filled later.
-        looked = "sampled" if strength == "partly" else strength
-        count = len(parts) + len(attributes) if entries is None else entries
+        looked = "sampled" if strength == "partly" or attributes else strength
+        looks = sum(bool(look) for _, look in attributes)
+        count = len(parts) + looks if entries is None else entries
         rows = json.dumps([looked, count, run, list(parts), list(attributes)]).encode()
         digest = hashlib.blake2b(rows, digest_size=_DIGEST_CHARS // 2, person=b"edl_torch data 1")
         return cls(
@@ -136,8 +138,34 @@ def differ(one: str, other: str) -> bool:
         return then.strength == now.strength or bool(then.parts and now.parts)
     if (then.run, then.parts) != (now.run, now.parts) or not _comparable(then, now):
         return True
-    fewer, more = sorted((dict(then.attributes), dict(now.attributes)), key=len)
-    return not (then.parts or fewer) or any(more.get(name) != look for name, look in fewer.items())
+    old, new = dict(then.attributes), dict(now.attributes)
+    both = [name for name, look in old.items() if look and new.get(name)]
+    if any(old[name] != new[name] for name in both):
+        return True
+    return not (then.parts or both) or bool(_beside(old, new) and _beside(new, old))
+
+
+def known_by(texts: Iterable[str], strengths: Iterable[str] = ()) -> str:
+    """Return how strongly fingerprints that do not differ show that the data were the same.
+
+    That is the weakest of theirs and of other `strengths`. Of what only one of them has looked
+    at it is not known what it was in the others, unless they had a list for it that was still to be filled:
+    then they show it partly.
+    """
+    different = set(texts)
+    strengths = {*strengths, *map(strength_of, different)}
+    if "given" in strengths and len(strengths) > 1:  # a word and a look were not compared
+        return "none"
+    weakest = min(strengths, key=STRENGTHS.index)
+    attributes = [dict(Fingerprint.decode(text).attributes) for text in different - {UNKNOWN}]
+    seen = {name: look for each in attributes for name, look in each.items() if look}
+    is_beside = any(_beside(seen, each) for each in attributes)
+    return min(weakest, "partly", key=STRENGTHS.index) if is_beside else weakest
+
+
+def _beside(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    """What was looked at in one of two objects, and is not in the other at all."""
+    return [name for name, look in one.items() if look and name not in other]
 
 
 def describe_change(before: str, now: str) -> str:
@@ -157,7 +185,10 @@ def describe_change(before: str, now: str) -> str:
 
 
 def _comparable(one: Fingerprint, other: Fingerprint) -> bool:
-    return one.strength == other.strength or "partly" in (one.strength, other.strength)
+    both = bool(
+        one.attributes and other.attributes
+    )  # of an object: how much is known may change with its use
+    return both or one.strength == other.strength or "partly" in (one.strength, other.strength)
 
 
 def _looked_at(found: Fingerprint) -> str:

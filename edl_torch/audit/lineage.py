@@ -21,7 +21,7 @@ from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
-from edl_torch.fingerprint import STRENGTHS, strength_of
+from edl_torch.fingerprint import known_by
 from edl_torch.shard import DatasetSpec, IndexArray, Slice
 
 Key = tuple[str, int]  # ledger id, number of the lineage
@@ -191,16 +191,10 @@ def _history(
         taken=taken,
         trainers=trainers,
         sessions=sessions,
-        known_by=_known_by({s for _, _, c in same for s in (c.known_by, strength_of(c.dataset.fingerprint))}),
+        known_by=known_by({c.dataset.fingerprint for _, _, c in same}, {c.known_by for _, _, c in same}),
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
         chapters=chapters,
     )
-
-
-def _known_by(strengths: set[str]) -> str:
-    if "given" in strengths and len(strengths) > 1:  # a word and a look were not compared
-        return "none"
-    return min(strengths, key=STRENGTHS.index)
 
 
 def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -6,8 +6,9 @@ at depends on how many there are, and on nothing else, so that every host looks 
 Of a map-style dataset no record is asked for: it may be drawn at random, cost much or open a file that a fork
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
 that have as many entries as the dataset has records, and datasets inside it, as `Subset` and `ConcatDataset`
-have. One may be filled as it is used: what a dataset lacks at one time, and has at another, tells nothing. It
-must not import torch.
+have. One may be filled as it is used: what a dataset lacks at one time, and has at another, is no difference.
+Samples of all are claimed only where no other attribute may hold records or say where they lie, and no entry
+looks like a path: what is in its file was not looked at. It must not import torch.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ import functools
 import hashlib
 import os
 import random
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from datetime import date, timedelta
+from enum import Enum, IntEnum
+from numbers import Number
 from typing import Any
 
 import numpy as np
 
+from edl_torch.errors import EdlError, ReaderError
 from edl_torch.fingerprint import LISTED, RUNS, Fingerprint, Part
 from edl_torch.readers.shared.files import FileStamp
 from edl_torch.readers.shared.mapped import StringTable
@@ -38,6 +43,9 @@ _DEEPEST = 8
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
 _SEEN = 64
 _DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
+_MOST_COPIED = 4096  # parts
+_LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardly all of the records
+_PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
 
 _Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
 
@@ -141,15 +149,23 @@ def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, w
 
 
 def below(paths: Sequence[str]) -> list[str]:
-    """Return paths relative to the folder that all of them are in."""
+    """Return paths relative to the folder that all of them are in; some may be absolute."""
+    if len({os.path.isabs(path) for path in paths}) == 2:
+        paths = [os.path.abspath(path) for path in paths]
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
-    return [os.path.relpath(path, folder) if folder else path for path in paths]
+    return [os.path.relpath(path, folder) if folder else os.path.normpath(path) for path in paths]
 
 
 # Values -------------------------------------------------------------------------------------------------
 
 
 ARRAYS_OWN = (TypeError, ValueError, RuntimeError, LookupError)  # what array-likes say that they cannot do
+_CLOSED = (
+    OSError,
+    AttributeError,
+    ArithmeticError,
+    *ARRAYS_OWN,
+)  # what other objects say, as without a connection
 
 
 class Unlike(Exception):
@@ -220,14 +236,26 @@ def fingerprint_of(dataset: Any) -> Fingerprint | None:
     """Return the fingerprint of a dataset by what it is made of; None where that tells nothing."""
     made_of = _MadeOf()
     made_of.look_at(dataset, "")
-    parts = made_of.parts
-    strength = "partly" if made_of.lacks else "sampled"
-    if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:  # thousands of arrays
+    parts, strength = made_of.parts, made_of.strength
+    if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
+        parts = _grouped(parts)  # thousands of arrays
+    if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
         return listing(strength, [name for name, _ in parts], dict(enumerate(look for _, look in parts)))
     samples: Any = getattr(dataset, "__dict__", {}).get("samples")
     if _are_files(samples, len(dataset)):
-        return listing("names", _relative([sample[0] for sample in samples], dataset), {}, attributes=parts)
-    return Fingerprint.of(strength, (), attributes=parts) if parts else None
+        files = _relative([sample[0] for sample in samples], dataset)
+        return listing("partly" if strength == "partly" else "names", files, {}, attributes=parts)
+    return Fingerprint.of(strength, (), attributes=parts) if any(look for _, look in parts) else None
+
+
+def _grouped(parts: Sequence[Part]) -> list[Part]:
+    """One part for all whose names differ in numbers alone; "" where one of them is still to be filled."""
+    groups: defaultdict[str, list[Part]] = defaultdict(list)
+    for name, look in parts:
+        groups[re.sub(r"\[\d+\]", "[…]", name)].append((name, look))
+    return [
+        (name, digest_of(group) if all(look for _, look in group) else "") for name, group in groups.items()
+    ]
 
 
 def mapped_files(dataset: Any) -> list[FileStamp]:
@@ -240,45 +268,128 @@ def mapped_files(dataset: Any) -> list[FileStamp]:
     return [FileStamp.of(one.filename) for one in mapped if one.filename and os.path.isfile(one.filename)]
 
 
+class _Untold(IntEnum):
+    """What an attribute that was not looked at may hide."""
+
+    NOTHING = 0
+    WHERE = 1  # where records lie or which they are, as the path of a database
+    RECORDS = 2
+
+
 class _MadeOf:
-    """What a dataset has, each with its name within it and a digest, and whether it may have more."""
+    """What a dataset has, each with its name within it and a digest, and what it may have beside."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self.lacks = False  # something that may hold records, and does not tell
-        self._met: list[Any] = []  # kept, so that no other object gets the id of one
+        self._untold = _Untold.NOTHING
+        self._are_names = False  # some entries look like paths
+        # Each with its name and the places of its parts, None while it is looked at.
+        self._met: list[tuple[Any, str, tuple[int, int] | None]] = []
+
+    @property
+    def strength(self) -> str:
+        """How well its records are known."""
+        if self._untold is _Untold.RECORDS:
+            return "partly"
+        if self._are_names:
+            return "names"
+        return "partly" if self._untold else "sampled"
 
     def look_at(self, found: Any, name: str) -> None:
         """Look at an array, a table or a list, or at the attributes of any other dataset, however deep."""
-        if any(found is one for one in self._met):
+        if self._look_again(found, name):
             return
-        with suppress(Unlike, OSError, *ARRAYS_OWN):  # what cannot be looked at tells nothing
-            self.parts.append((name or "values", _digest(found)))
+        with suppress(Unlike, *_CLOSED):  # what cannot be looked at tells nothing
+            look, are_names = _digest(found)
+            self.parts.append((name or "values", look))
+            self._are_names |= are_names
             return
         known, count = len(self.parts), None
         if not _is_container(found):
-            self._met.append(found)
-            with suppress(OSError, *ARRAYS_OWN):  # as an open stream, which has no length
+            met = len(self._met)
+            self._met.append((found, name, None))
+            with suppress(*_CLOSED):  # as an open stream, which has no length
                 count = len(found)
         if count is not None:
+            if any(getattr(kind, "__slots__", ()) for kind in type(found).__mro__):
+                self._untold = _Untold.RECORDS
             for attribute, value in sorted(getattr(found, "__dict__", {}).items()):
                 self._look_inside(value, f"{name}.{attribute}" if name else attribute, count)
-        self.lacks |= known == len(self.parts)
+            self._met[met] = found, name, (known, len(self.parts))
+        if not any(look for _, look in self.parts[known:]):
+            self._untold = _Untold.RECORDS
+
+    def _look_again(self, found: Any, name: str) -> bool:
+        """Whether it was met before; then it has the same parts under this name too."""
+        for one, first, places in self._met:
+            if one is found:
+                copied = self.parts[slice(*places)] if places else []
+                if len(self.parts) + len(copied) > _MOST_COPIED:
+                    self._untold = _Untold.RECORDS
+                else:
+                    self.parts += [(name + part.removeprefix(first), look) for part, look in copied]
+                return True
+        return False
 
     def _look_inside(self, value: Any, name: str, count: int) -> None:
-        """Look at an attribute of what has so many records."""
-        if _has_entries(value, count) or (_is_map_style(value) and not _is_container(value)):
-            self.look_at(value, name)
-        elif inside := _inside(value):
-            for place in chosen(len(inside), _MOST_INSIDE):
-                self.look_at(inside[place], f"{name}[{place}]")
-            self.lacks |= len(inside) > _MOST_INSIDE
-        else:
-            self.lacks |= _may_hold_records(value, count)
+        """Look at an attribute of what has so many records. Raises ReaderError for an error of its own."""
+        try:
+            if _has_entries(value, count) or (_is_map_style(value) and not _is_container(value)):
+                if isinstance(value, list) and _is_to_be_filled(value):
+                    self.parts.append((name, ""))
+                    self._untold = max(self._untold, _Untold.WHERE)
+                else:
+                    self.look_at(value, name)
+            elif inside := _inside(value):
+                if isinstance(value, tuple):  # it is not filled as it is used
+                    self.parts.append((name, f"{len(value)} in it"))
+                for place in chosen(len(inside), _MOST_INSIDE):
+                    self.look_at(inside[place], f"{name}[{place}]")
+                if len(inside) > _MOST_INSIDE or len(inside) < len(value):
+                    self._untold = _Untold.RECORDS
+            else:
+                self._untold = max(self._untold, _untold(value, count))
+        except _CLOSED:
+            self._untold = _Untold.RECORDS
+        except EdlError:
+            raise
+        except Exception as exc:
+            raise ReaderError(
+                f"the dataset's attribute {name!r} ({type(value).__name__}) cannot be looked at: {exc!r}; "
+                'with fingerprint="v1", the version of your data, none is looked at'
+            ) from exc
 
 
-def _digest(found: Any) -> str:
-    """A digest of some entries of what holds plain values or arrays. Raises `Unlike` for anything else."""
+def _is_to_be_filled(value: list[Any]) -> bool:
+    return any(value[place] is None for place in chosen(len(value), _SEEN))
+
+
+def _untold(value: Any, count: int) -> _Untold:
+    """What may be in an attribute that has not one entry for each of so many records."""
+    if value is None or callable(value) or isinstance(value, Number | np.generic | Enum | date | timedelta):
+        return _Untold.NOTHING
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        is_short = len(value) < _LONGEST_NAME
+        return (_Untold.WHERE if is_short else _Untold.RECORDS) if value else _Untold.NOTHING
+    if _is_array(value):
+        if not value.shape:
+            return _Untold.NOTHING
+        return _Untold.RECORDS if max(value.shape) >= count else _Untold.WHERE
+    if not isinstance(value, list | tuple | set | frozenset | Mapping | bytes | bytearray):
+        return _Untold.RECORDS
+    held = value.values() if isinstance(value, Mapping) else value
+    if len(value) < count and all(each is None or isinstance(each, str | Number) for each in held):
+        return _Untold.WHERE if value else _Untold.NOTHING
+    return _Untold.RECORDS
+
+
+def _digest(found: Any) -> tuple[str, bool]:
+    """A digest of some entries, and whether they look like paths.
+
+    Raises `Unlike` for what does not hold plain values or arrays.
+    """
     if _has(found, "column_names", "with_format"):  # Hugging Face `datasets`
         rows = found.with_format("arrow")  # as they are kept: nothing is decoded
 
@@ -302,7 +413,7 @@ def _digest(found: Any) -> str:
     if _is_array(found) and found.shape:
         is_text = getattr(found.dtype, "kind", "") in ("U", "O")
         read = found.__getitem__
-        return _of_some(found, read) if is_text else records(len(found), read)
+        return _of_some(found, read) if is_text else (records(len(found), read), False)
     raise Unlike
 
 
@@ -311,42 +422,54 @@ def _has(value: Any, *names: str) -> bool:
     return all(hasattr(type(value), name) for name in names)
 
 
-def _of_some(found: Any, value_of: Callable[[int], Any]) -> str:
-    """A digest of some values. A path in them counts from the folder common to those in its place."""
+def _of_some(found: Any, value_of: Callable[[int], Any]) -> tuple[str, bool]:
+    """A digest of some values, and whether paths are in them.
+
+    A path counts from the folder common to those in its place, however it is written.
+    """
     places = chosen(len(found), _SEEN)
     values = [value_of(place) for place in places]
-    paths: defaultdict[_Place, list[str]] = defaultdict(list)
+    texts: defaultdict[_Place, list[str]] = defaultdict(list)
 
-    def note(place: _Place, path: str) -> str:
-        paths[place].append(path)
-        return path
+    def note(place: _Place, text: str) -> str:
+        texts[place].append(text)
+        return text
 
     for value in values:
-        _with_paths(value, (), note)
-    short = {place: dict(zip(found, below(found), strict=True)) for place, found in paths.items()}
-    values = [_with_paths(value, (), lambda place, path: short[place][path]) for value in values]
-    return records(len(found), dict(zip(places, values, strict=True)).__getitem__)
+        _with_texts(value, (), note)
+    short = {place: _short(found) for place, found in texts.items()}
+    values = [_with_texts(value, (), lambda place, text: short[place].get(text, text)) for value in values]
+    return records(len(found), dict(zip(places, values, strict=True)).__getitem__), any(short.values())
 
 
-def _with_paths(value: Any, place: _Place, told: Callable[[_Place, str], str]) -> Any:
-    """The value with what is `told` of each absolute path in it."""
+def _short(texts: Sequence[str]) -> dict[str, str]:
+    """Of texts in one place the paths, each as below the folder of all; {} where none looks like one."""
+    paths = [text for text in texts if os.path.isabs(text)]
+    if not paths and any(map(_PATH.fullmatch, texts)):
+        paths = [text for text in texts if text]
+    return dict(zip(paths, below(paths), strict=True))
+
+
+def _with_texts(value: Any, place: _Place, told: Callable[[_Place, str], str]) -> Any:
+    """The value with what is `told` of each text in it."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):
-        return told(place, value) if os.path.isabs(value) else value
+        return told(place, value)
     if len(place) == _DEEPEST_PATH:
         return value
     if isinstance(value, Mapping):
-        return {key: _with_paths(item, (*place, key), told) for key, item in value.items()}
+        return {key: _with_texts(item, (*place, key), told) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_paths(item, (*place, number), told) for number, item in enumerate(value)]
+        return [_with_texts(item, (*place, number), told) for number, item in enumerate(value)]
     return value
 
 
 def _without_folder(value: Any) -> Any:
     """The paths that images came from lie elsewhere on other hosts."""
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
-        return [value["bytes"], os.path.basename(value["path"] or "")]
+        name = os.path.basename(value["path"] or "")
+        return name if value["bytes"] is None else [value["bytes"], name.encode("utf-8", "surrogatepass")]
     return value
 
 
@@ -373,17 +496,6 @@ def _inside(value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
         return []
     return [one for one in value if _is_map_style(one) and not isinstance(one, list | tuple | range)]
-
-
-def _may_hold_records(value: Any, count: int) -> bool:
-    """Whether records may lie in what has not one entry for each: arrays by name, tokens."""
-    if isinstance(value, Mapping):
-        return len(value) >= count or any(
-            _is_array(each) or _has_entries(each, count) for each in value.values()
-        )
-    if isinstance(value, list | tuple):
-        return any(isinstance(each, list | tuple | Mapping) for each in value[:_SEEN])
-    return _is_array(value) and bool(value.shape) and max(value.shape) >= count
 
 
 def _are_files(samples: Any, count: int) -> bool:

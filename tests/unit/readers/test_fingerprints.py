@@ -22,8 +22,8 @@ from recordio_kit import RECORDS
 from recordio_kit import write as write_records
 
 from edl_torch import ElasticDataLoader
-from edl_torch.errors import InvalidArgument
-from edl_torch.fingerprint import check, describe_change, differ, strength_of
+from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.fingerprint import check, describe_change, differ, known_by, strength_of
 from edl_torch.readers import ParquetReader, RecordIODataReader
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
 from edl_torch.readers.images.coco import CocoCaptionsReader
@@ -368,6 +368,16 @@ def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
                 [lambda root, path=path: {"views": [Path(root + path), 3]} for path in PATHS],
             )
         ),
+        (Held(paths=[path[1:] for path in PATHS]), Held(paths=PATHS)),
+        (Held(paths=[f"../{path}" for path in PATHS]), Held(paths=[Path(f"/mnt{path}") for path in PATHS])),
+        (
+            Held(rows=[{"image": f"./images{path}", "label": 1} for path in PATHS]),
+            Held(rows=[{"image": f"/mnt{path}", "label": 1} for path in PATHS]),
+        ),
+        (
+            Held(samples=[(path[1:], 0) for path in PATHS], root="data"),
+            Held(samples=[(f"/mnt{path}", 0) for path in PATHS], root="/mnt/data"),
+        ),
         (Held(paths=np.array(PATHS)), Held(paths=np.array([f"/mnt{path}" for path in PATHS]))),
         (
             Held(samples=[(path, f"/masks{path}") for path in PATHS]),
@@ -399,13 +409,78 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
         (Held(200, targets=LABELS, tokens=np.arange(3000), starts=np.arange(201)), "partly"),
         (Held(200, targets=LABELS, records=[object()] * 200), "partly"),
         (Held(200, targets=LABELS, inside=Held(200, name="x")), "partly"),
-        (Held(200, targets=LABELS, classes=["cat", "dog"], cache={}, root="/data"), "sampled"),
+        (Held(200, targets=LABELS, classes=["cat", "dog"], cache={}, root="/data"), "partly"),
+        (Held(200, targets=LABELS, size=3, train=True, transform=str, mask=None, cache={}), "sampled"),
         (ROUND, "sampled"),
+        (Held(files=PATHS, root="/data", classes=["cat"]), "names"),
+        (Held(files=[f"{n}.png" for n in range(200)]), "names"),
+        (Held(files=[Path(f"images/{n}") for n in range(200)]), "names"),
+        ([f"/api/v1/{n}" for n in range(200)], "names"),
+        ([f"this is the text of {n}." for n in range(200)], "sampled"),
+        (Held(200, indices=LABELS, dataset=Held(samples=[(p, 0) for p in PATHS], root="/data")), "names"),
+        (Held(400, datasets=[Held(samples=[(path, 0) for path in PATHS], targets=LABELS)]), "names"),
+        (Held(samples=[(path, 0) for path in PATHS], store=object()), "partly"),
+        (Held(40, ids=list(range(40)), path="x.db"), "partly"),
+        (Held(40, offsets=list(range(40)), blob=b"records" * 40), "partly"),
+        (Held(40, starts=list(range(40)), text="records " * 400), "partly"),
+        (Held(40, index=[("x", 1)] * 40, by_class={"x": ["a", "b"] * 10}), "partly"),
+        (Held(40, labels=LABELS[:40], lines=["one line"] * 80), "partly"),
+        (Held(40, labels=LABELS[:40], store=object()), "partly"),
     ],
-    ids=["arrays by name", "tokens", "objects", "a dataset inside", "what holds no records", "a cycle"],
+    ids=[
+        "arrays by name",
+        "tokens",
+        "objects",
+        "a dataset inside",
+        "a folder",
+        "what holds no records",
+        "a cycle",
+        "files",
+        "relative files",
+        "paths",
+        "texts that may be paths",
+        "texts",
+        "a part of a folder of images",
+        "several folders of images",
+        "files and a store",
+        "numbers and a database",
+        "bytes",
+        "a text",
+        "lists by name",
+        "a list of other length",
+        "a store",
+    ],
 )
 def test_a_dataset_is_known_as_well_as_its_least_known_part(dataset: Any, strength: str) -> None:
     assert strength_of(reader_fingerprint(MapDatasetReader(dataset))) == strength
+
+
+def test_what_is_only_in_one_of_two_objects_shows_that_they_are_the_same_partly() -> None:
+    part, other = Held(data=ARRAY), Held(data=OTHER)
+    one, more = Held(200, data=ARRAY), Held(200, data=ARRAY, read_since=LABELS)
+    alone, again = (reader_fingerprint(MapDatasetReader(each)) for each in (one, more))
+    assert not differ(alone, again)
+    assert known_by([alone, alone]) == "sampled"
+    assert known_by([alone, again]) == known_by([again, alone, again]) == "partly"
+    for then, now in (
+        (Held(200, tensors=(ARRAY,)), Held(200, tensors=(ARRAY, OTHER))),
+        (Held(400, datasets=[part, part]), Held(400, datasets=[part, other])),
+    ):
+        assert differ(*(reader_fingerprint(MapDatasetReader(each)) for each in (then, now)))
+    same = (Held(400, datasets=[part, second]) for second in (part, Held(data=ARRAY.copy())))
+    assert not differ(*(reader_fingerprint(MapDatasetReader(each)) for each in same))
+
+
+def test_caches_of_hundreds_of_datasets_that_are_filled_make_no_other_data() -> None:
+    inside = [Held(v=[n] * 4, w=[n] * 4, u=[n] * 4, slots=[None] * 4) for n in range(250)]
+    prints = [reader_fingerprint(MapDatasetReader(Held(1000, datasets=inside)))]
+    for filled in (inside[:100], inside):
+        for one in filled:
+            one.slots[:] = one.v  # type: ignore[attr-defined]
+        prints.append(reader_fingerprint(MapDatasetReader(Held(1000, datasets=inside))))
+    assert not any(differ(*pair) for pair in itertools.combinations(prints, 2))
+    inside[249].v[:] = [-1] * 4  # type: ignore[attr-defined]
+    assert differ(prints[0], reader_fingerprint(MapDatasetReader(Held(1000, datasets=inside))))
 
 
 def test_a_cache_that_is_filled_makes_no_other_data_and_an_attribute_that_does_is_named() -> None:
@@ -429,6 +504,49 @@ class Closed:
 
     def __getitem__(self, index: int) -> Any:
         raise OSError("the file is closed")
+
+
+class NoLength:
+    def __len__(self) -> int:
+        raise AttributeError("no connection")
+
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError(index)
+
+
+class NoShape(Closed):
+    """As a closed dataset of h5py, or a nested tensor."""
+
+    def __init__(self, says: Exception) -> None:
+        self.says = says
+
+    @property
+    def shape(self) -> Any:
+        raise self.says
+
+
+@pytest.mark.parametrize("found", [NoLength(), NoShape(ValueError("closed")), NoShape(RuntimeError("sizes"))])
+def test_an_attribute_that_cannot_be_looked_at_leaves_the_rest_known_partly(found: Any) -> None:
+    assert strength_of(reader_fingerprint(MapDatasetReader(Held(40, labels=[1] * 40, x=found)))) == "partly"
+
+
+def test_an_error_of_an_attributes_own_is_said_with_its_name_and_the_remedy() -> None:
+    class Broken(Closed):
+        def __len__(self) -> int:
+            raise AssertionError("never")
+
+    with pytest.raises(ReaderError, match=r"attribute 'rows' \(Broken\) .* with fingerprint=\"v1\""):
+        reader_fingerprint(MapDatasetReader(Held(4, labels=[1] * 4, rows=Broken())))
+
+
+def test_files_given_by_relative_and_absolute_paths_are_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    mixed = CsvReader(["0.csv", str(tmp_path / "1.csv")], index_dir=tmp_path)
+    absolute = CsvReader([str(tmp_path / "0.csv"), str(tmp_path / "1.csv")], index_dir=tmp_path)
+    assert reader_fingerprint(mixed) == reader_fingerprint(absolute)
 
 
 @pytest.mark.parametrize(
