@@ -31,7 +31,7 @@ _WAYS = {
 _DATA = {
     "whole": "whole: checksums or versions of all of them were compared",
     "sampled": "sampled: samples of their bytes were compared",
-    "names": "names: names of files were compared, of some their sizes, and not what is in them",
+    "names": "names: names were compared, with sizes at most, and nothing that is in the files",
     "given": "given: what fingerprint= says was compared",
     "partly": 'partly: not all was looked at; fingerprint="v1" at the loader would tell other data',
     "none": 'not looked at: other data would not be seen; fingerprint="v1" at the loader would tell them',

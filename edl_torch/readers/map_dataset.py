@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from types import MethodType
 from typing import Any
 
-from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.shared.looks import fingerprint_of, mapped_files
@@ -70,6 +70,14 @@ class MapDatasetReader(IndexedReader):
         if self._given is not None:
             return self._given
         return fingerprint_of(self.dataset)  # its records may differ each time: there is no whole to look at
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged where the dataset has fewer records than when this reader was made."""
+        if (now := len(self.dataset)) < self.count:
+            raise SourceChanged(
+                f"{self.name} had {self.count:,} records when the job began, and has {now:,} now: data must "
+                f"stay as it is while a job uses it; start the job again"
+            )
 
     def load(self, index: int) -> Any:
         """`dataset[index]`. Raises SourceChanged where an array is mapped from a file that was written to."""

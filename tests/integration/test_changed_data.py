@@ -23,7 +23,7 @@ from edl_torch.audit.verdict import Outcome, audit, judge
 from edl_torch.cli.audit import write_json, write_table
 from edl_torch.cli.audit_page import write_page
 from edl_torch.cli.verdict_words import headline
-from edl_torch.errors import DatasetConflict, TokenError
+from edl_torch.errors import DatasetConflict, SourceChanged, TokenError
 
 OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
 
@@ -140,6 +140,17 @@ def test_who_joins_data_without_having_looked_like_the_others_weakens_what_is_kn
     (verdict,) = audit([tmp_path])
     assert verdict.known_by == "none"
     assert headline(verdict).endswith("data not known to be the same")
+
+
+@pytest.mark.parametrize("bad", [{}, {"on_bad_record": "quarantine", "max_bad_records": 48}])
+def test_a_list_that_becomes_shorter_has_changed_and_no_record_is_bad(bad: dict[str, Any]) -> None:
+    data = list(range(48))
+    with loader(data, shuffle=True, **bad) as batches:
+        drawn = first(iter(batches), 2)
+        del data[4:]
+        with pytest.raises(SourceChanged, match="48 records when the job began, and has 4 now"):
+            for _ in drawn:
+                pass
 
 
 def test_the_same_array_of_another_process_is_the_same_data() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.errors import AccountingError, BadRecord, ReaderError
+from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceChanged
 from edl_torch.readers.base import (
     AbstractDataReader,
     IndexedReader,
@@ -27,6 +27,7 @@ from edl_torch.readers.base import (
     is_source_error,
     name_record,
 )
+from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
 
 # Times of reading and of transforming -------------------------------------------------------------------
@@ -216,7 +217,15 @@ class SampleReader:
         return iter(self._to_samples(plan, part, times.reading(records) if times.timing else records))
 
     def named(self, error: Exception, plan: Plan, cut: Slice, position: int) -> ReaderError:
-        """Return the error with the name of the record at a position of a slice in front."""
+        """Return the error with the name of the record at a position of a slice in front.
+
+        A record that is there no more is not to blame: then its data have changed.
+        """
+        if isinstance(self._reader, MapDatasetReader):
+            try:
+                self._reader.check_unchanged()
+            except SourceChanged as exc:
+                error = exc
         return name_record(error, *plan.locate(cut.epoch, cut.shard, position))
 
     def source(self, plan: Plan, grant: Grant) -> Source:

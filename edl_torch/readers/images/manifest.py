@@ -26,7 +26,7 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.shared.looks import listing_of
+from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
@@ -105,7 +105,8 @@ class ImageManifestReader(IndexedReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The list's bytes, and sizes of some images."""
         files, root = self._files, self.root
-        return listing_of(self.name, files, lambda n: [os.path.join(root, files[n])], whole=whole)
+        more = arguments("classes", self.classes) if self.classes else []
+        return listing_of(self.name, files, lambda n: [os.path.join(root, files[n])], whole=whole, more=more)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""

@@ -21,7 +21,7 @@ from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
-from edl_torch.readers.shared.looks import listing_of
+from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import TaskType
 
@@ -100,7 +100,9 @@ class VocReader(IndexedReader):
         def files(place: int) -> list[str]:
             return [self._annotation_path(self._ids[place]), self._image_path(self._ids[place])]
 
-        return listing_of(self.name, self._ids, files, whole=whole)
+        classes = self.classes[1:]
+        more = arguments("classes", classes) if classes != CLASSES else []
+        return listing_of(self.name, self._ids, files, whole=whole, more=more)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
-from edl_torch.fingerprint import Fingerprint
+from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.shared.looks import blocks, chosen, listing
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Opened, Storage, is_url, reaching, storage_error
@@ -231,10 +231,10 @@ class ParquetIndex:
         ends = self.group_ends(file)
         return int(ends[-1]) if len(ends) else 0
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, also: Sequence[Part] = ()) -> Fingerprint:
         """Of each file its size and footer; pages of some, as rows in another order have the same footer."""
         each = zip(*(self.arrays[name].tolist() for name in ("sizes", "footers", "pages")), strict=True)
-        return listing("sampled", self.names, {place: f"{look}" for place, look in enumerate(each)})
+        return listing("sampled", self.names, {place: f"{look}" for place, look in enumerate(each)}, also)
 
     def rows_per_group(self) -> int:
         """The most common length of a row group, the last ones of files left out where there are others."""
@@ -278,9 +278,10 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
     return ParquetIndex(base=found.base, names=StringTable(found.names), arrays=arrays), schema
 
 
-def whole_fingerprint(storage: Storage, index: ParquetIndex) -> Fingerprint:
+def whole_fingerprint(storage: Storage, index: ParquetIndex, also: Sequence[Part]) -> Fingerprint:
     """Return the fingerprint of all bytes of all files."""
-    return listing("whole", index.names, {n: _whole(storage, index.name(n)) for n in range(len(index))})
+    looks = {n: _whole(storage, index.name(n)) for n in range(len(index))}
+    return listing("whole", index.names, looks, also)
 
 
 def _whole(storage: Storage, name: str) -> str:

@@ -33,6 +33,7 @@ from edl_torch.readers.parquet.index import (
     whole_fingerprint,
 )
 from edl_torch.readers.shared.files import BlockCache
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.storage import Storage, storage_error
 from edl_torch.shard import IndexArray, Task, TaskType
 
@@ -114,7 +115,8 @@ class ParquetReader(AbstractDataReader):
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size and footer, and pages of some files."""
-        return whole_fingerprint(self._storage, self._index) if whole else self._index.fingerprint()
+        also = arguments("columns", sorted(self.columns), sorted(self._fills.items()))
+        return whole_fingerprint(self._storage, self._index, also) if whole else self._index.fingerprint(also)
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield rows. Raises ReaderError for another source or a range outside of it."""

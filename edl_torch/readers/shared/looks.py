@@ -86,12 +86,22 @@ def chosen(count: int, most: int) -> Sequence[int]:
     return range(count) if count <= most else sorted(random.Random(count).sample(range(count), most))
 
 
+def arguments(name: str, *values: Any) -> list[Part]:
+    """Return the entry `name`, for arguments of a reader that decide what becomes of the same bytes."""
+    return [(name, hashlib.blake2b(repr(values).encode("utf-8", "replace"), digest_size=16).hexdigest())]
+
+
 def listing_of(
-    path: str, names: Iterable[str], files: Callable[[int], list[str]], *, whole: bool
+    path: str,
+    names: Iterable[str],
+    files: Callable[[int], list[str]],
+    *,
+    whole: bool,
+    more: Sequence[Part] = (),
 ) -> Fingerprint:
     """Return the fingerprint of what the file `path` lists: its bytes, and sizes of some entries' files."""
     table = names if isinstance(names, StringTable) else StringTable(names)
-    looks, also = sizes(len(table), files, whole=whole), [(os.path.basename(path), whole_file(path))]
+    looks, also = sizes(len(table), files, whole=whole), [(os.path.basename(path), whole_file(path)), *more]
     return listing("whole" if whole else "names", table, looks, also)
 
 

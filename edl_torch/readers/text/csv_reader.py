@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.shared.files import Finder, Paths
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.text.csv_values import (
     CsvDialect,
     CsvLayout,
@@ -132,6 +134,14 @@ class CsvReader(TextFilesReader):
     def dtypes(self) -> dict[str, str]:
         """The type of each column, as given or inferred. It may be given to another reader as `dtypes`."""
         return {name: kind.name for name, kind in self._layout.columns}
+
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
+        """Of each file its size, some blocks, and where its records begin; and how columns are made of it."""
+        layout, dialect = self._layout, self._dialect
+        fills = sorted((layout.fill_nulls or {}).items())
+        columns = sorted(self.dtypes.items()), list(layout.names), sorted(layout.nulls), fills
+        also = arguments("columns", columns, dialect.delimiter, dialect.quote_char, dialect.encoding)
+        return self._files.fingerprint(whole=whole, also=also)
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""

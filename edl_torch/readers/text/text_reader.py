@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
-from edl_torch.fingerprint import Fingerprint
+from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import AbstractDataReader, check_range, no_source
 from edl_torch.readers.shared.files import (
     FileStamp,
@@ -159,13 +159,13 @@ class SourceFiles:
         self.sources = {source.name: source for source in sources}
         self._open = OpenFiles()
 
-    def fingerprint(self, *, whole: bool) -> Fingerprint:
-        """Of each file its size, some blocks, and where its records begin."""
+    def fingerprint(self, *, whole: bool, also: Sequence[Part] = ()) -> Fingerprint:
+        """Of each file its size, some blocks, and where its records begin; `also` comes before them."""
         each = enumerate(self.sources.values())
         looks = {
             n: _look(source.stamp, source.index, whole=True) if whole else source.looks for n, source in each
         }
-        return listing("whole" if whole else "sampled", below(list(self.sources)), looks)
+        return listing("whole" if whole else "sampled", below(list(self.sources)), looks, also)
 
     def names(self) -> str:
         """The first names, for messages."""

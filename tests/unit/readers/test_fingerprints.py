@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import os
 import random
@@ -208,6 +209,45 @@ def test_the_whole_fingerprint_sees_every_byte(tmp_path: Path, make: Make) -> No
     file = next(file for file in sorted(tmp_path.rglob("*")) if file.suffix in ENDINGS)
     replaced(tmp_path, str(file.relative_to(tmp_path)), lambda data: data[:-20] + bytes(1) + data[-19:])
     assert differ(before, reader_fingerprint(reader, whole=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "one", "other"),
+    [
+        (table, CsvReader, {"columns": ["COLUMN0"]}, {"columns": ["COLUMN1"]}),
+        (table, CsvReader, {"dtypes": {"COLUMN0": "float32"}}, {"dtypes": {"COLUMN0": "str"}}),
+        (plain, ParquetReader, {"columns": ["COLUMN0"]}, {"columns": ["COLUMN1"]}),
+        (plain, ParquetReader, {"fill_nulls": {"COLUMN0": 0}}, {"fill_nulls": {"COLUMN0": 1}}),
+        (voc, VocReader, {"classes": ["cat", "dog"]}, {"classes": ["dog", "cat"]}),
+    ],
+)
+def test_what_arguments_make_of_the_same_bytes_is_told_apart(
+    tmp_path: Path, make: Make, kind: Any, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    reader: Any = make(tmp_path)
+    names = getattr(reader, "columns", ())
+
+    def said(given: dict[str, Any]) -> Any:
+        text = repr(given)
+        for number, name in enumerate(names):
+            text = text.replace(f"COLUMN{number}", name)
+        arguments = _arguments(reader, tmp_path)
+        return reader_fingerprint(kind(*arguments, **ast.literal_eval(text)))
+
+    assert said(one) == said(one)
+    assert differ(said(one), said(other))
+    assert not differ(reader_fingerprint(reader), said({}))
+
+
+def test_classes_of_a_manifest_in_another_order_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("a.jpg,cat\nb.jpg,dog\n")
+    orders = (None, ["cat", "dog"], ["dog", "cat"])
+    usual, same, other = (
+        reader_fingerprint(ImageManifestReader(tmp_path / "list.csv", has_header=False, classes=classes))
+        for classes in orders
+    )
+    assert usual == same
+    assert differ(same, other)
 
 
 @pytest.mark.parametrize("dictionary", [False, True])
