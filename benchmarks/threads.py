@@ -26,6 +26,7 @@ from harness import Contest, Result, Round, measure, parser, print_result, resul
 from pictures import find_pictures, write_photograph
 from records import RepeatedImages, ToTensor, resized
 
+from edl_torch.readers import MapDatasetReader
 from edl_torch.readers.images.decode import EXTENSIONS, read_image
 
 Transform = Callable[[Any], Any]
@@ -36,9 +37,11 @@ THREADS, ONE_WORKER, PLAIN, BARE = (
     "plain, two workers",
     "bare decode",
 )
+FOLDER, OWN = "two threads, reader and transform", "two threads, a dataset of one's own"
 WHOLE, SCALED = "whole photograph", "min_side=256"
-KINDS = ["uint8", "float", "beside", "memory", "scaled"]
+KINDS = ["uint8", "float", "random", "beside", "memory", "scaled"]
 OF_BARE = {"uint8": 0.95, "float": 0.93}
+RANDOM_OF_BARE = 0.92
 OVER_PLAIN, BESIDE_TRAINING, OF_MEMORY, OVER_WHOLE, AHEAD = 1.25, 1.2, 0.6, 3.0, 1.0
 
 _MATRIX = 304  # the side of what the loop multiplies
@@ -93,6 +96,7 @@ class Race:
         contests: dict[str, Callable[[ExitStack], Contest]] = {
             "uint8": partial(self._decoding, "uint8"),
             "float": partial(self._decoding, "float"),
+            "random": self._random,
             "beside": self._beside,
             "scaled": self._scaled,
         }
@@ -121,6 +125,22 @@ class Race:
                 (PLAIN, BARE, None),
                 *((THREADS, peer, AHEAD) for peer in peers),
             ],
+        )
+
+    def _random(self, stack: ExitStack) -> Contest:
+        """torchvision's augmentation, which draws, by all threads at once."""
+        pipeline = augmentation()
+        bare = BareDecoding(self._paths, self._count, processes=2, transform=pipeline)
+        stack.callback(bare.close)
+        own = MapDatasetReader(Augmented(self._paths, self._count, pipeline), thread_safe=True)
+        return Contest(
+            title="JPEG to 224×224 by torchvision's random transforms",
+            contenders={
+                FOLDER: self._elastic(stack, pipeline),
+                OWN: self._elastic(stack, None, reader=own),
+                BARE: bare,
+            },
+            ratios=[(FOLDER, BARE, RANDOM_OF_BARE), (OWN, BARE, RANDOM_OF_BARE), (FOLDER, OWN, None)],
         )
 
     def _peers(self, transform: Transform) -> dict[str, Round]:
@@ -153,10 +173,16 @@ class Race:
         )
 
     def _elastic(
-        self, stack: ExitStack, transform: Transform, *, workers: int = 0, train: Any = None
+        self,
+        stack: ExitStack,
+        transform: Transform | None,
+        *,
+        workers: int = 0,
+        train: Any = None,
+        reader: Any = None,
     ) -> Elastic:
         made = Elastic(
-            self._reader,
+            self._reader if reader is None else reader,
             transform,
             batch_size=self._batch_size,
             workers=workers,
@@ -192,6 +218,37 @@ class Race:
                 self._plain(to_tensor, train=note)()
             else:
                 self._elastic(stack, to_tensor, workers=workers, train=note)()
+
+
+class Augmented:
+    """Decoded and transformed in `__getitem__`, as torchvision's own datasets do it."""
+
+    def __init__(self, paths: list[str], count: int, pipeline: Transform) -> None:
+        self.paths, self.count, self.pipeline = paths, count, pipeline
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        image: torch.Tensor = self.pipeline(read_image(self.paths[index % len(self.paths)]))
+        return image
+
+
+def augmentation() -> Transform:
+    """A usual pipeline of torchvision's, on uint8 until its end."""
+    from torchvision.transforms import v2  # type: ignore[import-untyped]
+
+    made: Transform = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResizedCrop(224, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.RandomErasing(p=0.5),
+        ]
+    )
+    return made
 
 
 def compute(batch: torch.Tensor) -> None:
