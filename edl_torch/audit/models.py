@@ -335,7 +335,9 @@ def _went_back(learners: Sequence[_Learner]) -> Iterator[str]:
                     f"model.load_state_dict(…)"
                 )
                 break
-            known[looks], before = seen.steps, looks
+            if seen.at != "restored":  # another model may be loaded after the data
+                known[looks] = seen.steps
+            before = looks
 
 
 def _changed(learners: Sequence[_Learner]) -> Iterator[str]:

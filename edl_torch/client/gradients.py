@@ -33,7 +33,8 @@ class Gradients:
         self._passes = trainer.elastic
         self._batches = trainer.state.batches
         self._watched: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}  # by the optimizer's number
-        self._hooks: dict[int, list[Any]] = {}
+        self._hooked: dict[int, list[tuple[Any, Any]]] = {}  # parameters with their hooks
+        self._came: set[int] = set()  # optimizers that have not stepped since a backward pass
         self._backward = -1  # the backward pass that reached a hook last
         # By the optimizer's number: parameters, and their gradients as it has stepped on them
         self._used: dict[int, list[tuple[Any, weakref.ref[Any], int]]] = {}
@@ -54,15 +55,15 @@ class Gradients:
         """Look at parameters of an optimizer from now on."""
         watched = some(trained(optimizer), WATCHED)
         self._watched[number] = weakref.ref(optimizer), watched
-        comes = calling(self._comes)
-        self._hooks[number] = [p.register_hook(comes) for p in some([*filter(has_place, watched)], HOOKED)]
+        comes, hooked = calling(self._comes), some([*filter(has_place, watched)], HOOKED)
+        self._hooked[number] = [(parameter, parameter.register_hook(comes)) for parameter in hooked]
         self.look()
 
     def forget(self, number: int) -> None:
         """Look at those of an optimizer no more."""
         self._watched.pop(number, None)
         self._used.pop(number, None)
-        for hook in self._hooks.pop(number, ()):
+        for _, hook in self._hooked.pop(number, ()):
             hook.remove()
         self.look()
 
@@ -92,8 +93,9 @@ class Gradients:
             return
         self._backward = backward
         self._again = self._again or any(map(self._are_used, self._used))
-        for _, watched in self._watched.values():
-            for parameter in watched:
+        self._came.update(self._watched)
+        for hooked in self._hooked.values():
+            for parameter, _ in hooked:
                 gradient: Any = parameter.grad
                 if gradient is not None:
                     self._batches.mark(is_first=self._is_empty(gradient))
@@ -122,7 +124,7 @@ class Gradients:
 
     def see(self) -> None:
         """Look for a gradient of the batch in hand where none was seen to come."""
-        if self._changed() or self._reached_others():
+        if any(parameter.grad.any() for parameter in self._changed()) or self._reached_others():
             self._batches.mark()
 
     def _reached_others(self) -> bool:
@@ -136,12 +138,19 @@ class Gradients:
 
     def used(self, number: int) -> bool:
         """Note a step of an optimizer. Returns whether it used gradients that it had stepped on before."""
-        same = any(parameter.grad is known() for parameter, known, _ in self._used.get(number, ()))
-        again = same and (self._again or self._are_used(number))
+        again = any(
+            (gradient := known()) is not None
+            and parameter.grad is gradient
+            and (
+                self._again or ((number not in self._came or gradient._version == version) and gradient.any())
+            )
+            for parameter, known, version in self._used.get(number, ())
+        )
         self._again = False
+        self._came.discard(number)
         self._used[number] = [
             (parameter, weakref.ref(parameter.grad), parameter.grad._version)
-            for parameter in self._watched[number][1][:HOOKED]
+            for parameter, _ in self._hooked[number]
             if parameter.grad is not None
         ]
         return again

@@ -169,7 +169,7 @@ class Optimizers:
                 f"given to attach()"
             )
         self._attached.pop(number).remove()
-        self._session.gradients.forget(number)
+        self._forget(number)
         self._model_changed()
         self._session.run(self._session.passes.detach(number))
 
@@ -177,12 +177,18 @@ class Optimizers:
         """Take the hooks off."""
         for number, attached in self._attached.items():
             attached.remove()
-            self._session.gradients.forget(number)
+            self._forget(number)
         self._attached.clear()
         while self._hooks:
             self._hooks.pop().remove()
 
     # What else trains, or writes parameters -----------------------------------------------------------------
+
+    def _forget(self, number: int) -> None:
+        """Look at parameters of an optimizer no more."""
+        self._session.gradients.forget(number)
+        if self._session.model is not None:
+            self._session.model.kept.pop(number, None)
 
     def _forget_kept(self) -> None:
         for attached in self._attached.values():
@@ -221,7 +227,7 @@ class Optimizers:
         for number in dead:
             if len(self._attached) > 1:
                 del self._attached[number]
-                self._session.gradients.forget(number)
+                self._forget(number)
                 self._session.do(self._session.trainer.state.batches.gone, number)
 
 

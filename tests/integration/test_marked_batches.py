@@ -274,6 +274,39 @@ def rolled_back_beside_another(loader: Any, model: Counts, optimizer: Any) -> No
             model.load_state_dict(saved)
 
 
+def zeroed_and_skipped(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad(set_to_none=False)
+        if number == 3:
+            continue
+        model(batch).backward()
+        optimizer.step()
+
+
+def zeroed_in_a_window_of_groups(loader: Any, model: Counts, optimizer: Any) -> None:
+    """A head stands before what is below it, as where the first group is the new one."""
+    layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(3))
+    optimizer.add_param_group({"params": [p for layer in reversed(layers) for p in layer.parameters()]})
+    loader.detach(optimizer)
+    loader.attach(optimizer)
+    for number, batch in enumerate(loader, 1):
+        optimizer.zero_grad()
+        deep = torch.ones(1, 1)
+        for layer in layers:
+            deep = layer(deep)
+        (model(batch) + deep.sum()).backward()
+        if number % 2 == 0:
+            optimizer.step()
+
+
+def stepped_twice_and_clipped(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        learn(model, optimizer, batch)
+        if number == 5:
+            nn.utils.clip_grad_norm_([model.learnt], 1.0)
+            optimizer.step()
+
+
 UNSEEN = "no gradient was seen"
 AGAIN = "on gradients that it had stepped on before"
 WRITTEN = "were written after"
@@ -290,6 +323,9 @@ WRITTEN = "were written after"
         (gradients_in_buffers, UNSEEN),
         (thrown_away_in_a_window, UNSEEN),
         (zeroed_in_a_window, UNSEEN),
+        (zeroed_and_skipped, UNSEEN),
+        (zeroed_in_a_window_of_groups, UNSEEN),
+        (stepped_twice_and_clipped, AGAIN),
         (zeroed_before_the_step, UNSEEN),
         (rolled_back_before_a_break, WRITTEN),
         (rolled_back_at_the_end, WRITTEN),

@@ -191,7 +191,9 @@ def test_a_session_whose_model_begins_anew_has_several(tmp_path, capsys, loop):
     with loader(FakeMaster(), tmp_path) as batches:
         loop(batches)
     status, said = judged(tmp_path, capsys)
-    assert (status, said["verdict"], len(said["undecided"])) == (DELIVERED, "DELIVERED", 1)
+    # What is written between two passes differs at both, and from what the last step left.
+    reasons = 2 if loop is reset_model else 1
+    assert (status, said["verdict"], len(said["undecided"])) == (DELIVERED, "DELIVERED", reasons)
     if loop is not reset_model:
         assert [share["records"] for share in said["models"]["shares"]] == [24, 24]
 
