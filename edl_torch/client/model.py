@@ -73,9 +73,13 @@ class Model:
         self.steps = 0
         self.is_due = True
         self.doubts.clear()
+        self.may_be_written()
+        self._known, self._number, self._is_trained = [], 0, False
+
+    def may_be_written(self) -> None:
+        """Let parameters change until the next step: the data went back, or another loop steps on them."""
         for kept in self.kept.values():
             kept.forget()
-        self._known, self._number, self._is_trained = [], 0, False
 
     def was_written(self) -> bool:
         """Whether something wrote parameters since the last step. It is said once."""

@@ -43,7 +43,6 @@ class _Attached:
     before: Any = None  # the hook before a step
     steps: int = 0
     scaler: weakref.ref[Any] | None = None
-    kept: Kept | None = None  # what the last step left, where there is a log
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -102,7 +101,7 @@ class Optimizers:
         session.gradients.watch(number, optimizer)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
-            attached.kept = session.model.kept[number] = Kept(trained(optimizer))
+            session.model.kept[number] = Kept(trained(optimizer))
             if not self._hooks:
                 self._hooks.append(hear_of_steps(self._any_stepped))
         torch: Any = sys.modules.get("torch")
@@ -119,9 +118,10 @@ class Optimizers:
             if self._gone:
                 self._let_go()
             self._mine = id(optimizer)
-            for other in self._attached.values():  # they may share parameters
-                if other is not attached and other.kept is not None and other.kept.shares(trained(optimizer)):
-                    other.kept.forget()
+            kept = {} if session.model is None else session.model.kept
+            for other, values in kept.items():  # they may share parameters
+                if other != number and values.shares(trained(optimizer)):
+                    values.forget()
             if not trains(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
@@ -130,8 +130,8 @@ class Optimizers:
             if found is None or not bool(found):
                 attached.steps += 1
                 session.stepped(number)
-            if attached.kept is not None:
-                attached.kept.keep()
+            if number in kept:
+                kept[number].keep()
 
         attached.hook = register(stepped)
         before: Any = getattr(steps, "register_step_pre_hook", None)
@@ -190,17 +190,13 @@ class Optimizers:
         if self._session.model is not None:
             self._session.model.kept.pop(number, None)
 
-    def _forget_kept(self) -> None:
-        for attached in self._attached.values():
-            if attached.kept is not None:
-                attached.kept.forget()
-
     def _any_stepped(self, optimizer: Any) -> None:
         """Note an optimizer that is not attached, and steps on batches of this loader."""
         if self._mine == id(optimizer):
             return
         if self._session.is_attached_elsewhere(optimizer):
-            self._forget_kept()
+            if self._session.model is not None:
+                self._session.model.may_be_written()
             return
         batches = self._session.trainer.state.batches
         reached = self._others.get(optimizer)
