@@ -236,7 +236,7 @@ class Augmented:
 
 def augmentation() -> Transform:
     """A usual pipeline of torchvision's, on uint8 until its end."""
-    from torchvision.transforms import v2  # type: ignore[import-untyped]
+    from torchvision.transforms import v2
 
     made: Transform = v2.Compose(
         [
