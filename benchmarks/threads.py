@@ -21,7 +21,7 @@ from typing import Any
 import cv2
 import threads_peers
 import torch
-from contenders import BareDecoding, Elastic, Plain
+from contenders import BareDecoding, Elastic, Plain, ThreadedDecoding
 from harness import Contest, Result, Round, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures, write_photograph
 from records import RepeatedImages, ToTensor, resized
@@ -38,6 +38,7 @@ THREADS, ONE_WORKER, PLAIN, BARE = (
     "bare decode",
 )
 FOLDER, OWN = "two threads, reader and transform", "two threads, a dataset of one's own"
+BY_HAND = "two threads by hand"
 WHOLE, SCALED = "whole photograph", "min_side=256"
 KINDS = ["uint8", "float", "random", "beside", "memory", "scaled"]
 OF_BARE = {"uint8": 0.95, "float": 0.93}
@@ -137,10 +138,17 @@ class Race:
             title="JPEG to 224×224 by torchvision's random transforms",
             contenders={
                 FOLDER: self._elastic(stack, pipeline),
+                BY_HAND: ThreadedDecoding(self._paths, self._count, pipeline),
                 OWN: self._elastic(stack, None, reader=own),
                 BARE: bare,
             },
-            ratios=[(FOLDER, BARE, RANDOM_OF_BARE), (OWN, BARE, RANDOM_OF_BARE), (FOLDER, OWN, None)],
+            ratios=[
+                (FOLDER, BARE, RANDOM_OF_BARE),
+                (OWN, BARE, RANDOM_OF_BARE),
+                (FOLDER, OWN, None),
+                (FOLDER, BY_HAND, None),
+                (BY_HAND, BARE, None),
+            ],
         )
 
     def _peers(self, transform: Transform) -> dict[str, Round]:

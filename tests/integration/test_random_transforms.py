@@ -24,7 +24,7 @@ from torchvision_kit import torchvision
 
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.core.registration import folder_of
-from edl_torch.data.reading.seeding import record_seeds
+from edl_torch.data.reading.seeding import _draws, record_seeds
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.shard import Indices
@@ -108,6 +108,19 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "distribution": lambda x: (
         torch.distributions.Beta(2.0, 3.0).sample() + torch.distributions.Normal(0, 1).sample()
     ),
+    "gamma": lambda x: (
+        torch.distributions.Gamma(2.0, 3.0).sample() + torch.distributions.Dirichlet(torch.ones(3)).sample()
+    ),
+    "dropout": lambda x: (
+        torch.nn.functional.dropout(x + 1) + torch.nn.functional.alpha_dropout(x + 1, training=True)
+    ),
+    "rrelu": lambda x: torch.nn.functional.rrelu(-x - 1, training=True),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
+        *torch.ones(3, 1, 1, 4, 4).unbind(), dropout_p=0.5
+    ),
+    "vmap": lambda x: torch.func.vmap(lambda row: row + torch.rand(4), randomness="different")(x),
+    "into": lambda x: torch.multinomial(torch.ones(5), 2, out=torch.empty(2, dtype=torch.long)),
+    "inference": lambda x: torch.inference_mode()(torch.rand)(4),
     "elsewhere": lambda x: torch.rand(2) * torch.rand(3, device="meta").shape[0],
     "own generator": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(7)) + torch.rand(3),
 }
@@ -125,8 +138,37 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 def test_threads_draw_what_a_seeded_generator_would(name: str, logged: Callable[[], str]) -> None:
     wanted = expected(DRAWS[name])
     assert same(pairs(DRAWS[name], num_threads=3), wanted)
-    if name != "distribution":  # a Beta is drawn by a function without `generator=`
-        assert not logged(), "threads went on, and no global generator was drawn from"
+    assert not logged(), "threads went on, and no global generator was drawn from"
+
+
+def test_a_scripted_transform_draws_so_too(logged: Callable[[], str]) -> None:
+    scripted = _scripted()
+    assert same(pairs(scripted, num_threads=3), expected(scripted))
+    assert not logged()
+
+
+def test_every_operator_of_torch_that_draws_on_the_cpu_is_caught() -> None:
+    """By its schema, and not by a list: one that torch adds is found."""
+    draws = _draws()
+    assert draws is not None
+    drawing = torch._C._jit_get_all_schemas()
+    names = {
+        f"{schema.name}.{schema.overload_name}".rstrip(".")
+        for schema in drawing
+        if schema.name.startswith("aten::") and any(one.name == "generator" for one in schema.arguments)
+    }
+    assert {"aten::uniform_", "aten::randperm.generator_out", "aten::bernoulli_.float"} <= names
+    for name in names:
+        if "prims" in name or not _is_kernel(name):
+            continue
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "TESTING_ONLY_GenericMode"), name
+
+
+def _is_kernel(name: str) -> bool:
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"))
+    except RuntimeError:
+        return False
 
 
 def test_all_threads_are_between_two_draws_at_once() -> None:
@@ -165,7 +207,8 @@ def draw_globally(record: torch.Tensor, *, by: str) -> torch.Tensor:
         return drawn + random.random()
     if by == "numpy.random":
         return drawn + np.random.rand()
-    return torch.nn.functional.dropout(drawn)
+    torch.manual_seed(int(record[0, 0]))
+    return torch.rand(2)
 
 
 @pytest.mark.parametrize("by", ["random", "numpy.random", "torch"])
@@ -180,13 +223,6 @@ def test_what_draws_from_a_global_generator_is_noticed_and_named(by: str, logged
     assert "rng" in logged()
     assert states[0] == random.getstate()
     assert states[1] == np.random.get_state()[1].tobytes()  # type: ignore[index]
-
-
-def test_a_scripted_transform_is_noticed(logged: Callable[[], str]) -> None:
-    scripted = _scripted()
-    alone = pairs(scripted)
-    assert same(pairs(scripted, num_threads=3), alone)
-    assert "global generator of torch:" in logged()
 
 
 def _scripted() -> Any:

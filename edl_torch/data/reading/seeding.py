@@ -4,8 +4,8 @@ A transform draws in one of three ways, and each record has a seed for all of th
 
 * from the global generators of Python, numpy and torch. `Generators` seeds them for a record, and puts them
   back. They are shared by all threads, so one thread does this.
-* by torch's functions, in a thread that `RecordRandom` serves: they get a generator of the thread's own,
-  which draws the same numbers as the seeded global one. So any number of threads transform at once.
+* by torch, in a thread that `_Draws` serves: from a generator of the thread's own, which draws the same
+  numbers as the seeded global one. So any number of threads transform at once.
 * from what it is given (`draws_by_itself`): a parameter `rng` or `generator`, or `set_random_seed()`.
 
 This file does not know what a transform does.
@@ -16,20 +16,23 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 import random
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from edl_torch.core.permutation import derive_key
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import Indices
 from edl_torch.system.user_warnings import warn_user
+
+log = logging.getLogger("edl_torch.client")
 
 _WEYL, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
@@ -143,110 +146,114 @@ class _Now(threading.local):
     """The record that this thread transforms."""
 
     seed: int | None = None
+    is_drawing: bool = False  # whether `generator` has begun with the record's seed
 
     @functools.cached_property
-    def random(self) -> RecordRandom:
-        return RecordRandom()
+    def generator(self) -> torch.Generator:
+        return torch.Generator()
 
 
 _now = _Now()
 
 
-# torch's functions in a thread ------------------------------------------------------------------------------
+# torch's random numbers in a thread -------------------------------------------------------------------------
 
 
-def _rand_like(input: torch.Tensor, *, generator: torch.Generator, **made: Any) -> torch.Tensor:
-    return torch.empty_like(input, **made).uniform_(generator=generator)
+class _Draws:
+    """torch's operators draw from the record's generator, in threads that ask for it.
 
-
-def _randn_like(input: torch.Tensor, *, generator: torch.Generator, **made: Any) -> torch.Tensor:
-    return torch.empty_like(input, **made).normal_(generator=generator)
-
-
-def _randint_like(
-    input: torch.Tensor,
-    *limits: int,
-    generator: torch.Generator,
-    low: Any = None,
-    high: Any = None,
-    **made: Any,
-) -> torch.Tensor:
-    limits += tuple(limit for limit in (low, high) if limit is not None)
-    return torch.empty_like(input, **made).random_(*limits, generator=generator)
-
-
-# What draws by a `generator=`, and how. Older torch has none for the last three, which are defined so.
-_DRAWS: dict[Any, Callable[..., torch.Tensor]] = {
-    draw: draw
-    for draw in (
-        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli),
-        *(torch.multinomial, torch.poisson, torch.binomial),
-        *(torch.Tensor.bernoulli, torch.Tensor.bernoulli_, torch.Tensor.multinomial, torch.Tensor.uniform_),
-        *(torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.exponential_, torch.Tensor.geometric_),
-        *(torch.Tensor.cauchy_, torch.Tensor.log_normal_),
-        *(torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.trunc_normal_),
-    )
-}
-_DRAWS |= {torch.rand_like: _rand_like, torch.randn_like: _randn_like, torch.randint_like: _randint_like}
-
-
-class RecordRandom(TorchFunctionMode):
-    """Gives torch's random functions a generator of its own, in the thread that has entered it.
-
-    The numbers are those that the seeded global generator would give: both are torch's Mersenne Twister.
-    What has no `generator=` (dropout), draws on an accelerator, or is compiled by TorchScript draws from the
-    global generators as ever, which whoever compares them notices.
+    Each call of torch's goes through its dispatcher, by keys that a thread may include. One of them stands
+    before all others and has no kernels: it gets some for the operators that take a generator, and lets all
+    others pass, at no cost. So whatever draws is found, in torchvision, dropout or TorchScript. The numbers
+    are those that the seeded global generator would give: both are torch's Mersenne Twister.
     """
 
+    _KEY = "TESTING_ONLY_GenericMode"
+
     def __init__(self) -> None:
-        super().__init__()
-        self._generator = torch.Generator()
-        self._seed: int | None = None  # until the first number of a record is drawn
+        self._key: Any = torch._C._dispatch_key_parse(self._KEY)
+        self._keys = torch._C.DispatchKeySet(self._key)
+        library: Any = torch.library  # which has no types
+        self._all = library.Library("_", "IMPL", self._KEY)  # in force for as long as these live
+        self._aten = library.Library("aten", "IMPL", self._KEY)
+        self._all.fallback(library.fallthrough_kernel, self._KEY)
+        for schema in torch._C._jit_get_all_schemas():
+            name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+            arguments = [argument.name for argument in schema.arguments]
+            # Others are made of these.
+            if schema.name.startswith("aten::") and "generator" in arguments and _has_cpu_kernel(name):
+                self._aten.impl(name.removeprefix("aten::"), self._drawing(schema, arguments), self._KEY)
 
-    def call(self, transform: Callable[[Any], Any], record: Any, seed: int) -> Any:
-        """Return `transform(record)`, its numbers drawn by the record's seed."""
-        self._seed = _now.seed = seed
-        try:
-            with self:
-                return transform(record)
-        finally:
-            _now.seed = None
+    def here(self) -> AbstractContextManager[Any]:
+        """Draw so in this thread, within the context."""
+        guard: AbstractContextManager[Any] = torch._C._IncludeDispatchKeyGuard(self._key)
+        return guard
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call `func` with a generator, where it takes one and has none."""
-        if func not in _DRAWS:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        kwargs = kwargs or {}
-        if kwargs.get("generator") is not None:
-            return func(*args, **kwargs)
-        if self._seed is not None:
-            self._generator.manual_seed(self._seed)
-            self._seed = None
-        try:
-            return _DRAWS[func](*args, **{**kwargs, "generator": self._generator})
-        except RuntimeError as error:
-            if "device type for generator" not in str(error):
-                raise
-            return func(*args, **kwargs)  # on an accelerator
+    def _drawing(self, schema: Any, arguments: list[str]) -> Callable[..., Any]:
+        packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+        operator = getattr(packet, schema.overload_name or "default")
+        place, keys = arguments.index("generator"), self._keys
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            given = args[place] if place < len(args) else kwargs.pop("generator", None)
+            if given is None and _now.seed is not None and _on_cpu(*args, *kwargs.values()):
+                given = _now.generator
+                if not _now.is_drawing:
+                    given.manual_seed(_now.seed)
+                    _now.is_drawing = True
+            with torch._C._ExcludeDispatchKeyGuard(keys):
+                return operator(*args[:place], **kwargs, generator=given)
+
+        return draw
+
+
+def _has_cpu_kernel(name: str) -> bool:
+    try:
+        found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+    except RuntimeError:  # TorchScript has it alone
+        return False
+    return found
+
+
+def _on_cpu(*values: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values)
+
+
+_made = threading.Lock()
+
+
+def _draws() -> _Draws | None:
+    """Return the process's own; None where this torch has no such key: whoever compares the global generators
+    notices what is drawn from them."""
+    with _made:
+        return _draws_once()
+
+
+@functools.cache
+def _draws_once() -> _Draws | None:
+    try:
+        return _Draws()
+    except (AttributeError, RuntimeError, TypeError) as error:
+        log.info(
+            "torch %s cannot draw for each thread, so one thread transforms where a transform draws (%s)",
+            torch.__version__,
+            error,
+        )
+        return None
 
 
 def transform_in_thread(transform: Callable[[Any], Any], record: Any, seed: int | None = None) -> Any:
-    """Return `transform(record)`; torch's functions draw from a generator of the thread's, by the seed.
+    """Return `transform(record)`; torch draws from a generator of the thread's, by the seed.
 
     Without `seed` it is that which the thread's record has already.
     """
-    return _now.random.call(transform, record, _seed_now() if seed is None else seed)
-
-
-def _on_cpu(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    if kwargs.get("device") is not None:
-        return torch.device(kwargs["device"]).type == "cpu"
-    if tensors:
-        return tensors[0].device.type == "cpu"
-    return torch.get_default_device().type == "cpu"
+    _now.seed, _now.is_drawing = (_seed_now() if seed is None else seed), False
+    draws = _draws()
+    try:
+        with nullcontext() if draws is None else draws.here():
+            return transform(record)
+    finally:
+        _now.seed = None
 
 
 # What draws from a generator that it is given ---------------------------------------------------------------

@@ -307,8 +307,8 @@ class ThreadedReading(Iterator[Any]):
         self._work.only_read = True
         log.info(
             "%s, or the loop, drew from the global generator of %s: one thread calls it, seeded for each "
-            "record, while %d read. All threads call one that draws from a parameter rng (numpy's) or "
-            "generator, or by torch's functions (not dropout, not TorchScript); so do num_workers",
+            "record, while %d read. All threads call one that draws by torch, or from a parameter rng "
+            "(numpy's); so do num_workers",
             name_of(self._work.transform),
             " and ".join(drawn),
             self._threading.threads,
