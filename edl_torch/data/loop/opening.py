@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
+from torch.utils.data import DataLoader
 
 from edl_torch.client.service import DataShardService, ServiceKeywords
 from edl_torch.core.plan import Plan
@@ -94,6 +95,10 @@ def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
         raise InvalidArgument(
             f"a {type(data).__name__} is no dataset, but may hold some by name: give the loader one of them"
             + "".join(f", as data[{key!r}]" for key in keys)
+        )
+    if isinstance(data, DataLoader):
+        raise InvalidArgument(
+            "ElasticDataLoader takes the place of a DataLoader: give it the dataset, as loader.dataset"
         )
     raise InvalidArgument(
         f"ElasticDataLoader reads a reader, a map-style dataset, a path or address that a reader knows, or a "

@@ -372,6 +372,7 @@ class Numbers(torch.utils.data.IterableDataset[int]):
     [
         (iter(SQUARES), InvalidArgument, "can only be iterated"),
         (Numbers(), InvalidArgument, "not Numbers"),
+        (torch.utils.data.DataLoader(SQUARES), InvalidArgument, r"give it the dataset, as loader\.dataset"),
         ({"a": 1}, InvalidArgument, r"a dict is no dataset.* data\['a'\]"),
         ({"test": [1], "train": [2]}, InvalidArgument, r"give the loader one of them, as data\['train'\]"),
         ({}, InvalidArgument, "a dict is no dataset"),
