@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from edl_torch.client.model import has_place, some
@@ -22,7 +23,38 @@ from edl_torch.trainer.trainer import Trainer
 WATCHED = 8  # parameters of an optimizer whose gradients are looked at
 HOOKED = 2  # of these, that say when a gradient comes
 
+_Known = list[tuple[Any, weakref.ref[Any], int]]  # parameters, their gradients, and torch's count of writes
 _Kept = list[tuple[Any, weakref.ref[Any] | None]]  # parameters, and the gradients that they had
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What the parameters of one optimizer hold, as far as some of them show it."""
+
+    optimizer: weakref.ref[Any]
+    watched: list[Any]
+    hooks: list[tuple[Any, Any]] = field(default_factory=list)  # parameters with their hooks
+    batches: list[Batch] = field(default_factory=list)  # whose gradients are there, and in no step yet
+    known: _Known = field(default_factory=list)  # of hooked ones, after the last backward pass or step
+    is_used: bool = False  # whether `known` is what a step has left, and no backward pass came since
+    again: bool = False  # whether a backward pass has added to gradients that a step has used
+    backward: int = -1  # the backward pass that reached a hook last
+
+    def gradients(self) -> Iterator[tuple[Any, Any]]:
+        """The hooked parameters that have a gradient, each with it."""
+        return ((parameter, parameter.grad) for parameter, _ in self.hooks if parameter.grad is not None)
+
+    def as_known(self) -> bool:
+        """Whether some gradient is as it was after the last backward pass or step."""
+        return any(
+            parameter.grad is gradient() and parameter.grad is not None and parameter.grad._version == version
+            for parameter, gradient, version in self.known
+        )
+
+    def drop(self) -> None:
+        """Note that what was there is gone."""
+        self.batches.clear()
+        self.again = False
 
 
 class Gradients:
@@ -32,14 +64,8 @@ class Gradients:
         self.reduced = False
         self._passes = trainer.elastic
         self._batches = trainer.state.batches
-        self._watched: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}  # by the optimizer's number
-        self._hooked: dict[int, list[tuple[Any, Any]]] = {}  # parameters with their hooks
-        self._came: set[int] = set()  # optimizers that have not stepped since a backward pass
-        self._backward = -1  # the backward pass that reached a hook last
-        # By the optimizer's number: parameters, and their gradients as it has stepped on them
-        self._used: dict[int, list[tuple[Any, weakref.ref[Any], int]]] = {}
-        self._again = False  # whether a backward pass has added to such gradients
-        self._grown: tuple[weakref.ref[Any], int] | None = None  # a gradient after the last backward pass
+        self._held: dict[int, _Held] = {}  # by the optimizer's number
+        self._former: _Held | None = None  # of the optimizer that was detached last
         # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
         self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._abandoned_with: list[Any] | None = None  # what had changed as an iterator was collected
@@ -52,24 +78,32 @@ class Gradients:
     # Optimizers -------------------------------------------------------------------------------------------
 
     def watch(self, number: int, optimizer: Any) -> None:
-        """Look at parameters of an optimizer from now on."""
+        """Look at parameters of an optimizer from now on. What is in the gradients of those that it has from
+        another one stays there."""
         watched = some(trained(optimizer), WATCHED)
-        self._watched[number] = weakref.ref(optimizer), watched
-        comes, hooked = calling(self._comes), some([*filter(has_place, watched)], HOOKED)
-        self._hooked[number] = [(parameter, parameter.register_hook(comes)) for parameter in hooked]
+        held = _Held(weakref.ref(optimizer), watched)
+        mine = {id(parameter) for parameter in watched if parameter.grad is not None}
+        for other in [*self._held.values(), *filter(None, [self._former])]:
+            if not mine.isdisjoint(map(id, other.watched)):
+                held.batches += [batch for batch in other.batches if batch not in held.batches]
+        comes = calling(self._comes, number)
+        hooked = some([*filter(has_place, watched)], HOOKED)
+        held.hooks = [(parameter, parameter.register_hook(comes)) for parameter in hooked]
+        self._held[number], self._former = held, None
         self.look()
 
     def forget(self, number: int) -> None:
         """Look at those of an optimizer no more."""
-        self._watched.pop(number, None)
-        self._used.pop(number, None)
-        for _, hook in self._hooked.pop(number, ()):
-            hook.remove()
+        held = self._held.pop(number, None)
+        if held is not None:
+            self._former = held
+            for _, hook in held.hooks:
+                hook.remove()
         self.look()
 
     def optimizers(self) -> list[Any]:
         """Every attached optimizer that still exists."""
-        found = (optimizer() for optimizer, _ in self._watched.values())
+        found = (held.optimizer() for held in self._held.values())
         return [optimizer for optimizer in found if optimizer is not None]
 
     def _parameters(self) -> list[Any]:
@@ -86,90 +120,128 @@ class Gradients:
         """See whether gradients of all attached optimizers can be seen: then a batch without is in doubt."""
         self._batches.sees = bool(self._parameters())
 
-    def _comes(self) -> None:
-        """Note a backward pass as it reaches the first parameter, before it changes the gradient."""
+    def _comes(self, number: int) -> None:
+        """Note a backward pass as it reaches an optimizer, before it changes a gradient."""
+        held = self._held.get(number)
         backward = sys.modules["torch"]._C._current_graph_task_id()
-        if backward == self._backward:
+        if held is None or backward == held.backward:
             return
-        self._backward = backward
-        self._again = self._again or any(map(self._are_used, self._used))
-        self._came.update(self._watched)
-        for hooked in self._hooked.values():
-            for parameter, _ in hooked:
-                gradient: Any = parameter.grad
-                if gradient is not None:
-                    self._batches.mark(is_first=self._is_empty(gradient))
-                    self._grown = weakref.ref(gradient), gradient._version + 1
-                    return
-        self._grown = None
-        self._batches.mark(is_first=True)
+        held.backward = backward
+        found = next(held.gradients(), None)
+        if found is None or self._is_empty(held, found[1]) or self._is_other(held):
+            if not self._batches.ended:  # a wrapper may hold what is in hand then
+                held.drop()
+        elif held.is_used:
+            held.again = held.as_known() and _any(held.gradients())  # what is 0 adds nothing
+        held.is_used = False
+        held.known = [(found[0], weakref.ref(found[1]), found[1]._version + 1)] if found else []
+        self._add(held)
 
-    def _is_empty(self, gradient: Any) -> bool:
+    def _is_empty(self, held: _Held, gradient: Any) -> bool:
         """Whether a window's gradient was made 0 since a backward pass: it is looked at if it was written."""
-        if len(self._batches.unfinished) < 2:
+        if held.is_used or not held.batches:
             return False
-        if self._grown is None:
-            as_it_was = gradient._version == 0
-        else:
-            known: Any = self._grown[0]()
-            as_it_was = known is gradient and known._version == self._grown[1]
-        return not as_it_was and not bool(gradient.any())
+        if held.known:
+            return not held.as_known() and not bool(gradient.any())
+        return bool(gradient._version) and not bool(gradient.any())
 
-    def are_gone(self, number: int) -> bool:
-        """Whether an optimizer steps without a gradient, where it can be seen."""
-        optimizer, watched = self._watched[number]
-        if not self._batches.sees or any(parameter.grad is not None for parameter in watched):
-            return False
-        return all(parameter.grad is None for parameter in trained(optimizer()))
+    def _is_other(self, held: _Held) -> bool:
+        """Whether the loop has put a gradient of its own in the place of one: nobody knows what is in it.
+
+        `torch.autograd.grad` calls the hooks, too. Ranks that reduce gradients may put others there.
+        """
+        in_window = held.known and not held.is_used and not self.reduced
+        return bool(in_window) and all(parameter.grad is not known() for parameter, known, _ in held.known)
+
+    def _add(self, held: _Held) -> None:
+        """Note that a gradient of the batch in hand is in an optimizer's parameters."""
+        self._batches.in_doubt = False
+        held.batches += [batch for batch in self._batches.in_training() if batch not in held.batches]
 
     def see(self) -> None:
         """Look for a gradient of the batch in hand where none was seen to come."""
-        if any(parameter.grad.any() for parameter in self._changed()) or self._reached_others():
-            self._batches.mark()
+        for held in self._held.values():
+            self._look_at(held)
 
-    def _reached_others(self) -> bool:
+    def _look_at(self, held: _Held) -> None:
+        """Look for a gradient of the batch in hand in one optimizer's parameters.
+
+        Where the loop has put another gradient in the place of one, nobody knows what is in it.
+        """
+        changed = [p for p in self._changed_of(held) if p.grad is not None]
+        if not any(p.grad.any() for p in changed) and not self._reached_others(held):
+            return
+        for parameter in changed:
+            mark = self._marks.get(id(parameter))
+            if mark is not None and mark[0]() is not parameter.grad:
+                held.batches.clear()
+        self._add(held)
+
+    def _reached_others(self, held: _Held) -> bool:
         """Whether there are gradients where none that is watched has one: these have come after that."""
-        return any(
-            p.grad is not None
-            for optimizer, watched in self._watched.values()
-            if all(parameter.grad is None for parameter in watched)
-            for p in trained(optimizer())
+        return all(parameter.grad is None for parameter in held.watched) and any(
+            parameter.grad is not None for parameter in trained(held.optimizer())
         )
 
-    def used(self, number: int) -> bool:
-        """Note a step of an optimizer. Returns whether it used gradients that it had stepped on before."""
-        again = any(
-            (gradient := known()) is not None
-            and parameter.grad is gradient
-            and (
-                self._again or ((number not in self._came or gradient._version == version) and gradient.any())
-            )
-            for parameter, known, version in self._used.get(number, ())
-        )
-        self._again = False
-        self._came.discard(number)
-        self._used[number] = [
-            (parameter, weakref.ref(parameter.grad), parameter.grad._version)
-            for parameter, _ in self._hooked[number]
-            if parameter.grad is not None
-        ]
+    def gathered(self, number: int) -> bool:
+        """Whether an optimizer's parameters have gradients of batches before the one in hand, and none of
+        that was seen: then a step is on those."""
+        batches = self._batches
+        return batches.in_doubt and any(batch in batches.unfinished for batch in self._held[number].batches)
+
+    def use(self, number: int, *, skipped: bool) -> bool:
+        """Note a step of an optimizer, or one that a scaler skips, on what its gradients hold. Returns
+        whether it used gradients that it had stepped on before."""
+        held = self._held[number]
+        if not skipped and self._is_gone(held):
+            held.drop()
+            held.is_used = False
+            return False
+        if self._batches.sees and self._batches.in_hand not in held.batches:
+            self._look_at(held)
+        is_other = self._is_other(held)
+        for batch in held.batches:
+            batch.used |= not is_other or batch is self._batches.in_hand
+        held.batches.clear()
+        if skipped:
+            return False
+        again = (held.again or held.is_used) and self._is_there(held)
+        held.again, held.is_used = False, True
+        held.known = [(p, weakref.ref(gradient), gradient._version) for p, gradient in held.gradients()]
         return again
 
-    def _are_used(self, number: int) -> bool:
-        """Whether the last step of an optimizer has left gradients, and they are as they were."""
-        for parameter, known, version in self._used.get(number, ()):
-            gradient: Any = known()
-            if gradient is not None and parameter.grad is gradient and gradient._version == version:
-                return bool(gradient.any())  # what is 0 adds nothing
-        return False
+    def _is_gone(self, held: _Held) -> bool:
+        """Whether an optimizer steps on no gradient, or on 0, where it can be seen.
+
+        What is 0 is seen in this machine's memory alone, and where something has written it after the
+        backward pass: an accelerator would have to be waited for at each step.
+        """
+        if not self._batches.sees:
+            return False
+        if all(parameter.grad is None for parameter in held.watched):
+            return all(parameter.grad is None for parameter in trained(held.optimizer()))
+        if held.is_used or held.as_known():
+            return False
+        if not held.known and all(gradient._version < 2 for _, gradient in held.gradients()):
+            return False  # as a backward pass leaves a new one
+        if _any(held.gradients()):
+            return False
+        return not _any((p, p.grad) for p in trained(held.optimizer()) if p.grad is not None)
+
+    def _is_there(self, held: _Held) -> bool:
+        """Whether gradients that a step has left are still in place, and not 0."""
+        return any(
+            (gradient := known()) is not None and parameter.grad is gradient and gradient.any()
+            for parameter, known, _ in held.known
+        )
 
     # The batch in hand ------------------------------------------------------------------------------------
 
     def mark(self) -> None:
         """Note what gradients are in place, as a batch comes to the loop. Called for each batch."""
         self._marks = marks = {}
-        for _, watched in self._watched.values():
-            for parameter in watched:
+        for held in self._held.values():
+            for parameter in held.watched:
                 gradient = parameter.grad
                 if gradient is not None:
                     marks[id(parameter)] = weakref.ref(gradient), gradient._version
@@ -182,7 +254,7 @@ class Gradients:
         return bool(self._marks) and not any(map(self._has_changed, self._all_watched()))
 
     def _all_watched(self) -> list[Any]:
-        return [parameter for _, watched in self._watched.values() for parameter in watched]
+        return [parameter for held in self._held.values() for parameter in held.watched]
 
     def _has_changed(self, parameter: Any) -> bool:
         gradient = parameter.grad
@@ -193,24 +265,27 @@ class Gradients:
         return not is_same or gradient._version != mark[1]
 
     def _changed(self) -> list[Any]:
-        """Return parameters whose gradient changed since the batch in hand came.
+        """Return parameters whose gradient changed since the batch in hand came."""
+        held = list(self._held.values())  # a finaliser may ask, in any thread
+        found = [parameter for one in held for parameter in self._changed_of(one)]
+        return [parameter for parameter in found if parameter.grad is not None]
+
+    def _changed_of(self, held: _Held) -> list[Any]:
+        """Return an optimizer's.
 
         Where none that is watched has a gradient, they tell nothing: then all that have one may have changed.
         """
-        found: list[Any] = []
-        for optimizer, watched in list(self._watched.values()):  # a finaliser may ask, in any thread
-            tell = any(p.grad is not None or id(p) in self._marks for p in watched)
-            found += filter(self._has_changed, watched) if tell else trained(optimizer())
-        return [parameter for parameter in found if parameter.grad is not None]
+        tell = any(p.grad is not None or id(p) in self._marks for p in held.watched)
+        return list(filter(self._has_changed, held.watched)) if tell else trained(held.optimizer())
 
     def abandon(self) -> None:
         """Note what the batch in hand has changed, as its iterator is collected: the loop may scale or clip
         what is gathered before the pass is ended. For finalisers: takes no lock, and never raises."""
-        if self._watched:
+        if self._held:
             self._abandoned_with = self._changed()
 
     def _of_batch_in_hand(self) -> _Kept:
-        if not (self._watched and self._batches.has_in_hand):
+        if not (self._held and self._batches.has_in_hand):
             return []
         changed = self._changed() if self._abandoned_with is None else self._abandoned_with
         return self._in_place([(parameter, None) for parameter in changed])
@@ -287,13 +362,18 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for parameter in found if hasattr(parameter, "requires_grad")]
 
 
-def calling(method: Callable[[], None]) -> Callable[[Any], None]:
+def _any(gradients: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether one of some gradients is not 0; what another machine has in its memory counts as such."""
+    return any(gradient.device.type != "cpu" or bool(gradient.any()) for _, gradient in gradients)
+
+
+def calling(method: Callable[[int], None], number: int) -> Callable[[Any], None]:
     """Return a hook of parameters that calls a method, and does not keep its object alive."""
     reference = weakref.WeakMethod(method)
 
     def comes(gradient: Any) -> None:
         alive = reference()
         if alive is not None:
-            alive()
+            alive(number)
 
     return comes

@@ -435,21 +435,20 @@ class Session:
         is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
         if state.batches.in_doubt:
             self.gradients.see()
-        if not skipped and self.gradients.are_gone(optimizer):
-            state.batches.unmark()
-        before_hand = state.batches.in_doubt and state.batches.steps_before_hand
+        before_hand = self.gradients.gathered(optimizer)
         if state.batches.ended and state.batches.has_in_hand:
             before_hand = self.gradients.unchanged()
+        again = self.gradients.use(optimizer, skipped=skipped)
         if skipped:  # by a report of its own, as the log has how each came about
             self.flush()
             self.run(self.passes.stepped(optimizer, before_hand, Evidence.SKIPPED))
             self.flush()
         else:
             self.run(self.passes.stepped(optimizer, before_hand))
-        if self.gradients.left and (again := self.gradients.learnt_again()):
-            self.run(self.passes.learnt_again(again))
+        if self.gradients.left and (back := self.gradients.learnt_again()):
+            self.run(self.passes.learnt_again(back))
         if model is not None:
-            if not skipped and self.gradients.used(optimizer):
+            if again:
                 self.doubt("again")
             is_due = model.stepped()
             if is_left:  # behind the end of a pass nothing else looks at the model that has these batches

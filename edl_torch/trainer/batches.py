@@ -29,7 +29,7 @@ class Batch:
     ticket: Ticket = ()
     holds: list[Hold] | tuple[()] = ()
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
-    marked: bool = False  # while it was in hand, a gradient came to a parameter of an attached optimizer
+    used: bool = False  # a step of an attached optimizer was on a gradient of it, as far as that was seen
 
     @property
     def records(self) -> int:
@@ -77,9 +77,9 @@ class Batches:
         self._told: set[int] = set()  # of those, the ones that somebody was told of
         self._replaced = False  # whether one did not step in the last pass, and others did
         self.counted_lost: list[Batch] = []  # that a step has counted though their gradients were gone
-        self.sees = False  # whether marks tell: gradients of all attached optimizers can be looked at
+        self.sees = False  # whether they tell: gradients of all attached optimizers can be looked at
         self.in_doubt = False  # whether no gradient of the batch in hand was seen so far, where one would be
-        self.counted_unseen = False  # whether a step has counted one without a mark
+        self.counted_unseen = False  # whether one was counted of which no step used a gradient
 
     def __repr__(self) -> str:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
@@ -118,38 +118,19 @@ class Batches:
 
     # Which batches are in the gradients -------------------------------------------------------------------
 
-    def mark(self, *, is_first: bool = False) -> None:
-        """Note that a gradient of the batch in hand comes; `is_first` where none is in place before.
+    def in_training(self) -> list[Batch]:
+        """Return those of which a gradient may be that comes now.
 
         Behind a wrapper that does not tell, any of what it has read ahead may be in hand after the end.
         """
-        if self.ended and not self.is_told:
-            for other in self.ahead:
-                other.marked = True
-        batch, self.in_doubt = self.in_hand, False
-        if batch is None:
-            return
-        batch.marked = True
-        if is_first and not self.ended and len(self.unfinished) > 1:
-            for other in self.untouched():
-                if other.number < batch.number:
-                    other.marked = False  # nothing says where its gradient is
-
-    def unmark(self) -> None:
-        """Note that a step is made without gradients: it is on none of these batches."""
-        for batch in self.unfinished:
-            batch.marked = False
+        ahead = self.ahead if self.ended and not self.is_told else ()
+        return [*filter(None, [self.in_hand]), *ahead]
 
     def mark_window(self) -> None:
         """Note, as an adapter says, that each batch since the last step is trained on before the next."""
         self.in_doubt = False
         for batch in self.untouched():
-            batch.marked = True
-
-    @property
-    def steps_before_hand(self) -> bool:
-        """Whether a step now is on batches before the one in hand, of which no gradient was seen."""
-        return self.in_doubt and len(self.unfinished) > 1 and any(batch.marked for batch in self.untouched())
+            batch.used = True
 
     # Batches come and go ----------------------------------------------------------------------------------
 
@@ -170,7 +151,7 @@ class Batches:
         self._passed = batch.number
         if batch.ticket:
             self.unfinished.append(batch)
-        self.in_doubt = self.sees and bool(batch.ticket) and not batch.marked
+        self.in_doubt = self.sees and bool(batch.ticket) and not batch.used
         return batch
 
     def asked(self) -> None:
@@ -193,7 +174,7 @@ class Batches:
             done.append(batch.ticket)
             if batch.lost:
                 self.counted_lost.append(batch)
-            if self.sees and not batch.marked:
+            if self.sees and not batch.used:
                 self.counted_unseen = True
         self.settled += len(done)
         return done

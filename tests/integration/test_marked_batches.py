@@ -95,9 +95,37 @@ def most_batches_reach_no_watched_parameter(loader: Any, model: Counts, optimize
         learn(model, optimizer, batch)
 
 
+def trained_in_turn(loader: Any, model: Counts, optimizer: Any) -> None:
+    """As a GAN's two models: one steps on each batch, and the other on each second one."""
+    other = Counts()
+    second = sgd(other.learnt)
+    loader.attach(second)
+    for number, batch in enumerate(loader, 1):
+        learn(model, optimizer, batch)
+        if number % 2 == 0:
+            learn(other, second, batch)
+    loader.detach(second)
+
+
+def another_optimizer_in_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
+    """It takes the place of one, and what is gathered with it."""
+    for number, batch in enumerate(loader, 1):
+        model(batch).backward()
+        if number == EVERY - 1:
+            newer = sgd(model.learnt)
+            loader.attach(newer)
+            loader.detach(optimizer)
+            optimizer = newer
+        if number % EVERY == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 @pytest.mark.parametrize(
     "loop",
     [
+        trained_in_turn,
+        another_optimizer_in_a_window,
         gradients_by_hand,
         zeros_in_place,
         averaged_weights_for_a_moment,
@@ -307,6 +335,40 @@ def stepped_twice_and_clipped(loader: Any, model: Counts, optimizer: Any) -> Non
             optimizer.step()
 
 
+def gradients_by_hand_in_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
+    """Each takes the place of the one before."""
+    for number, batch in enumerate(loader, 1):
+        (model.learnt.grad,) = torch.autograd.grad(model(batch), [model.learnt])
+        if number % 2 == 0:
+            optimizer.step()
+
+
+def zeroed_in_place_before_the_step(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        model(batch).backward()
+        if number == 3:
+            optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def one_of_two_throws_a_gradient_away(loader: Any, model: Counts, optimizer: Any) -> None:
+    """In a window in which the other one has gradients, and none of this batch."""
+    other = Counts()
+    second = sgd(other.learnt)
+    loader.attach(second)
+    for number, batch in enumerate(loader):
+        model(batch).backward()
+        if number == 1:
+            optimizer.zero_grad()
+        else:
+            other(batch).backward()
+        if number % EVERY == EVERY - 1:
+            for each in (optimizer, second):
+                each.step()
+                each.zero_grad()
+
+
 UNSEEN = "no gradient was seen"
 AGAIN = "on gradients that it had stepped on before"
 WRITTEN = "were written after"
@@ -327,6 +389,9 @@ WRITTEN = "were written after"
         (zeroed_in_a_window_of_groups, UNSEEN),
         (stepped_twice_and_clipped, AGAIN),
         (zeroed_before_the_step, UNSEEN),
+        (zeroed_in_place_before_the_step, UNSEEN),
+        (gradients_by_hand_in_a_window, UNSEEN),
+        (one_of_two_throws_a_gradient_away, UNSEEN),
         (rolled_back_before_a_break, WRITTEN),
         (rolled_back_at_the_end, WRITTEN),
         (rolled_back_beside_another, WRITTEN),
