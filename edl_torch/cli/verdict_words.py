@@ -28,6 +28,13 @@ _WAYS = {
     Evidence.COUNT.label: "by counting reports over several loader workers",
     Evidence.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
+_THE_SAME = {  # how sessions were seen to have the same data; nothing is added where all bytes were
+    "sampled": "data the same by samples",
+    "names": "data the same by names",
+    "given": "data the same by fingerprint=",
+    "partly": "data partly looked at",
+    "none": "data not known to be the same",
+}
 _DATA = {
     "whole": "whole: checksums or versions of all of them were compared",
     "sampled": "sampled: samples of their bytes were compared",
@@ -45,7 +52,8 @@ def worst(verdicts: Sequence[Verdict]) -> Outcome:
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in a word; to whom what was delivered, what is in quarantine, and what nothing tells."""
+    """The verdict in a word; to whom what was delivered, what is in quarantine, and how several sessions
+    were seen to have the same data."""
     said = verdict.outcome.label
     if verdict.outcome is Outcome.DELIVERED:
         said += f": {delivered(verdict)}"
@@ -55,9 +63,9 @@ def headline(verdict: Verdict) -> str:
         said += f", {skipped:,} of {verdict.records:,} stepped over by a GradScaler"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
-    compared = verdict.known_by != "none" or verdict.trainers < 2
-    if not compared and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
-        said += ", data not known to be the same"
+    if verdict.trainers > 1 and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
+        how = _THE_SAME.get(verdict.known_by)
+        said += f", {how}" if how else ""
     return said
 
 

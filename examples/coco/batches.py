@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vocabulary import PAD, Vocabulary
 
 from edl_torch import AbstractDataReader, Task, TaskType
+from edl_torch.fingerprint import Fingerprint
 
 Image = npt.NDArray[np.uint8]
 
@@ -48,6 +49,9 @@ class NumberedReader(AbstractDataReader):
 
     def read_records(self, task: Task) -> Iterator[tuple[Image, tuple[int, Any]]]:
         return (self.read_record(task.shard_name, index) for index in range(task.start, task.end))
+
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint | str | None:
+        return self.reader.fingerprint(whole=whole)  # so that no rank goes on with other pictures
 
 
 class Fit:

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,11 @@ def test_who_joins_data_without_having_looked_like_the_others_weakens_what_is_kn
     (verdict,) = audit([tmp_path])
     assert verdict.known_by == "none"
     assert headline(verdict).endswith("data not known to be the same")
+    words = {"partly": "partly looked at", "names": "the same by names", "given": "the same by fingerprint="}
+    for strength, said in words.items():
+        assert headline(replace(verdict, known_by=strength)).endswith(f", data {said}")
+    assert "data" not in headline(replace(verdict, known_by="whole"))
+    assert "data" not in headline(replace(verdict, trainers=1))  # of one session alone
 
 
 @pytest.mark.parametrize("bad", [{}, {"on_bad_record": "quarantine", "max_bad_records": 48}])
@@ -302,7 +308,7 @@ def test_data_that_come_back_have_an_era_of_their_own(tmp_path: Path) -> None:
         (Outcome.PROVEN, 2, 96, 0),
     ]
     assert [v.rolled_back for v in found] == [0, 0, 0]
-    assert headline(found[0]) == "PROVEN, 36 more abandoned for other data"
+    assert headline(found[0]) == "PROVEN, 36 more abandoned for other data, data the same by samples"
 
 
 def test_other_data_and_another_seed_are_refused_all_the_same() -> None:

@@ -46,7 +46,7 @@ def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(tmp_path: Pat
         f"delivered {RECORDS} of {RECORDS} annotations, each once",
         "captions.png",
         r"drawn in \S+audit.html",
-        "PROVEN",
+        "PROVEN, data the same by names\n",
     ]
     assert re.search(".*".join(story), done.stdout, re.S), done.stdout
     assert f"acknowledged {RECORDS} " in done.stdout
