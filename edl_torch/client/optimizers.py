@@ -192,7 +192,7 @@ class Optimizers:
 
     def _any_stepped(self, optimizer: Any) -> None:
         """Note an optimizer that is not attached, and steps on batches of this loader."""
-        if self._mine == id(optimizer):
+        if self._mine == id(optimizer) or self._is_inside(optimizer):
             return
         if self._session.is_attached_elsewhere(optimizer):
             if self._session.model is not None:
@@ -209,6 +209,11 @@ class Optimizers:
             self._hooks += [p.register_hook(comes) for p in some(trained(optimizer), HOOKED)]
         elif reached[0] and batches.in_hand is not None and reached[0] == batches.in_hand.number:
             self._session.doubt("unattached")
+
+    def _is_inside(self, optimizer: Any) -> bool:
+        """Whether it is the optimizer of an attached engine."""
+        engines = filter(is_engine, self._session.gradients.optimizers())
+        return any(_that_steps(getattr(engine, "optimizer", None)) is optimizer for engine in engines)
 
     def _number_of(self, optimizer: Any) -> int | None:
         for number, attached in self._attached.items():

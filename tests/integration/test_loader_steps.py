@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from loader_kit import acknowledged, all_records, elastic, flat, numbers, once, quarantined, take, trainer
 
+from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import audit
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.testing import FakeMaster
 
@@ -587,6 +590,20 @@ def test_a_step_that_an_engine_skips_for_an_overflow_counts() -> None:
         seen = take(loop, 1)
         engine.step()
         assert acknowledged(fake, service) == once(flat(seen))
+
+
+def test_the_optimizer_inside_of_an_engine_is_no_other_one(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    engine: Any = Engine(torch.optim.SGD([weight], lr=0.1), accumulation=1)
+    engine.module = torch.nn.ParameterList([weight])
+    with ElasticDataLoader(torch.arange(12.0), 4, num_epochs=1, audit_dir=tmp_path) as loader:
+        loader.attach(engine)
+        for batch in loader:
+            (weight * batch).sum().backward()
+            engine.step()
+            engine.zero_grad()
+    (verdict,) = audit([tmp_path])
+    assert verdict.proven, verdict.models
 
 
 def test_an_engine_that_is_detached_is_as_it_was() -> None:
