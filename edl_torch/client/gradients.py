@@ -166,15 +166,15 @@ class Gradients:
     def _look_at(self, held: _Held) -> None:
         """Look for a gradient of the batch in hand in one optimizer's parameters.
 
-        Where the loop has put another gradient in the place of one, nobody knows what is in it.
+        Where the loop has put another gradient in the place of one, nobody knows what is in it; what ranks
+        reduce is in another one, too.
         """
         changed = [p for p in self._changed_of(held) if p.grad is not None]
         if not any(p.grad.any() for p in changed) and not self._reached_others(held):
             return
-        for parameter in changed:
-            mark = self._marks.get(id(parameter))
-            if mark is not None and mark[0]() is not parameter.grad:
-                held.batches.clear()
+        marks = [(p.grad, self._marks[id(p)][0]) for p in changed if id(p) in self._marks]
+        if not self.reduced and any(known() is not gradient for gradient, known in marks):
+            held.batches.clear()
         self._add(held)
 
     def _reached_others(self, held: _Held) -> bool:

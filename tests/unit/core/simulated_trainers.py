@@ -106,7 +106,7 @@ class SimulatedTrainer:
         del self.loop[: len(done)]
         for batch in done:
             for grant, position in batch:
-                self.ledger.acknowledge(self.name, grant.task, grant.attempt, position + 1)
+                self.ledger.acknowledge(self.name, grant.task, grant.attempt, position + 1, start=position)
                 self.trained.append((grant.slice.epoch, grant.slice.shard, position))
 
 
