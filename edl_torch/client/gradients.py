@@ -33,7 +33,8 @@ class _Held:
 
     optimizer: weakref.ref[Any]
     watched: list[Any]
-    hooks: list[tuple[Any, Any]] = field(default_factory=list)  # parameters with their hooks
+    hooked: list[Any] = field(default_factory=list)  # parameters that say when a gradient comes
+    hooks: list[Any] = field(default_factory=list)  # torch's handles of that
     batches: list[Batch] = field(default_factory=list)  # whose gradients are there, and in no step yet
     known: _Known = field(default_factory=list)  # of hooked ones, after the last backward pass or step
     is_used: bool = False  # whether `known` is what a step has left, and no backward pass came since
@@ -42,7 +43,7 @@ class _Held:
 
     def gradients(self) -> Iterator[tuple[Any, Any]]:
         """The hooked parameters that have a gradient, each with it."""
-        return ((parameter, parameter.grad) for parameter, _ in self.hooks if parameter.grad is not None)
+        return ((parameter, parameter.grad) for parameter in self.hooked if parameter.grad is not None)
 
     def as_known(self) -> bool:
         """Whether some gradient is as it was after the last backward pass or step."""
@@ -65,7 +66,8 @@ class Gradients:
         self._passes = trainer.elastic
         self._batches = trainer.state.batches
         self._held: dict[int, _Held] = {}  # by the optimizer's number
-        self._former: _Held | None = None  # of the optimizer that was detached last
+        # Of the optimizer that was detached last: its parameters, which this does not keep alive, and batches
+        self._former: tuple[list[weakref.ref[Any]], list[Batch]] = [], []
         # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
         self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._abandoned_with: list[Any] | None = None  # what had changed as an iterator was collected
@@ -83,21 +85,23 @@ class Gradients:
         watched = some(trained(optimizer), WATCHED)
         held = _Held(weakref.ref(optimizer), watched)
         mine = {id(parameter) for parameter in watched if parameter.grad is not None}
-        for other in [*self._held.values(), *filter(None, [self._former])]:
-            if not mine.isdisjoint(map(id, other.watched)):
-                held.batches += [batch for batch in other.batches if batch not in held.batches]
+        former, left = self._former
+        others = [(other.watched, other.batches) for other in self._held.values()]
+        for theirs, batches in [*others, ([parameter() for parameter in former], left)]:
+            if not mine.isdisjoint(map(id, theirs)):
+                held.batches += [batch for batch in batches if batch not in held.batches]
         comes = calling(self._comes, number)
-        hooked = some([*filter(has_place, watched)], HOOKED)
-        held.hooks = [(parameter, parameter.register_hook(comes)) for parameter in hooked]
-        self._held[number], self._former = held, None
+        held.hooked = some([*filter(has_place, watched)], HOOKED)
+        held.hooks = [parameter.register_hook(comes) for parameter in held.hooked]
+        self._held[number], self._former = held, ([], [])
         self.look()
 
     def forget(self, number: int) -> None:
         """Look at those of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            self._former = held
-            for _, hook in held.hooks:
+            self._former = [weakref.ref(parameter) for parameter in held.watched], held.batches
+            for hook in held.hooks:
                 hook.remove()
         self.look()
 
@@ -132,7 +136,7 @@ class Gradients:
             if not self._batches.ended:  # a wrapper may hold what is in hand then
                 held.drop()
         elif held.is_used:
-            held.again = held.as_known() and _any(held.gradients())  # what is 0 adds nothing
+            held.again = held.as_known() and _any(held.hooked)  # what is 0 adds nothing
         held.is_used = False
         held.known = [(found[0], weakref.ref(found[1]), found[1]._version + 1)] if found else []
         self._add(held)
@@ -224,9 +228,7 @@ class Gradients:
             return False
         if not held.known and all(gradient._version < 2 for _, gradient in held.gradients()):
             return False  # as a backward pass leaves a new one
-        if _any(held.gradients()):
-            return False
-        return not _any((p, p.grad) for p in trained(held.optimizer()) if p.grad is not None)
+        return not (_any(held.hooked) or _any(trained(held.optimizer())))
 
     def _is_there(self, held: _Held) -> bool:
         """Whether gradients that a step has left are still in place, and not 0."""
@@ -362,9 +364,10 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for parameter in found if hasattr(parameter, "requires_grad")]
 
 
-def _any(gradients: Iterable[tuple[Any, Any]]) -> bool:
-    """Whether one of some gradients is not 0; what another machine has in its memory counts as such."""
-    return any(gradient.device.type != "cpu" or bool(gradient.any()) for _, gradient in gradients)
+def _any(parameters: Iterable[Any]) -> bool:
+    """Whether a gradient of some parameters is not 0; what is not in the CPU's memory counts as such."""
+    gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+    return any(gradient.device.type != "cpu" or bool(gradient.any()) for gradient in gradients)
 
 
 def calling(method: Callable[[int], None], number: int) -> Callable[[Any], None]:

@@ -6,6 +6,8 @@ The model counts how often it learnt each record; nothing asks the loader.
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -433,3 +435,16 @@ def test_what_a_scaler_steps_over_stands_in_the_first_line(tmp_path: Path) -> No
     model, _, first_line, _ = judged(tmp_path, overflowing)
     assert int((model.learnt == 0).sum()) == 4
     assert first_line == "PROVEN, 4 of 48 stepped over by a GradScaler"
+
+
+def test_an_optimizer_that_is_detached_leaves_its_parameters_to_python() -> None:
+    model = Counts()
+    optimizer = sgd(model.learnt)
+    learnt = weakref.ref(model.learnt)
+    with ElasticDataLoader(torch.arange(RECORDS), batch_size=4, num_epochs=1) as loader:
+        loader.attach(optimizer)
+        learn(model, optimizer, next(iter(loader)))
+        loader.detach(optimizer)
+        del model, optimizer
+        gc.collect()
+        assert learnt() is None

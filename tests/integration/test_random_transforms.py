@@ -24,7 +24,7 @@ from torchvision_kit import torchvision
 
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.core.registration import folder_of
-from edl_torch.data.reading.seeding import _draws, record_seeds
+from edl_torch.data.reading.seeding import record_seeds, transform_in_thread
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.shard import Indices
@@ -147,28 +147,25 @@ def test_a_scripted_transform_draws_so_too(logged: Callable[[], str]) -> None:
     assert not logged()
 
 
-def test_every_operator_of_torch_that_draws_on_the_cpu_is_caught() -> None:
-    """By its schema, and not by a list: one that torch adds is found."""
-    draws = _draws()
-    assert draws is not None
-    drawing = torch._C._jit_get_all_schemas()
-    names = {
-        f"{schema.name}.{schema.overload_name}".rstrip(".")
-        for schema in drawing
-        if schema.name.startswith("aten::") and any(one.name == "generator" for one in schema.arguments)
-    }
-    assert {"aten::uniform_", "aten::randperm.generator_out", "aten::bernoulli_.float"} <= names
-    for name in names:
-        if "prims" in name or not _is_kernel(name):
+# Made of others that draw; the attention that torch has for CPUs refuses dropout.
+MADE_OF_OTHERS = {"native_dropout", "_fused_sdp_choice", "_scaled_dot_product_flash_attention_for_cpu"}
+
+
+def test_every_operator_that_torch_says_draws_on_the_cpu_is_caught() -> None:
+    """torch marks those that draw, for its compiler."""
+    transform_in_thread(lambda record: record, None, seed=1)
+    caught = set()
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        operator, _, overload = rest.partition(".")
+        known = getattr(getattr(torch.ops.aten, operator, None), overload or "default", None)
+        if space != "aten" or known is None or torch.Tag.nondeterministic_seeded not in known.tags:
             continue
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "TESTING_ONLY_GenericMode"), name
-
-
-def _is_kernel(name: str) -> bool:
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"))
-    except RuntimeError:
-        return False
+        if has_kernel(name, "CPU") and operator not in MADE_OF_OTHERS:
+            assert has_kernel(name, "TESTING_ONLY_GenericMode"), name
+            caught.add(operator)
+    assert {"uniform_", "randperm", "bernoulli_", "multinomial"} <= caught
 
 
 def test_all_threads_are_between_two_draws_at_once() -> None:

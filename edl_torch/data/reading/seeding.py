@@ -152,6 +152,11 @@ class _Now(threading.local):
     def generator(self) -> torch.Generator:
         return torch.Generator()
 
+    @functools.cached_property
+    def draws(self) -> _Draws | None:
+        with _made:
+            return _draws()
+
 
 _now = _Now()
 
@@ -222,15 +227,10 @@ def _on_cpu(*values: Any) -> bool:
 _made = threading.Lock()
 
 
+@functools.cache
 def _draws() -> _Draws | None:
     """Return the process's own; None where this torch has no such key: whoever compares the global generators
     notices what is drawn from them."""
-    with _made:
-        return _draws_once()
-
-
-@functools.cache
-def _draws_once() -> _Draws | None:
     try:
         return _Draws()
     except (AttributeError, RuntimeError, TypeError) as error:
@@ -248,7 +248,7 @@ def transform_in_thread(transform: Callable[[Any], Any], record: Any, seed: int 
     Without `seed` it is that which the thread's record has already.
     """
     _now.seed, _now.is_drawing = (_seed_now() if seed is None else seed), False
-    draws = _draws()
+    draws = _now.draws
     try:
         with nullcontext() if draws is None else draws.here():
             return transform(record)
