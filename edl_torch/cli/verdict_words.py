@@ -28,20 +28,23 @@ _WAYS = {
     Evidence.COUNT.label: "by counting reports over several loader workers",
     Evidence.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
-_THE_SAME = {  # how sessions were seen to have the same data; nothing is added where all bytes were
-    "sampled": "data the same by samples",
-    "names": "data the same by names",
-    "given": "data the same by fingerprint=",
-    "partly": "data partly looked at",
-    "none": "data not known to be the same",
-}
+# By how the data of all sessions were compared: what the first line says of that, and what the grounds say
 _DATA = {
-    "whole": "whole: checksums or versions of all of them were compared",
-    "sampled": "sampled: samples of their bytes were compared",
-    "names": "names: names were compared, with sizes at most, and nothing that is in the files",
-    "given": "given: what fingerprint= says was compared",
-    "partly": 'partly: not all was looked at; fingerprint="v1" at the loader would tell other data',
-    "none": 'not looked at: other data would not be seen; fingerprint="v1" at the loader would tell them',
+    "whole": ("", "whole: checksums or versions of all of them were compared"),
+    "sampled": ("the same by samples", "sampled: samples of their bytes were compared"),
+    "names": (
+        "the same by names",
+        "names: names were compared, with sizes at most, and nothing that is in the files",
+    ),
+    "given": ("the same by fingerprint=", "given: what fingerprint= says was compared"),
+    "partly": (
+        "partly looked at",
+        'partly: not all was looked at; fingerprint="v1" at the loader would tell other data',
+    ),
+    "none": (
+        "not known to be the same",
+        'not looked at: other data would not be seen; fingerprint="v1" at the loader would tell them',
+    ),
 }
 
 
@@ -64,8 +67,8 @@ def headline(verdict: Verdict) -> str:
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
     if verdict.trainers > 1 and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
-        how = _THE_SAME.get(verdict.known_by)
-        said += f", {how}" if how else ""
+        how, _ = _DATA[verdict.known_by]
+        said += f", data {how}" if how else ""
     return said
 
 
@@ -90,7 +93,7 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     if rests_on:
         yield f"acknowledged: {'; '.join(rests_on)}"
     yield from verdict.models.shown
-    yield f"data: {_DATA[verdict.known_by]}"
+    yield f"data: {_DATA[verdict.known_by][1]}"
     if verdict.judged:
         yield "by the logs and the master's own word"
     if verdict.unsettled:

@@ -23,6 +23,7 @@ from edl_torch.testing import FakeMaster
 
 SIZE, BATCH = 48, 4
 PROVEN, INEXACT, DELIVERED = 0, 3, 4
+BY_TWO = "each record was trained on once, by 2 trainers with models of their own:"
 
 
 class Memory(torch.nn.Module):
@@ -138,7 +139,7 @@ def test_a_token_restored_without_its_model_has_two_models(tmp_path, capsys):
         assert model.learnt != set(range(SIZE))
     status, said = judged(tmp_path, capsys)
     assert status == DELIVERED
-    assert said["headline"].endswith("a 20, b 28, data the same by samples")
+    assert said["headline"] == f"DELIVERED: {BY_TWO} a 20, b 28, data the same by samples"
     assert "model.load_state_dict(…) before the first step" in said["undecided"][0]
 
 
@@ -263,7 +264,7 @@ def test_a_trainer_that_was_killed_and_begun_anew_without_a_checkpoint_has_half_
     assert model.learnt | other.learnt == set(range(SIZE))
     status, said = judged(tmp_path, capsys)
     assert status == DELIVERED
-    assert said["headline"].endswith("a 24, b 24, data the same by samples")
+    assert said["headline"] == f"DELIVERED: {BY_TWO} a 24, b 24, data the same by samples"
     assert "model = DistributedDataParallel(model)" in said["undecided"][0]
 
 

@@ -205,9 +205,10 @@ class LedgerMachine(LedgerBesideModel):
             self.ledger.acknowledge(name, task, attempt, lease.stop + beyond)
         with pytest.raises(InvalidArgument):
             self.ledger.fail(name, task, attempt, lease.grant.slice.stop + beyond, "broken")
-        if lease.done > lease.start and lease.start not in lease.back:
-            with pytest.raises(InvalidArgument):
-                self.ledger.give_back(name, task, attempt, lease.start)
+        for position in range(lease.start, lease.done):
+            if position not in lease.back:
+                with pytest.raises(InvalidArgument):
+                    self.ledger.give_back(name, task, attempt, position)
         with pytest.raises(StaleLease):
             self.ledger.lease("nobody", epoch=NEW_PASS, count=1)
         with pytest.raises(InvalidArgument):
