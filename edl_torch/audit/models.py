@@ -158,12 +158,16 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
 
 
 def _learners(history: DatasetHistory, part: Part, digest: str) -> Iterator[_Learner]:
-    """Yield the models of each session that has records which count, or took the token that ended it."""
+    """Yield the models of each session that has records which count, or took the token that ended it.
+
+    Where no records were left, as after a token of the end: of those that went on from there.
+    """
     lineage, own = part.lineage, part.own - part.quarantined
     told = lineage.acknowledged.at(lineage.acknowledged.answers != Answer.REFUSED)
     told = told.at(_meets(told, own))
     taken = [one for one in history.taken.get(digest, ()) if one.key == lineage.key]
-    for place in sorted({*np.unique(told.who).tolist(), *(one.place for one in taken)}):
+    places = {*np.unique(told.who).tolist(), *(one.place for one in taken)}
+    for place in sorted(places or (lineage.seen if part.begun else ())):
         rows = told.at(told.who == place)
         left = max((one.snapshot.line for one in taken if one.place == place), default=None)
         looked = [one for one in lineage.seen.get(place, ()) if left is None or one.line <= left]
@@ -214,7 +218,8 @@ def _groups(learners: Sequence[_Learner]) -> list[_Group]:
             groups.append([learner])
         else:
             group.append(learner)
-    return [group for group in groups if any(one.records for one in group) or len(groups) == 1]
+    learnt = [group for group in groups if any(one.records for one in group)]
+    return learnt or groups
 
 
 # What is one model --------------------------------------------------------------------------------------

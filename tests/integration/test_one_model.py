@@ -143,6 +143,28 @@ def test_a_token_restored_without_its_model_has_two_models(tmp_path, capsys):
     assert "model.load_state_dict(…) before the first step" in said["undecided"][0]
 
 
+@pytest.mark.parametrize("left", ["the model of the token", "an older model", "a new model"])
+@pytest.mark.parametrize("begins", [True, False], ids=["with a loop", "without a loop"])
+def test_a_token_of_the_end_is_restored_with_its_model_too(tmp_path, capsys, left, begins):
+    fake = FakeMaster()
+    with trainer(fake, tmp_path) as (batches, model, optimizer):
+        saved = {"a new model": Memory().state_dict()}
+        train(batches, model, optimizer, steps=5)
+        saved["an older model"] = copy.deepcopy(model.state_dict())
+        train(batches, model, optimizer)
+        saved["the model of the token"] = copy.deepcopy(model.state_dict())
+        token = batches.state_dict()
+    with trainer(fake, tmp_path, "b") as (batches, model, optimizer):
+        model.load_state_dict(saved[left])
+        batches.load_state_dict(token)
+        if begins:
+            assert not list(batches)
+    status, said = judged(tmp_path, capsys)
+    is_whole = model.learnt == set(range(SIZE))
+    assert status == (PROVEN if is_whole else DELIVERED)
+    assert is_whole or "model.load_state_dict(…) before the first step" in said["undecided"][0]
+
+
 def test_a_model_loaded_in_part_is_one_by_its_users_word(tmp_path, capsys):
     fake = FakeMaster()
     with trainer(fake, tmp_path) as (batches, model, optimizer):
