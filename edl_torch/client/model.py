@@ -13,7 +13,7 @@ import logging
 import math
 import platform
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,21 +208,6 @@ def has_place(parameter: Any) -> bool:
         and str(parameter.layout) == "torch.strided"
         and parameter.device.type != "meta"
     )
-
-
-def hear_of_steps(method: Callable[[Any], None]) -> Any:
-    """Have a method called with each optimizer that has stepped; it is kept alive by nothing here. Returns
-    torch's handle."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    reference = weakref.WeakMethod(method)
-
-    def stepped(optimizer: Any, arguments: Any, named: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(optimizer)
-
-    return register_optimizer_step_post_hook(stepped)
 
 
 def _view(parameter: Any) -> npt.NDArray[Any] | None:

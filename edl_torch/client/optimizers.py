@@ -1,23 +1,27 @@
 """Optimizers whose steps decide when a batch has been trained on.
 
 It tells an optimizer's steps on batches from those on none, and holds no optimizer alive. It does not know
-torch.
+torch, but for its hook of all optimizers. One that steps while the loop has a batch of this loader alone in
+hand, and has a gradient, attaches itself, unless one is attached: what the loop trains by is known then.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
 from edl_torch.client.gradients import HOOKED, trained
-from edl_torch.client.model import Kept, hear_of_steps, some
+from edl_torch.client.model import Kept, some
 from edl_torch.client.session import Session
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, is_engine
+
+log = logging.getLogger("edl_torch.client")
 
 _CHECKPOINT = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 
@@ -61,13 +65,22 @@ class Optimizers:
         self._mine = 0  # the id of the one that stepped last
         # Of optimizers that are not attached: the batch in hand when a gradient last came to one of theirs
         self._others: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-        self._hooks: list[Any] = []  # of their parameters, and the one of all optimizers
+        self._hooks: list[Any] = []  # of their parameters, and those of all optimizers
+        self._detached: weakref.WeakSet[Any] = weakref.WeakSet()  # which shall not attach themselves again
 
     def __repr__(self) -> str:
         alive = self._session.gradients.optimizers()
         return f"<Optimizers {[type(optimizer).__name__ for optimizer in alive]}>"
 
     # Attaching --------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Hear of the steps of all optimizers."""
+        from torch.optim import optimizer as torchs
+
+        if not self._hooks:
+            self._hooks.append(torchs.register_optimizer_step_pre_hook(_told(self._any_steps)))
+            self._hooks.append(torchs.register_optimizer_step_post_hook(_told(self._any_stepped)))
 
     def attach(
         self, optimizer: SteppingOptimizer, scaler: SteppingScaler | None = None, one_model: str = ""
@@ -81,6 +94,9 @@ class Optimizers:
         number = self._number_of(optimizer)
         if number is None:
             number = self._attach(optimizer)
+            if self._session.model is not None:
+                self.listen()
+        self._session.trainer.state.batches.insists = True
         if scaler is not None:
             self._watch(number, scaler)
 
@@ -88,7 +104,7 @@ class Optimizers:
         if self._session.model is not None:
             self._session.model.changed(word)
 
-    def _attach(self, optimizer: Any) -> int:
+    def _attach(self, optimizer: Any, *, insists: bool = True) -> int:
         session = self._session
         steps: Any = EngineSteps(optimizer) if is_engine(optimizer) else optimizer
         register: Any = getattr(steps, "register_step_post_hook", None)
@@ -97,20 +113,14 @@ class Optimizers:
                 f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
                 f"leave it out"
             )
-        number = session.do(session.trainer.state.batches.attach, type(optimizer).__name__)
+        number = session.do(session.trainer.state.batches.attach, type(optimizer).__name__, insists)
         session.gradients.watch(number, optimizer)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             session.model.kept[number] = Kept(trained(optimizer))
-            if not self._hooks:
-                self._hooks.append(hear_of_steps(self._any_stepped))
-        torch: Any = sys.modules.get("torch")
-
-        def trains(named: Mapping[str, Any]) -> bool:
-            return not (_is_captured(torch) or ("closure" in named and _makes_state(named)))
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
-            if trains(named):
+            if _trains(named):
                 session.look_for_writes()
                 session.about_to_step()
 
@@ -122,7 +132,7 @@ class Optimizers:
             for other, values in kept.items():  # they may share parameters
                 if other != number and values.shares(trained(optimizer)):
                     values.forget()
-            if not trains(named):
+            if not _trains(named):
                 return
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
             # optimizer skips the step. On an accelerator this waits for it, as the scaler does for others.
@@ -169,6 +179,7 @@ class Optimizers:
                 f"given to attach()"
             )
         self._attached.pop(number).remove()
+        self._detached.add(_that_steps(optimizer))
         self._forget(number)
         self._model_changed()
         self._session.run(self._session.passes.detach(number))
@@ -190,7 +201,21 @@ class Optimizers:
         if self._session.model is not None:
             self._session.model.kept.pop(number, None)
 
-    def _any_stepped(self, optimizer: Any) -> None:
+    def _any_steps(self, optimizer: Any, named: Mapping[str, Any]) -> None:
+        """Attach an optimizer that is about to step on the batch in hand, where none is attached."""
+        if self._gone:
+            self._let_go()
+        if self._attached or optimizer in self._detached or not self._session.has_the_batch:
+            return
+        reached, hand = self._others.get(optimizer), self._session.trainer.state.batches.in_hand
+        if reached is not None and hand is not None and reached[0] != hand.number:
+            return  # what its gradients hold came before
+        if _trains(named) and any(parameter.grad is not None for parameter in trained(optimizer)):
+            self._attach(optimizer, insists=False)
+            name, dataset = type(optimizer).__name__, self._session.description.name
+            log.info("dataset=%s optimizer=%s steps on its batches, which count at its steps", dataset, name)
+
+    def _any_stepped(self, optimizer: Any, named: Mapping[str, Any]) -> None:
         """Note an optimizer that is not attached, and steps on batches of this loader."""
         if self._mine == id(optimizer) or self._is_inside(optimizer):
             return
@@ -209,6 +234,17 @@ class Optimizers:
             self._hooks += [p.register_hook(comes) for p in some(trained(optimizer), HOOKED)]
         elif reached[0] and batches.in_hand is not None and reached[0] == batches.in_hand.number:
             self._session.doubt("unattached")
+            if batches.unfinished and batches.unfinished[0] is not batches.in_hand and not batches.insists:
+                self._replace_by(optimizer)
+
+    def _replace_by(self, optimizer: Any) -> None:
+        """Attach an optimizer that has stepped in the place of those that attached themselves, and did not
+        step on the batch before this one."""
+        for number in list(self._attached):
+            self._attached.pop(number).remove()
+            self._forget(number)
+            self._session.do(self._session.trainer.state.batches.detach, number)
+        self._session.stepped(self._attach(optimizer, insists=False))
 
     def _is_inside(self, optimizer: Any) -> bool:
         """Whether it is the optimizer of an attached engine."""
@@ -222,14 +258,16 @@ class Optimizers:
         return None
 
     def _let_go(self) -> None:
-        """Detach optimizers that do not exist any more, but for the last: some step has to decide."""
+        """Detach optimizers that do not exist any more, but for the last where one was asked for: some step
+        has to decide."""
         self._gone.clear()
+        batches = self._session.trainer.state.batches
         dead = [number for number, attached in self._attached.items() if attached.optimizer() is None]
         for number in dead:
-            if len(self._attached) > 1:
+            if len(self._attached) > 1 or not batches.insists:
                 del self._attached[number]
                 self._forget(number)
-                self._session.do(self._session.trainer.state.batches.gone, number)
+                self._session.do(batches.gone, number)
 
 
 def _that_steps(optimizer: Any) -> Any:
@@ -245,8 +283,30 @@ def _that_steps(optimizer: Any) -> Any:
     return optimizer
 
 
-def _is_captured(torch: Any) -> bool:
+def _told(method: Callable[[Any, Mapping[str, Any]], None]) -> Callable[..., None]:
+    """Return a hook of all optimizers that calls a method, and does not keep its object alive."""
+    import torch
+
+    reference = weakref.WeakMethod(method)
+
+    def told(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(optimizer, named)
+
+    # The hook of a compiled step is compiled, with all that it calls.
+    hook: Callable[..., None] = torch.compiler.disable(told)  # type: ignore[no-untyped-call]
+    return hook
+
+
+def _trains(named: Mapping[str, Any]) -> bool:
+    """Whether a step, of which these are the named arguments, trains."""
+    return not (_is_captured() or ("closure" in named and _makes_state(named)))
+
+
+def _is_captured() -> bool:
     """Whether a step only goes into a CUDA graph: it trains when that is replayed."""
+    torch: Any = sys.modules.get("torch")
     if torch is None or torch.compiler.is_compiling() or not torch.cuda.is_initialized():
         return False
     return bool(torch.cuda.is_current_stream_capturing())

@@ -130,7 +130,7 @@ class DataShardService:
             master, self._description, None if lookahead == "manual" else lookahead, audit_dir
         )
         self._lookahead = lookahead
-        self._optimizers = Optimizers(self._session)
+        self.optimizers = Optimizers(self._session)
         self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session)
         self._raw_open = False
@@ -313,7 +313,7 @@ class DataShardService:
         is loaded in part, `one_model` says why it is one; the verdict repeats it.
         """
         self._check_open()
-        self._optimizers.attach(optimizer, scaler, one_model)
+        self.optimizers.attach(optimizer, scaler, one_model)
 
     def detach(self, optimizer: SteppingOptimizer) -> None:
         """Let an attached optimizer decide no more, as when another takes its place.
@@ -324,7 +324,7 @@ class DataShardService:
         one that is not attached.
         """
         self._check_open()
-        self._optimizers.detach(optimizer)
+        self.optimizers.detach(optimizer)
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
@@ -387,7 +387,7 @@ class DataShardService:
         try:
             self._session.close()
         finally:
-            self._optimizers.close()
+            self.optimizers.close()
             if self._owns_master:
                 self._session.master.close()
             for loader in list(self._session.loaders):

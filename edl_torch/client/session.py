@@ -35,6 +35,7 @@ from edl_torch.errors import (
     StaleLease,
 )
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.shard import TaskType
 from edl_torch.system.cuts import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.batches import Batch
@@ -327,6 +328,25 @@ class Session:
                 found.append(SiblingSession(session=other.id, records=records, same_thread=same_thread))
         return tuple(found)
 
+    @property
+    def has_the_batch(self) -> bool:
+        """Whether a loop of the calling thread has a batch of this session's to train on, and of no other's;
+        one that trains has some from the beginning of its pass to the end."""
+        thread = get_ident()
+
+        def may_train(session: Session) -> bool:
+            state = session.trainer.state
+            is_training = state.batches.attached and state.supply.current.is_open
+            return (
+                session.loop_thread == thread
+                and session.description.task_type is TaskType.TRAINING
+                and (is_training or bool(state.batches.unfinished))
+                and not (session.closed or session._abandoned)
+            )
+
+        has_in_hand = self.trainer.state.batches.has_in_hand
+        return has_in_hand and [session for session in _sessions.alive() if may_train(session)] == [self]
+
     def is_attached_elsewhere(self, optimizer: Any) -> bool:
         """Whether an optimizer is attached to another of this process's sessions."""
         others = (other for other in _sessions.alive() if other is not self)
@@ -598,7 +618,9 @@ class _Sessions:
         self._references.add(weakref.ref(session, self._references.discard))
 
     def alive(self) -> list[Session]:
-        """Return them all."""
+        """Return them all; none in a forked child, which has copies."""
+        if self._pid != os.getpid():
+            return []
         return [session for reference in list(self._references) if (session := reference()) is not None]
 
 

@@ -216,6 +216,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._told_of_order = False
         if self._peers is not None:
             service.position.synchronise(self._peers)
+        service.optimizers.listen()
 
     def __enter__(self) -> Self:
         return self

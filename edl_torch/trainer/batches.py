@@ -60,6 +60,7 @@ class Batches:
         self.unfinished: deque[Batch] = deque()  # passed on, with records, and the loop is not done with them
         self.in_hand: Batch | None = None  # the one that the loop has; without a ticket once it has let go
         self.attached = False  # whether a step decides when a batch has been trained on
+        self.insists = False  # whether the user says so: else an optimizer was seen to step, and may be gone
         self.settled = 0  # batches that were acknowledged, or put into quarantine
         self._newest = 0  # the number of the batch that was handed out last
         self._passed = 0  # of the one that was passed on last
@@ -255,8 +256,9 @@ class Batches:
         """Whether a batch that the loop was passed waits for an optimizer."""
         return bool(self.unfinished) and self.unfinished[-1].number > self._stepped[number]
 
-    def attach(self, name: str = "optimizer") -> int:
+    def attach(self, name: str = "optimizer", insists: bool = True) -> int:
         """Add an optimizer; returns its number. Batches that wait for a step wait for one of it too."""
+        self.insists |= insists
         number = next(self._numbers)
         if not self._stepped:
             self._touched = self._passed  # nobody can say of those before
@@ -275,18 +277,19 @@ class Batches:
         self._never.discard(number)
         self._replaced = False
         if not self._stepped:
-            self._stepped[_NOBODY] = upto
+            if self.insists:
+                self._stepped[_NOBODY] = upto
             self._forget_nobody()
 
     def gone(self, number: int) -> None:
         """Forget optimizer `number`, which does not exist any more. The last one stays: a step decides."""
-        if len(self._stepped) > 1:
+        if len(self._stepped) > 1 or not self.insists:
             self.detach(number)
 
     def _forget_nobody(self) -> None:
         if not self.unfinished:
             self._stepped.pop(_NOBODY, None)
-            self.attached = bool(self._stepped)
+        self.attached = bool(self._stepped)
 
     def stepped(self, number: int, *, before_hand: bool = False) -> None:
         """Note that optimizer `number` stepped; with `before_hand` on what came before the batch in hand."""

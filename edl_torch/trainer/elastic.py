@@ -152,6 +152,7 @@ class ElasticPasses:
 
     def more_to_read(self) -> Procedure[bool]:
         """Wait, with every batch handed out, until the epoch is over. True when there is more to read."""
+        self._count_what_waits()
         yield from self._drain()
         more = yield from self._leasing.wait_for_more()
         self._exhausted = not more
@@ -183,6 +184,7 @@ class ElasticPasses:
         Batches that a loop has gathered for a step count, at the end of the job, without one. Raises
         AccountingError where they wait for an optimizer that does not step at all, or not any more.
         """
+        self._count_what_waits()
         state, current = self._state, self._state.supply.current
         if not (current.is_open and not current.granted and state.inflight):
             return
@@ -205,6 +207,13 @@ class ElasticPasses:
             f"enumerate(loader, loader.batches_done) goes on where a resumed epoch was. Or call "
             f"loader.stepped() if they count as trained on, as after a step that a GradScaler may skip"
         )
+
+    def _count_what_waits(self) -> None:
+        """Count what waits for an optimizer that attached itself, and may step no more: the loop has asked
+        for another batch."""
+        batches = self._state.batches
+        if batches.attached and not batches.insists:
+            self._settle(batches.reported(), Evidence.NEXT)
 
     def _is_after_all_epochs(self, current: Pass) -> bool:
         if not self._state.config.keeps_ledger:

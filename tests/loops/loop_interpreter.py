@@ -147,6 +147,7 @@ class Interpreter:
 
     def _renew(self) -> None:
         old = getattr(self, "_optimizers", [])
+        self.reference.renewed()
         if self.program.renew == "detach":
             for optimizer in old:
                 self.service.detach(optimizer)
@@ -348,6 +349,8 @@ class Interpreter:
             self._loader.scale_gradients(optimizer)
             if not overflowed and number not in self._unsure:
                 self._check_gradient(number)
+        if not overflowed or self.program.optimizers[number].fused:  # else its step() is not called
+            self.reference.steps(number)
         if overflowed:
             self.reference.windows[number] = []
         else:

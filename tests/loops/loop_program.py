@@ -161,6 +161,12 @@ class Program(Value):
         return frozenset(n for n, optimizer in enumerate(self.optimizers) if optimizer.attached)
 
     @property
+    def _deciding(self) -> list[Optimizer]:
+        """Those that are attached; without any, the one that is the first to step attaches itself."""
+        steppers = sorted((plan for plan in self.optimizers if plan.every), key=lambda plan: plan.every)
+        return [self.optimizers[number] for number in sorted(self.attached)] or steppers[:1]
+
+    @property
     def is_left_early(self) -> bool:
         """Whether some pass ends before its data does."""
         return bool(self.take) or self.has(Kind.BREAK, Kind.RAISE)
@@ -207,9 +213,9 @@ class Program(Value):
 
     @property
     def _is_sound_elastic(self) -> bool:
-        plans = [self.optimizers[number] for number in self.attached]
-        if self.weighed and self.gathers and len(plans) < len(self.optimizers) > 1:
+        if self.weighed and self.gathers and len(self.attached) < len(self.optimizers) > 1:
             return False  # nothing says which batches are in an optimizer's gradients
+        plans = self._deciding
         if not plans:
             return self.take != 1
         longest = max(plan.every for plan in plans)
@@ -224,7 +230,7 @@ class Program(Value):
             return False
         if self.loader.plain:  # which worker's batch a report means is proved by later ones, which never come
             return self.loader.workers > 1
-        plans = [self.optimizers[number] for number in self.attached]
+        plans = self._deciding
         return self.take < max((plan.every or self.take + 1 for plan in plans), default=2)
 
     @property

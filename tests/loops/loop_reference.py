@@ -43,11 +43,12 @@ class Reference:
     """Counts since the beginning, or since the model went back to a copy.
 
     `attached`: the optimizers that must step before a batch counts. Where it is empty, `plain` says whether a
-    report is needed.
+    report is needed; else the first optimizer that steps with a batch in hand attaches itself.
     """
 
     def __init__(self, optimizers: int, attached: frozenset[int], *, plain: bool) -> None:
         self.attached = attached
+        self.by_itself = False
         self.plain = plain
         self.batches: list[Batch] = []
         self.hand: Batch | None = None
@@ -67,6 +68,19 @@ class Reference:
     def backward(self, batch: Batch) -> None:
         for window in self.windows:
             window.append(batch)
+
+    def steps(self, optimizer: int) -> None:
+        """An optimizer is about to step, and its parameters have gradients."""
+        if self.attached or self.plain or self.hand is None or self.done(self.hand) or self.hand.bad:
+            return
+        for batch in self.batches:
+            batch.declared = self.done(batch)
+        self.attached, self.by_itself = frozenset([optimizer]), True
+
+    def renewed(self) -> None:
+        """The loop makes new optimizers, and attaches none."""
+        if self.by_itself:
+            self.attached, self.by_itself = frozenset(), False
 
     def stepped(self, optimizer: int) -> None:
         """It changed its parameters by its window's gradients, which are gone then."""
@@ -110,9 +124,10 @@ class Reference:
             return False
         if batch.declared:
             return True
-        if self.attached:
-            return self.attached <= batch.stepped_by
-        return batch.passed and not self.plain
+        if self.attached and self.attached <= batch.stepped_by:
+            return True
+        # One that attached itself may step no more: what waits for it counts in the end as without.
+        return batch.passed and not self.plain and (self.by_itself or not self.attached)
 
     def delivered_counts(self) -> Counts:
         return Counter(record for batch in self.batches for record in batch.records)

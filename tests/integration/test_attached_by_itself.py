@@ -1,0 +1,367 @@
+"""An optimizer attaches itself: what is proven without `attach()` is true, and what is not says which line to add.
+
+The model counts how often it learnt each record; nothing asks the loader.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.cli.verdict_words import undecided
+from edl_torch.shard import TaskType
+from edl_torch.testing import FakeMaster
+
+RECORDS, BATCH = 48, 4
+
+
+class Counts(nn.Module):
+    """At a rate of 1 each record adds 1 to its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt = nn.Parameter(torch.zeros(RECORDS))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -self.learnt[batch].sum()
+
+    def has_each(self, times: int = 1) -> bool:
+        return bool((self.learnt.detach() == times).all())
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def learn(model: Counts, optimizer: Any, batch: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).backward()
+    optimizer.step()
+
+
+def loader(folder: Path | None = None, **options: Any) -> ElasticDataLoader:
+    options = {"batch_size": BATCH, "num_epochs": 1, "records_per_shard": BATCH, "shuffle": True, **options}
+    return ElasticDataLoader(torch.arange(RECORDS), audit_dir=folder, **options)
+
+
+def judged(folder: Path) -> Verdict:
+    (verdict,) = audit([folder])
+    return verdict
+
+
+def is_attached(data: ElasticDataLoader, optimizer: Any) -> bool:
+    return optimizer in data.service.session.gradients.optimizers()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, {"num_threads": 2}, {"num_workers": 1, "num_threads": 2}],
+    ids=["here", "workers", "threads", "both"],
+)
+def test_a_loop_without_attach_is_proven(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader(tmp_path, num_epochs=2, **options) as data:
+        for _ in data.epochs():
+            for batch in data:
+                learn(model, optimizer, batch)
+    assert model.has_each(2)
+    verdict = judged(tmp_path)
+    assert (verdict.outcome, list(undecided(verdict))) == (Outcome.PROVEN, [])
+
+
+def test_each_step_counts_at_once() -> None:
+    fake, model = FakeMaster(), Counts()
+    optimizer = sgd(model)
+    with loader(master_client=fake) as data:
+        for number, batch in enumerate(data, 1):
+            learn(model, optimizer, batch)
+            data.service.session.flush()
+            assert fake.outcomes["training"].acknowledged.total() == BATCH * number
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_loop_that_is_left_after_a_step_learns_nothing_twice(tmp_path: Path, number: int) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader(tmp_path) as data:
+        for _ in data.epochs():
+            for at, batch in enumerate(data):
+                learn(model, optimizer, batch)
+                if at == number:
+                    break
+    assert model.has_each()
+    assert judged(tmp_path).outcome is Outcome.PROVEN
+
+
+def test_a_restored_job_is_proven(tmp_path: Path) -> None:
+    model = Counts()
+    with loader(tmp_path) as data:
+        optimizer = sgd(model)
+        for at, batch in enumerate(data):
+            learn(model, optimizer, batch)
+            if at == 4:
+                saved = {"model": model.state_dict(), "data": data.state_dict()}
+                break
+    again = Counts()
+    again.load_state_dict(saved["model"])
+    with loader(tmp_path) as data:
+        data.load_state_dict(saved["data"])
+        optimizer = sgd(again)
+        for batch in data:
+            learn(again, optimizer, batch)
+    assert again.has_each()
+    assert judged(tmp_path).outcome is Outcome.PROVEN
+
+
+def test_windows_without_attach_are_delivered_and_the_line_is_named(tmp_path: Path) -> None:
+    """No gradient of the first window was seen to come, but of its last batch."""
+    model = Counts()
+    optimizer = sgd(model)
+    with loader(tmp_path) as data:
+        for number, batch in enumerate(data, 1):
+            model(batch).backward()
+            if number % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert model.has_each()
+    verdict = judged(tmp_path)
+    assert verdict.outcome is Outcome.DELIVERED
+    assert verdict.models.unattached == 2 * BATCH
+    assert "Before the loop: loader.attach(optimizer)" in " ".join(undecided(verdict))
+
+
+def skips_the_first(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(data):
+        if number:
+            learn(model, optimizer, batch)
+
+
+def skips_a_later_one(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(data):
+        if number != 5:
+            learn(model, optimizer, batch)
+
+
+def steps_on_what_was_there(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
+    """An optimizer that has stepped before leaves its gradient, and the first batch adds none."""
+    learn(model, optimizer, torch.arange(BATCH))
+    with torch.no_grad():
+        model.learnt.zero_()
+    for number, batch in enumerate(data):
+        if number:
+            optimizer.zero_grad()
+            model(batch).backward()
+        optimizer.step()
+
+
+def with_another_optimizer(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
+    """What attaches itself is the first to step, and learns from no batch."""
+    other = Counts()
+    others = sgd(other)
+    for number, batch in enumerate(data):
+        learn(other, others, torch.arange(3))
+        if number != 5:
+            learn(model, optimizer, batch)
+
+
+def with_another_optimizer_at_first(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
+    other = Counts()
+    others = sgd(other)
+    for number, batch in enumerate(data):
+        if not number:
+            learn(other, others, torch.arange(3))
+        else:
+            learn(model, optimizer, batch)
+
+
+def with_new_optimizers_within(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
+    """As one that searches for an adversarial example of each batch."""
+    for number, batch in enumerate(data):
+        noise = nn.Parameter(torch.zeros(BATCH))
+        inner = torch.optim.SGD([noise], lr=0.1)
+        for _ in range(2):
+            inner.zero_grad()
+            (noise * batch).sum().backward()
+            inner.step()
+        if number != 5:
+            learn(model, optimizer, batch)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        skips_the_first,
+        skips_a_later_one,
+        steps_on_what_was_there,
+        with_another_optimizer,
+        with_another_optimizer_at_first,
+        with_new_optimizers_within,
+    ],
+)
+def test_a_model_that_lacks_records_is_not_proven(tmp_path: Path, loop: Callable[..., None]) -> None:
+    model = Counts()
+    with loader(tmp_path) as data:
+        loop(data, model, sgd(model))
+    assert not model.has_each()
+    verdict = judged(tmp_path)
+    assert verdict.outcome is Outcome.DELIVERED
+    assert (
+        "loader.attach(optimizer)" in (said := " ".join(undecided(verdict))) or "loader.give_back()" in said
+    )
+
+
+def test_an_optimizer_that_steps_in_the_place_of_the_first_decides() -> None:
+    fake, model, other = FakeMaster(), Counts(), Counts()
+    first, second = sgd(other), sgd(model)
+    with loader(master_client=fake) as data:
+        for number, batch in enumerate(data, 1):
+            if number == 1:
+                learn(other, first, torch.arange(3))
+            else:
+                learn(model, second, batch)
+            data.service.session.flush()
+            waits = BATCH * (number == 2)  # a first step does not show what it was on
+            assert fake.outcomes["training"].acknowledged.total() == BATCH * number - waits
+        assert is_attached(data, second)
+        assert not is_attached(data, first)
+
+
+def test_one_batch_that_is_not_learnt_is_not_proven(tmp_path: Path) -> None:
+    model = Counts()
+    with loader(tmp_path, batch_size=RECORDS, records_per_shard=RECORDS) as data:
+        steps_on_what_was_there(data, model, sgd(model))
+    assert not model.has_each()
+    assert judged(tmp_path).outcome is Outcome.DELIVERED
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_validation_loader_that_is_held_open_stays_out(tmp_path: Path, when: str) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with (
+        loader(tmp_path / "train") as data,
+        loader(tmp_path / "val", dataset_name="validation") as validation,
+    ):
+        held: Iterator[Any] = iter(validation)
+        for number, batch in enumerate(data):
+            if number % 2 == (when == "within"):
+                with torch.no_grad():
+                    model(next(held))
+            learn(model, optimizer, batch)
+        assert not is_attached(validation, optimizer)
+        for batch in held:
+            model(batch)
+    assert model.has_each()
+    assert judged(tmp_path / "val").outcome is Outcome.DELIVERED
+    train = judged(tmp_path / "train").outcome
+    assert train is (Outcome.PROVEN if when == "within" else Outcome.DELIVERED)
+
+
+def test_data_that_are_no_training_data_stay_out(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader(tmp_path, task_type=TaskType.EVALUATION) as data:
+        for batch in data:
+            learn(model, optimizer, batch)
+        assert not is_attached(data, optimizer)
+    assert judged(tmp_path).outcome is Outcome.DELIVERED
+
+
+def test_two_loaders_in_one_loop_have_no_optimizer_until_it_is_said(tmp_path: Path) -> None:
+    for said in (False, True):
+        model = Counts()
+        optimizer = sgd(model)
+        folders = [tmp_path / f"{said} {name}" for name in "ab"]
+        with ExitStack() as stack:
+            both = [stack.enter_context(loader(folder)) for folder in folders]
+            if said:
+                for data in both:
+                    data.attach(optimizer)
+            for one, two in zip(*both, strict=True):
+                learn(model, optimizer, torch.cat([one, two]))
+        assert model.has_each(2)
+        wanted = Outcome.PROVEN if said else Outcome.DELIVERED
+        assert [judged(folder).outcome for folder in folders] == [wanted] * 2
+
+
+def test_two_loaders_one_after_the_other_are_both_proven(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader(tmp_path / "a") as one, loader(tmp_path / "b") as two:
+        for data in (one, two):
+            for batch in data:
+                learn(model, optimizer, batch)
+    assert model.has_each(2)
+    assert [judged(tmp_path / name).outcome for name in "ab"] == [Outcome.PROVEN] * 2
+
+
+def test_a_pass_without_steps_counts_as_without_an_optimizer(tmp_path: Path) -> None:
+    """The optimizer that was seen to train does so no more."""
+    model = Counts()
+    optimizer = sgd(model)
+    seen = []
+    with loader(tmp_path, num_epochs=3) as data:
+        for epoch in data.epochs():
+            for batch in data:
+                seen += batch.tolist()
+                if epoch == 0:
+                    learn(model, optimizer, batch)
+        assert data.service.finished
+    assert sorted(seen) == sorted([*range(RECORDS)] * 3)
+    assert judged(tmp_path).outcome is Outcome.DELIVERED
+
+
+def test_an_optimizer_that_is_gone_makes_room_for_the_next(tmp_path: Path) -> None:
+    model = Counts()
+    with loader(tmp_path, num_epochs=2) as data:
+        for _ in data.epochs():
+            optimizer = sgd(model)
+            for batch in data:
+                learn(model, optimizer, batch)
+            del optimizer
+            gc.collect()
+    assert model.has_each(2)
+    assert judged(tmp_path).outcome is Outcome.PROVEN
+
+
+def test_one_that_was_detached_does_not_attach_itself_again() -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader() as data:
+        for number, batch in enumerate(data):
+            learn(model, optimizer, batch)
+            assert is_attached(data, optimizer) == (number < 3)
+            if number == 2:
+                data.detach(optimizer)
+
+
+def _steps_in_a_child(report: Any) -> None:
+    model = Counts()
+    learn(model, sgd(model), torch.arange(BATCH))
+    report.put(model.learnt.sum().item())
+
+
+def test_a_forked_child_that_steps_counts_no_batch_of_its_parent() -> None:
+    context = multiprocessing.get_context("fork")
+    fake = FakeMaster()
+    with loader(master_client=fake) as data:
+        batches = iter(data)
+        next(batches)
+        report = context.SimpleQueue()
+        child = context.Process(target=_steps_in_a_child, args=(report,))
+        child.start()
+        assert report.get() == BATCH
+        child.join()
+        data.service.session.flush()
+        assert not fake.outcomes["training"].acknowledged
