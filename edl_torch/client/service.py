@@ -301,6 +301,9 @@ class DataShardService:
     ) -> None:
         """Acknowledge the batches of an `ElasticDataLoader` after each `optimizer.step()`, not before.
 
+        An optimizer that steps on the batch in hand attaches itself, where none is attached. Say it before
+        the loop with gradient accumulation, a `GradScaler`, several optimizers, or several loaders in a loop.
+
         With several optimizers a batch counts once each of them has stepped. A step that a `GradScaler` skips
         counts nothing, fused or not: the batch waits for the next step, as does one whose gradients
         `zero_grad()` threw away. Given as `scaler`, a step that it skips counts as one: the loop is done with

@@ -1,4 +1,4 @@
-"""An optimizer attaches itself: what is proven without `attach()` is true, and what is not says which line to add.
+"""An optimizer attaches itself: what is proven without `attach()` is true; else the line to add is named.
 
 The model counts how often it learnt each record; nothing asks the loader.
 """
@@ -216,9 +216,8 @@ def test_a_model_that_lacks_records_is_not_proven(tmp_path: Path, loop: Callable
     assert not model.has_each()
     verdict = judged(tmp_path)
     assert verdict.outcome is Outcome.DELIVERED
-    assert (
-        "loader.attach(optimizer)" in (said := " ".join(undecided(verdict))) or "loader.give_back()" in said
-    )
+    said = " ".join(undecided(verdict))
+    assert "loader.attach(optimizer)" in said or "loader.give_back()" in said
 
 
 def test_an_optimizer_that_steps_in_the_place_of_the_first_decides() -> None:
