@@ -305,7 +305,7 @@ def mapped_files(dataset: Any) -> list[FileStamp]:
     """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are, in
     datasets inside of it too. An array that is a part of a mapped one, as `np.asarray` gives, is mapped."""
     files: dict[str, None] = {}
-    ahead, met = [dataset], set()
+    ahead, met = [dataset], set[int]()
     while ahead and len(met) < _MOST_COPIED:
         value = ahead.pop()
         if id(value) in met:
