@@ -23,8 +23,7 @@ from edl_torch.core.calls import (
     QuarantinedRecord,
 )
 from edl_torch.core.changes import Mark, Version, unrecorded
-from edl_torch.core.leases import Lease, Leases, new_failures
-from edl_torch.core.lending import LeaseRequest, Lending
+from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_failures
 from edl_torch.core.members import Participants
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
@@ -62,9 +61,9 @@ class Stage(NamedTuple):
 class ShardLedger:
     """Records of one dataset: those that wait, those that are lent, and counts of the rest.
 
-    Others may read `backlog`, `leases` and `participants`. `mark` is called with the key of each part that changes,
-    for the journal. `version` grows when a trainer that waits may find something: records that came back, or
-    a pass that may be over.
+    Others may read `backlog`, `leases` and `participants`. `mark` is called with the key of each part that
+    changes, for the journal. `version` grows when a trainer that waits may find something: records that came
+    back, or a pass that may be over.
     """
 
     def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded, version: Version | None = None) -> None:

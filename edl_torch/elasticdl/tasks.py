@@ -27,7 +27,7 @@ from edl_torch.core.leases import Lease
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine
-from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, TaskResult, TrainingParams
+from edl_torch.elasticdl.wire import MAX_INT32, ForeignTask, TaskResult, TrainingParams
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset, Unsupported
 from edl_torch.shard import DatasetSpec, IndexArray, Slice, TaskType
 

@@ -18,7 +18,7 @@ from edl_torch.core.calls import LeaseAnswer, LeaseCall, MasterStatus, ReportCal
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.errors import EdlError, ServiceClosed
-from edl_torch.system.cuts import cut_off, is_own
+from edl_torch.system.termination import cut_off, is_own
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from edl_torch.core.calls import (
     TrainerStatus,
 )
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import WaitLogSchedule
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter

@@ -23,8 +23,7 @@ from edl_torch.core.calls import (
     SnapshotCall,
 )
 from edl_torch.core.events import Event
-from edl_torch.core.leases import PAGE, Lease, Span
-from edl_torch.core.lending import LeaseRequest, Quota
+from edl_torch.core.leases import PAGE, Lease, LeaseRequest, Quota, Span
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member
 
