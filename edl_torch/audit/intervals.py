@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.plan import Plan
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, IndexArray, Slice, Source

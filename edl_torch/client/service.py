@@ -29,9 +29,9 @@ from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingS
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink
-from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.core.master_api import MasterApi
-from edl_torch.core.measures import Measures
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import DatasetStatus, Measures
 from edl_torch.errors import InvalidArgument, MasterStartError, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.protocols import OURS, door
 from edl_torch.readers.base import AbstractDataReader

@@ -20,11 +20,9 @@ from edl_torch.core.calls import (
     NEW_PASS,
     ConfirmAnswer,
     ConfirmCall,
-    DatasetStatus,
     Fence,
     LeaseAnswer,
     LeaseCall,
-    MasterStatus,
     PassState,
     ProgressCall,
     RegisterAnswer,
@@ -35,6 +33,7 @@ from edl_torch.core.calls import (
     StatusCall,
 )
 from edl_torch.core.master_api import Listener, MasterApi
+from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.elasticdl import wire
 from edl_torch.elasticdl.tasks import ForeignDataset
 from edl_torch.elasticdl.wire import MAX_INT32, ForeignTask, GetTaskCall, TaskResult

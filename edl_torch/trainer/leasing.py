@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from edl_torch.core.calls import (
-    NEW_PASS,
-    Grant,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    PassState,
-    StatusCall,
-    TrainerStatus,
-)
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState, StatusCall
+from edl_torch.core.status import MasterStatus, TrainerStatus
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
 from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import WaitLogSchedule
