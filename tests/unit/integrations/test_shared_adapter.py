@@ -80,7 +80,9 @@ def test_a_framework_that_reads_ahead_says_which_batch_its_loop_gets(lookahead: 
         with pytest.raises(ConcurrentIteration):
             next(left)
         batches = iter(loader)
-        assert [batch.tolist()[0] for batch in islice(batches, 4)] == [0, 4, 8, 12], "what was left comes again"
+        assert [batch.tolist()[0] for batch in islice(batches, 4)] == [0, 4, 8, 12], (
+            "what was left comes again"
+        )
         for _ in range(3):
             loader.passed_on()
         assert loader.weight == 4
