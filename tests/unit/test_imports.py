@@ -69,6 +69,8 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "cv2": ("readers", "checking.sheet"),
     "pycocotools": ("readers",),
     "PIL": (),
+    "obstore": ("readers.storage",),
+    "fsspec": ("readers.storage",),
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),
     "lightning": ("integrations.lightning",),
