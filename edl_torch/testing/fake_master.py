@@ -10,12 +10,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.master_api import Listener, MasterApi
+from edl_torch.core.members import Patience
 from edl_torch.core.plan import Plan
 from edl_torch.core.state import Released
 from edl_torch.errors import MasterUnavailable
@@ -197,21 +198,14 @@ class FakeMaster(FakeConnection):
     def __init__(
         self,
         *,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         ledger_id: str = "fake",
+        **patience: Unpack[Patience],
     ) -> None:
         self.clock = FakeClock()
         self.faults = Faults()
         self.outcomes: dict[str, Outcomes] = {}
         self.listeners: dict[str, Listener] = {}
-        self._dispatcher = Dispatcher(
-            ledger_id=ledger_id,
-            lease_timeout_s=lease_timeout_s,
-            grace_s=grace_s,
-            progress_timeout_s=progress_timeout_s,
-        )
+        self._dispatcher = Dispatcher(ledger_id=ledger_id, **patience)
         local = LocalMaster("fake", dispatcher=self._dispatcher, clock=self.clock)
         super().__init__(self, local, "fake", in_process=True)
 
