@@ -343,7 +343,7 @@ class Participants:
         if not remainders:
             return False
         since = self._asked - ASKS * len(self._batch_sizes)
-        # One comparison for each batch size, not for each session: ten thousand may wait for the last records.
+        # One for each batch size, not for each session: ten thousand may wait for the last records.
         asking = [size for size, asked in self._waiting.items() if next(reversed(asked.values())) > since]
         return remainders >= min(asking or self._sizes, default=1)
 
