@@ -21,7 +21,7 @@ from edl_torch.testing import check_reader
 pytest.importorskip("pyarrow", reason="Parquet and columns need pyarrow")
 pytest.importorskip("cramjam", reason="RecordIO needs cramjam")
 
-KINDS = ("recordio", "csv", "text", "parquet", "python_custom")
+KINDS = ("recordio", "csv", "text", "parquet", "tar", "python_custom")
 WAYS: dict[str, dict[str, Any]] = {
     "0 workers": {},
     "2 forked": {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 120},
