@@ -22,6 +22,7 @@ from edl_torch.errors import AuditError
 from edl_torch.trainer.vocabulary import (
     Answered,
     AuditFact,
+    DataChanged,
     Dropped,
     Evidence,
     Granted,
@@ -114,6 +115,9 @@ class AuditLog:
                 for (task, first, after), cut in runs:
                     where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
                     self._event(kind, **where, task=task)
+            case DataChanged(said=said):
+                if self._part:
+                    self._event("changed", said=said)
             case Uncounted(records):
                 if records and self._leases:  # without a lease a restore has made all of it void
                     self._event("uncounted", records=records)

@@ -132,6 +132,7 @@ class Chapter:
     remainders: list[tuple[Slice, int]] = field(default_factory=list)  # with their line numbers
     repeated: list[Repeated] = field(default_factory=list)
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
+    changed: list[tuple[str, int]] = field(default_factory=list)  # what of the data, line number
     snapshots: list[Snapshot] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
@@ -299,6 +300,8 @@ class _LogReader:
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
             case "returned" | "void" | "unlearnt":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
+            case "changed":
+                self._chapters[-1].changed.append((str(values["said"]), line))
             case "uncounted":
                 self._chapters[-1].uncounted.append((int(values["records"]), line))
             case "remainder":

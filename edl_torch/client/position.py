@@ -35,6 +35,7 @@ class SessionPosition:
         Synchronous ranks do it together, and get one token.
         """
         self._session.see_model("token")
+        self._session.see_data()
         if self._session.lockstep is None:
             return self._session.run(self._pure.snapshot())
         return self._snapshot_together(self._session.lockstep)

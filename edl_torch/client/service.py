@@ -129,7 +129,6 @@ class DataShardService:
         self._session = Session(
             master, self._description, None if lookahead == "manual" else lookahead, audit_dir
         )
-        self._lookahead = lookahead
         self.optimizers = Optimizers(self._session)
         self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session)
@@ -155,7 +154,8 @@ class DataShardService:
     def lookahead(self) -> int | Literal["manual"]:
         """How many batches a wrapper around the loader reads ahead; "manual" where it says when it passes one
         on."""
-        return self._lookahead
+        lookahead = self._session.trainer.state.batches.lookahead
+        return "manual" if lookahead is None else lookahead
 
     @property
     def task_type(self) -> TaskType:

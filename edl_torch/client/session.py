@@ -49,6 +49,7 @@ from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
+    DataChanged,
     Describe,
     Evidence,
     Logged,
@@ -127,6 +128,7 @@ class Session:
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
         self._iterations = PlainIterations()
+        self._warned_of_data = False
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
         self._links: LinkServer | None = None
         self.passes = self.trainer.elastic
@@ -233,6 +235,19 @@ class Session:
         seen = None if self.model is None else self.model.look(at, self.gradients.optimizers())
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
+
+    def see_data(self) -> None:
+        """Write down what of the data was changed since they were registered, and warn once."""
+        if not self.joined or not (said := self.description.changed()):
+            return
+        self.do(self.trainer.state.facts.append, DataChanged(said=said))
+        if not self._warned_of_data:
+            self._warned_of_data = True
+            log.warning(
+                "dataset=%s the data were changed while they were read: %s. Data must stay as they are while "
+                'a job runs: start it again; to data that change on purpose give fingerprint="v1"',
+                *(self.description.name, said),
+            )
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -484,6 +499,7 @@ class Session:
         if not self.cut:
             self.look_for_writes()
             self.see_model("end")
+            self.see_data()
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:

@@ -88,7 +88,7 @@ class Dispatcher(MasterState):
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
         member = self.members.get(call.session)
-        others = ledger.trainers - (member is not None and ledger.spec.name in member.datasets)
+        others = len(ledger.participants) - (member is not None and ledger.spec.name in member.datasets)
         spec = reconcile(ledger.spec, call.registration, alone=others == 0)
         if spec != ledger.spec:
             ledger.respecify(spec)
@@ -107,12 +107,11 @@ class Dispatcher(MasterState):
         """
         if measures is not None:
             measures.check()
-        if progress is None:
-            self.members.heard(session, member, now)
-        else:
-            self.members.beat(session, member, progress, now)
+        known = self.members.heard(session, member, now)
+        if progress is not None and progress != known.progress:
+            known.progress, known.progressed = progress, now
         if measures is not None:
-            self.measured(session, measures)
+            known.measures = measures
 
     def heard(self, call: FencedCall[Any], now: float) -> Member:
         """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
@@ -196,7 +195,7 @@ class Dispatcher(MasterState):
         )
         waiters = self._waiters.setdefault(call.dataset, {})
         waiters.pop(call.session, None)
-        if not grants and state is PassState.OPEN and not ledger.waiting_in(epoch):
+        if not grants and state is PassState.OPEN and not ledger.backlog.waiting(epoch):
             waiters[call.session] = now
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
 

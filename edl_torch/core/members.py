@@ -152,12 +152,6 @@ class Members:
         if member is not None and member.gone_since is None:
             member.gone_since = now
 
-    def beat(self, session: str, number: int, progress: int, now: float) -> None:
-        """Note a heartbeat, with the training loop's count. Raises SessionLost like `heard`."""
-        member = self.heard(session, number, now)
-        if progress != member.progress:
-            member.progress, member.progressed = progress, now
-
     def resume(self, now: float) -> None:
         """Begin after a start of the master: every session has its full time to come back."""
         for member in self:

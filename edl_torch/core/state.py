@@ -18,10 +18,9 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Changes, Version, unrecorded
 from edl_torch.core.events import EventKind
-from edl_torch.core.history import End, History, Watching
+from edl_torch.core.history import End, History, trainer_statuses
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
-from edl_torch.core.measures import Measures
 from edl_torch.core.members import Member, Members
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import new_spec, option_differences, reconcile
@@ -42,6 +41,14 @@ class Released:
     dataset: str
     slices: tuple[Slice, ...]
     stalled: bool = False
+
+    @classmethod
+    def by(
+        cls, member: Member, dataset: str, slices: tuple[Slice, ...], *, stalled: bool = False
+    ) -> Released:
+        """Return what a member lost of a dataset."""
+        session, worker_id = member.session, member.worker_id
+        return cls(session=session, worker_id=worker_id, dataset=dataset, slices=slices, stalled=stalled)
 
 
 class _Ledgers(dict[str, ShardLedger]):
@@ -143,24 +150,6 @@ class MasterState:
 
     # Sessions -----------------------------------------------------------------------------------------
 
-    def measured(self, session: str, measures: Measures) -> None:
-        """Keep what a session has measured; nothing where it is no member."""
-        member = self.members.get(session)
-        if member is not None:
-            member.measures = measures
-
-    def resume(self, now: float) -> None:
-        """Begin after a start of the master: every lease stays live for one full timeout."""
-        self.members.resume(now)
-
-    def stream_opened(self, session: str, now: float) -> None:
-        """Note that the session's stream stands, for the first time or again."""
-        self.members.stream_opened(session, now)
-
-    def stream_broke(self, session: str, now: float) -> None:
-        """Note that the session's stream ended: `expire` gives it up unless it is back within the grace."""
-        self.members.stream_broke(session, now)
-
     def leave(self, session: str, member: int, now: float | None = None) -> tuple[Released, ...]:
         """End the session of that `member` at its own request; what it did not train on waits again.
 
@@ -173,12 +162,20 @@ class MasterState:
 
     def give_up(self, member: Member, now: float) -> tuple[Released, ...]:
         """End a session; all that it held waits again."""
-        trained = sum(self._ledgers[name].trained_by(member.session) for name in member.datasets)
+        parts = [self._ledgers[name].participants for name in member.datasets]
+        trained = sum(part.throughput.shown(member.session) for part in parts)
         self.members.leave(member.session)
         self._mark("departed_members", member.number)
-        released = tuple(self._release(member))
-        self.history.gone(member, (item.slices for item in released), trained, now)
-        return released
+        self._mark("session", member.session)
+        released = []
+        for dataset in sorted(member.datasets):
+            self._mark("answer", dataset, member.session)
+            self._mark("report", dataset, member.session)
+            self._waiters.get(dataset, {}).pop(member.session, None)
+            slices = self._ledgers[dataset].release(member.session)
+            released.append(Released.by(member, dataset, slices))
+        self.history.gone(member, _all_of(released), trained, now)
+        return tuple(released)
 
     def void_members(self) -> None:
         """End all sessions, and forget those that ended before: their calls are of another ledger."""
@@ -209,22 +206,9 @@ class MasterState:
 
     def _holds(self, member: Member) -> bool:
         for name in member.datasets:  # noqa: SIM110  with every lease call: a generator costs twice as much
-            if self._ledgers[name].holds(member.session):
+            if self._ledgers[name].leases.holds(member.session):
                 return True
         return False
-
-    def _release(self, member: Member) -> list[Released]:
-        self._mark("session", member.session)
-        lost = []
-        for dataset in sorted(member.datasets):
-            self._mark("answer", dataset, member.session)
-            self._mark("report", dataset, member.session)
-            self._waiters.get(dataset, {}).pop(member.session, None)
-            slices = self._ledgers[dataset].release(member.session)
-            lost.append(
-                Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
-            )
-        return lost
 
     def _take_back(self, member: Member, now: float) -> list[Released]:
         """Take all leases of a stalled member, and nothing else."""
@@ -236,24 +220,10 @@ class MasterState:
             if answer is not None:  # a repeat must not lend it again
                 member.answers[dataset] = replace(answer, grants=())
                 self._mark("answer", dataset, member.session)
-            lost.append(
-                Released(
-                    session=member.session,
-                    worker_id=member.worker_id,
-                    dataset=dataset,
-                    slices=slices,
-                    stalled=True,
-                )
-            )
-        taken = [item for released in lost for item in released.slices]
-        self.history.add(
-            EventKind.STALLED,
-            now,
-            worker_id=member.worker_id,
-            slices=len(taken),
-            records=sum(item.limit for item in taken),
-            text=f"its loop did not move on for {self.members.progress_timeout_s:g} s",
-        )
+            lost.append(Released.by(member, dataset, slices, stalled=True))
+        why = f"its loop did not move on for {self.members.progress_timeout_s:g} s"
+        worker = member.worker_id
+        self.history.add(EventKind.STALLED, now, worker_id=worker, lost=_all_of(lost), text=why)
         return lost
 
     # Who waits ----------------------------------------------------------------------------------------
@@ -273,7 +243,7 @@ class MasterState:
     def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
         """Return the sessions that hold leases while another trainer waits: they may give some back."""
         ledger = self._ledgers[dataset]
-        holders = (member.session for member in self.members if ledger.holds(member.session))
+        holders = (member.session for member in self.members if ledger.leases.holds(member.session))
         return tuple(session for session in holders if self.wanted(dataset, session, now))
 
     # Tokens -------------------------------------------------------------------------------------------
@@ -349,7 +319,7 @@ class MasterState:
             ledger=self.ledger_id,
             durable=self.durable,
             datasets=tuple(datasets),
-            trainers=tuple(Watching(iter(self.members), self._ledgers, history, now).trainers()),
+            trainers=tuple(trainer_statuses(self.members, self._ledgers, history, now)),
             suspended=dict(self.suspended),
             time=history.wall(now),
             started_at=history.started_at or 0.0,
@@ -361,3 +331,7 @@ class MasterState:
     def __repr__(self) -> str:
         counts = f"datasets={len(self._ledgers)} sessions={len(self.members)}"
         return f"<{type(self).__name__} {self.ledger_id} {counts}>"
+
+
+def _all_of(released: Iterable[Released]) -> tuple[Slice, ...]:
+    return tuple(item for some in released for item in some.slices)

@@ -123,7 +123,7 @@ class LocalMaster(MasterApi):
         """
         with self._lock:
             self._listeners[session] = listener
-        self.apply(Dispatcher.stream_opened, session)
+        self.apply(lambda dispatcher, now: dispatcher.members.stream_opened(session, now))
 
     def _wait_for_lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         deadline = time.monotonic() + wait_s
@@ -154,7 +154,9 @@ class LocalMaster(MasterApi):
 
     def _observe(self, dispatcher: Dispatcher, call: StatusCall, wall: float, now: float) -> MasterStatus:
         for session, listener in self._listeners.items():  # there are no heartbeats that tell it
-            dispatcher.measured(session, listener.measures)
+            member = dispatcher.members.get(session)
+            if member is not None:
+                member.measures = listener.measures
         dispatcher.history.set_wall(now, wall)
         return dispatcher.observe(call, now)
 

@@ -98,7 +98,7 @@ class MasterHost:
 
     def start(self) -> None:
         """Begin to expire sessions; those known from before get their full time to come back."""
-        self.dispatcher.resume(self._clock())
+        self.dispatcher.members.resume(self._clock())
         self._look()
         self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
 
@@ -261,7 +261,7 @@ class MasterHost:
         self._streams[session] = stream
         if self.draining:
             stream.end()
-        self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        self.apply(lambda dispatcher, now: dispatcher.members.stream_opened(session, now))
         try:
             yield stream
         finally:
@@ -273,7 +273,7 @@ class MasterHost:
         del self._streams[session]
         if not self.draining:
             log.info("stream broke session=%s", printable(session))
-            self.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
+            self.apply(lambda dispatcher, now: dispatcher.members.stream_broke(session, now))
             self._reap_within(self.dispatcher.members.grace_s)
 
     def _call_back(self, dataset: str) -> None:

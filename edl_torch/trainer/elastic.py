@@ -68,6 +68,15 @@ class ElasticPasses:
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
 
+    def set_lookahead(self, lookahead: int | None) -> Procedure[None]:
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
+        passes one on. A pass that is open is ended."""
+        yield from self.supersede()
+        if self._state.batches.is_told:
+            self._withdraw()
+        self._state.batches.set_lookahead(lookahead)
+        yield from self._reporter.send()
+
     @property
     def epoch(self) -> int:
         """The epoch of the pass that is open, or was last; NEW_PASS before the first one."""

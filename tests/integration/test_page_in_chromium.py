@@ -55,8 +55,8 @@ class Job:
         await self.host.close()
 
     def kill(self, name: str) -> None:
-        self.host.apply(lambda d, now: d.stream_opened(f"s-{name}", now))
-        self.host.apply(lambda d, now: d.stream_broke(f"s-{name}", now))
+        self.host.apply(lambda d, now: d.members.stream_opened(f"s-{name}", now))
+        self.host.apply(lambda d, now: d.members.stream_broke(f"s-{name}", now))
         self.host._reap_within(0.1)
 
 

@@ -95,7 +95,7 @@ class SimMaster:
         )
         if self.deaths:  # on a journal that is there, be it empty
             self.dispatcher.rollback.begin_again(self._nonces.randrange(1 << 40))
-        self.dispatcher.resume(self.hub.now)
+        self.dispatcher.members.resume(self.hub.now)
         self._version = self.dispatcher.version
         self._streams: dict[str, Heartbeat] = {}
         self._polls: dict[int, tuple[LeaseCall, SimCall]] = {}
@@ -329,7 +329,7 @@ class SimMaster:
             return
         stream.asked_at = asked_at
         self._streams[stream.session] = stream
-        self.dispatcher.stream_opened(stream.session, self.hub.now)
+        self.dispatcher.members.stream_opened(stream.session, self.hub.now)
         self._ask(stream, asked_at)
 
     def _ask(self, stream: Heartbeat, asked_at: float) -> None:
@@ -344,7 +344,7 @@ class SimMaster:
         if self.up and session in self._streams:
             self.model.note(self.hub.now, "broke", session)
             self._streams.pop(session).breaks()
-            self.dispatcher.stream_broke(session, self.hub.now)
+            self.dispatcher.members.stream_broke(session, self.hub.now)
 
     def heartbeat(self, stream: Heartbeat, asked_at: float, progress: int, member: int) -> None:
         """A heartbeat arrives."""

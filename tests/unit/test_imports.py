@@ -46,6 +46,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": (
         "data",
         "client.model",
+        "client.optimizers",
         "client.torchrun",
         "integrations.transformers",
         "integrations.torchtitan",

@@ -105,7 +105,7 @@ def test_a_dead_trainer_is_remembered_with_what_went_back() -> None:
     job.at(5.0)
     job.train("a")
     first_of(job.trainers["a"])
-    job.dispatcher.stream_broke("a", 6.0)
+    job.dispatcher.members.stream_broke("a", 6.0)
     assert job.seen("a").state is TrainerState.STREAM_GONE
     job.dispatcher.expire(7.0)
     (gone,) = job.dispatcher.status(7.0).departed

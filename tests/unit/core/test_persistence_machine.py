@@ -194,7 +194,12 @@ class PersistenceMachine(RuleBasedStateMachine):
 
     def _live(self) -> list[tuple[str, Lease]]:
         ledgers = [(name, self.dispatcher.find_ledger(name)) for name in DATASETS]
-        found = [(name, ledger.lease_of(task)) for name, ledger in ledgers if ledger for task in ledger.tasks]
+        found = [
+            (name, ledger.leases.find(task))
+            for name, ledger in ledgers
+            if ledger
+            for task in sorted(lease.task for lease in ledger.leases)
+        ]
         return [(name, lease) for name, lease in found if lease is not None]
 
     @precondition(lambda self: self._live())
@@ -206,7 +211,7 @@ class PersistenceMachine(RuleBasedStateMachine):
     @rule(session=sessions, seconds=st.floats(0, 12))
     def time_passes(self, session: str, seconds: float) -> None:
         if seconds < 2:
-            self.dispatcher.stream_broke(session, self.now)
+            self.dispatcher.members.stream_broke(session, self.now)
         self.now += seconds
         self.dispatcher.expire(self.now)
 
@@ -254,9 +259,9 @@ class PersistenceMachine(RuleBasedStateMachine):
                 self._same_answer(member.session, dataset, answer)
 
     def _same_leases(self, older: Any, newer: Any) -> None:
-        assert newer.tasks == older.tasks
-        assert [newer.lease_of(task) for task in newer.tasks] == [
-            older.lease_of(task) for task in older.tasks
+        assert [lease.task for lease in newer.leases] == [lease.task for lease in older.leases]
+        assert [newer.leases.find(task) for task in sorted(lease.task for lease in newer.leases)] == [
+            older.leases.find(task) for task in sorted(lease.task for lease in older.leases)
         ]
         assert [newer.leases.unhanded(epoch) for epoch in range(4)] == [
             older.leases.unhanded(epoch) for epoch in range(4)

@@ -100,7 +100,7 @@ def test_after_a_start_of_the_master_tasks_have_their_full_time() -> None:
     case = Case()
     task = case.get(1, 0.0)
     case.adapter = ElasticDLAdapter(case.dispatcher, ElasticDLOptions(task_timeout_s=10))
-    case.dispatcher.resume(100.0)
+    case.dispatcher.members.resume(100.0)
     case.adapter.resume(100.0)
     for now in (102.0, 104.0, 106.0, 108.0):
         assert case.tend(now) == []
