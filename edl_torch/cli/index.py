@@ -9,7 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
-from edl_torch.cli.progress import ProgressLine
+from edl_torch.cli.datasets import ProgressLine
 from edl_torch.errors import OutputError
 
 
