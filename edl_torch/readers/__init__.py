@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edl_torch.readers.registry import load_reader as load_reader
     from edl_torch.readers.registry import open_reader as open_reader
     from edl_torch.readers.registry import parse_reader_params as parse_reader_params
+    from edl_torch.readers.tar.reader import TarReader as TarReader
     from edl_torch.readers.text.csv_reader import CsvReader as CsvReader
     from edl_torch.readers.text.text_reader import TextReader as TextReader
 
@@ -44,6 +45,7 @@ _MODULES = {
     "PythonCustomReader": "python_custom",
     "RecordIODataReader": "recordio.reader",
     "RecordIOWriter": "recordio.writer",
+    "TarReader": "tar.reader",
     "TextReader": "text.text_reader",
     "VocReader": "images.voc",
     "decode_image": "images.decode",
