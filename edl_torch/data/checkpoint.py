@@ -107,7 +107,9 @@ def load_checkpoint(
 
     def choose() -> str:
         session = service.session
-        session.run(session.trainer.position.look())  # first: whatever others restore from here on is seen
+        session.run(
+            session.trainer.position.note_history()
+        )  # first: whatever others restore from here on is seen
         return _newest(Path(directory))
 
     name = _on_first(service, Doing.LOAD_CHECKPOINT, choose)

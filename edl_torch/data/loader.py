@@ -258,7 +258,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         `close()` puts things back. `preempt()` is a notice too. On synchronous ranks one rank's notice is
         seen by all at the same batch, at most two after it came.
         """
-        return self.notice.look()
+        return self.notice.is_to_end()
 
     def preempt(self) -> None:
         """Make `preempted` true, here and on all synchronous ranks; from any thread or signal handler.

@@ -24,6 +24,7 @@ READERS: dict[str, str] = {
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
     "odps": "edl_torch.readers.odps.reader:ODPSDataReader",
     "recordio": "edl_torch.readers.recordio.reader:RecordIODataReader",
+    "tar": "edl_torch.readers.tar.reader:TarReader",
     "image_manifest": "edl_torch.readers.images.manifest:ImageManifestReader",
     "coco_captions": "edl_torch.readers.images.coco:CocoCaptionsReader",
     "coco_detection": "edl_torch.readers.images.coco:CocoDetectionReader",
