@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Unpack
 
 from edl_torch.core import persistence
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.limits import printable
+from edl_torch.core.members import Patience
 from edl_torch.errors import EdlError, JournalError, MasterStartError, MasterUnavailable
 from edl_torch.master.journal import Journal, encoded
 
@@ -161,10 +163,8 @@ class DurableState:
         folder: Path,
         *,
         now: float,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         accept_older: bool = False,
+        **patience: Unpack[Patience],
     ) -> None:
         self._journal = Journal(folder)
         self._changes = Changes()
@@ -173,10 +173,8 @@ class DurableState:
                 self._journal.read(),
                 ledger_id=self._journal.ledger_id,
                 now=now,
-                lease_timeout_s=lease_timeout_s,
-                grace_s=grace_s,
-                progress_timeout_s=progress_timeout_s,
                 changes=self._changes,
+                **patience,
             )
         except (LookupError, TypeError, ValueError, EdlError) as exc:
             self._journal.close()

@@ -96,7 +96,7 @@ class LocalMaster(MasterApi):
         if version != self._version:
             self._version = version
             self._changed.notify_all()
-            self._dispatcher.look(self._clock())
+            self._dispatcher.epoch_ends(self._clock())
         self._deciding = False
 
     def call(self, request: Request[A], wait_s: float = 0.0) -> A:

@@ -17,13 +17,14 @@ from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 import grpc.aio
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES
+from edl_torch.core.members import Patience
 from edl_torch.errors import AccessDenied, EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.durable import DurableState, GroupCommit
@@ -333,18 +334,10 @@ class ThreadedMaster:
         state: Path,
         insecure: bool = False,
         credentials: ServerCredentials | None = None,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         on_failure: Callable[[EdlError], None] = lambda _: None,
+        **patience: Unpack[Patience],
     ) -> None:
-        self._open = partial(
-            DurableState,
-            state,
-            lease_timeout_s=lease_timeout_s,
-            grace_s=grace_s,
-            progress_timeout_s=progress_timeout_s,
-        )
+        self._open = partial(DurableState, state, **patience)
         self._server = partial(MasterServer, address=address, insecure=insecure, credentials=credentials)
         self._on_failure = on_failure
         self._ready: Future[str] = Future()
