@@ -59,8 +59,9 @@ def open_reader(
         if arguments is not None:
             return _construct(reader, arguments | params)
     if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):
+        home = f" (a shell makes '{os.path.expanduser(path)}' of it)" if path.startswith("~") else ""
         raise ReaderError(
-            f"the data '{path}' does not exist; check the path, or name its reader ({_BY_NAME})"
+            f"the data '{path}' does not exist{home}; check the path, or name its reader ({_BY_NAME})"
         )
     if is_url(path):
         raise ReaderError(
