@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from edl_torch.errors import EdlError, ReaderError
 from edl_torch.readers.storage.apart import Apart
 from edl_torch.readers.storage.drivers import (
+    CredentialsRefused,
     Driver,
     Missing,
     Object,
-    CredentialsRefused,
     driver_for,
     obstore_runs_here,
 )
