@@ -13,10 +13,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.audit.coordinates import Coordinates
-from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
-from edl_torch.audit.log import token_digest
+from edl_torch.audit.intervals import Coordinates, Intervals
+from edl_torch.audit.log import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO, token_digest
 from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token

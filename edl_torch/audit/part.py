@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edl_torch.audit.coordinates import Coordinates
-from edl_torch.audit.intervals import Intervals, covered
+from edl_torch.audit.intervals import Coordinates, Intervals, covered
 from edl_torch.audit.lineage import Lineage, Reports
 from edl_torch.audit.reading import Answer, Kind
 from edl_torch.core.leases import Range

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.audit.lines import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
+from edl_torch.audit.log import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
 from edl_torch.core.codec import from_object
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.fingerprint import STRENGTHS
@@ -108,7 +108,7 @@ class Snapshot:
 class Chapter:
     """Chapter of a log: one session in one lineage, from one joining to the next.
 
-    `rows` are acknowledgements with the columns of `audit.lines`, `lines` their line numbers from 0,
+    `rows` are acknowledgements with the columns of `audit.log`, `lines` their line numbers from 0,
     `answers` what became of each, `settled` the line that says so (its own where none does) and `ways` how it
     came about. `token` is what the lineage was opened with, where this session opened it.
     """

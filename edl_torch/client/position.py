@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from edl_torch.client.peers import Doing, FollowedMaster, Lockstep, Peers, together
 from edl_torch.client.session import Session
-from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.codec import from_object, object_of
+from edl_torch.core.status import DatasetStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, Unsupported
 from edl_torch.shard import DatasetSpec

@@ -36,12 +36,12 @@ from edl_torch.errors import (
 )
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
-from edl_torch.system.cuts import cut_off, is_own
+from edl_torch.system.termination import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import Reading
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.trainer import Trainer
@@ -169,7 +169,7 @@ class Session:
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does.
 
-        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.cuts`).
+        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.termination`).
         """
         state = self.trainer.state
         with self._lock:

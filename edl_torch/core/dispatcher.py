@@ -12,15 +12,12 @@ from typing import Any, TypeVar
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
-    DatasetStatus,
     Fence,
     FencedCall,
     LeaseAnswer,
     LeaseCall,
-    MasterStatus,
     PassState,
     ProgressCall,
-    QuarantinedRecord,
     RegisterAnswer,
     RegisterCall,
     ReportAnswer,
@@ -30,15 +27,13 @@ from edl_torch.core.calls import (
     SnapshotCall,
     StatusCall,
 )
-from edl_torch.core.events import EventKind
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.measures import Measures
 from edl_torch.core.members import Member
-from edl_torch.core.quarantine import token_bytes
+from edl_torch.core.quarantine import QuarantinedRecord, token_bytes
 from edl_torch.core.registration import check_batch_size, reconcile
-from edl_torch.core.rollback import Rollback
-from edl_torch.core.state import MasterState
+from edl_torch.core.state import MasterState, Rollback
+from edl_torch.core.status import DatasetStatus, EventKind, MasterStatus, Measures
 from edl_torch.errors import InvalidArgument, StaleLease
 
 A = TypeVar("A")

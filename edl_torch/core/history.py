@@ -14,12 +14,21 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
-from edl_torch.core.calls import DatasetStatus, TrainerState, TrainerStatus
-from edl_torch.core.events import NAME_CHARS, TEXT_CHARS, Departed, Event, EventKind
 from edl_torch.core.ledger import ShardLedger, Stage
 from edl_torch.core.limits import shortened
 from edl_torch.core.members import Member
-from edl_torch.core.picture import Picture, draw
+from edl_torch.core.status import (
+    NAME_CHARS,
+    TEXT_CHARS,
+    DatasetStatus,
+    Departed,
+    Event,
+    EventKind,
+    Picture,
+    TrainerState,
+    TrainerStatus,
+    draw,
+)
 from edl_torch.shard import Slice
 
 EVENTS = 300

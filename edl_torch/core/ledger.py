@@ -13,22 +13,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from edl_torch.core.backlog import Backlog, Waiting, WindowsInProgress
-from edl_torch.core.calls import (
-    NEW_PASS,
-    DatasetStatus,
-    Failure,
-    Grant,
-    LeaseId,
-    PassState,
-    QuarantinedRecord,
-)
+from edl_torch.core.calls import NEW_PASS, Failure, Grant, LeaseId, PassState
 from edl_torch.core.changes import Mark, Version, unrecorded
-from edl_torch.core.leases import Lease, Leases, new_failures
-from edl_torch.core.lending import LeaseRequest, Lending
+from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_failures
 from edl_torch.core.members import Participants
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import Quarantine
+from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
 from edl_torch.core.registration import identity
+from edl_torch.core.status import DatasetStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
 from edl_torch.shard import DatasetSpec, Slice
@@ -62,9 +54,9 @@ class Stage(NamedTuple):
 class ShardLedger:
     """Records of one dataset: those that wait, those that are lent, and counts of the rest.
 
-    Others may read `backlog`, `leases` and `participants`. `mark` is called with the key of each part that changes,
-    for the journal. `version` grows when a trainer that waits may find something: records that came back, or
-    a pass that may be over.
+    Others may read `backlog`, `leases` and `participants`. `mark` is called with the key of each part that
+    changes, for the journal. `version` grows when a trainer that waits may find something: records that came
+    back, or a pass that may be over.
     """
 
     def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded, version: Version | None = None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edl_torch.core.calls import LeaseAnswer
 from edl_torch.core.changes import Mark, unrecorded
-from edl_torch.core.measures import Measures
+from edl_torch.core.status import Measures
 from edl_torch.errors import SessionLost
 
 HEARTBEATS_PER_TIMEOUT = 3

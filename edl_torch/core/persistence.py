@@ -32,12 +32,13 @@ from itertools import chain
 from typing import Any
 
 from edl_torch.core.backlog import Waiting
-from edl_torch.core.calls import LeaseAnswer, QuarantinedRecord
+from edl_torch.core.calls import LeaseAnswer
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Lease
 from edl_torch.core.ledger import Head, ShardLedger
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.registration import check_batch_size
 from edl_torch.shard import DatasetSpec, Slice
 

@@ -29,7 +29,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_option, new_spec
 from edl_torch.core.state import Released
-from edl_torch.elasticdl.calls import (
+from edl_torch.elasticdl.wire import (
     ForeignTask,
     GetTaskCall,
     TaskNames,

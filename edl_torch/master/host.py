@@ -13,18 +13,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from edl_torch.core.calls import (
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    RegisterCall,
-    Request,
-    RestoreCall,
-    StatusCall,
-)
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterCall, Request, RestoreCall, StatusCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import printable
 from edl_torch.core.state import Released
+from edl_torch.core.status import MasterStatus
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.durable import GroupCommit
 

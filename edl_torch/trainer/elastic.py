@@ -10,7 +10,7 @@ from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.foreign_loop import PlainPasses
-from edl_torch.trainer.lease_queue import Mode, Pass
+from edl_torch.trainer.inflight import Mode, Pass
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.loop_warnings import LoopWarnings
 from edl_torch.trainer.registrar import Confirmer

@@ -17,10 +17,8 @@ from sim_model import BrokenPromise, History, Position
 
 from edl_torch.core.calls import (
     ConfirmCall,
-    DatasetStatus,
     LeaseAnswer,
     LeaseCall,
-    MasterStatus,
     PassState,
     ProgressCall,
     RegisterCall,
@@ -34,6 +32,7 @@ from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.persistence import load, update
+from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.errors import EdlError, SessionLost, Unsupported
 
 if TYPE_CHECKING:

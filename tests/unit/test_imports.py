@@ -59,7 +59,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "master.health",
             "elasticdl.servicer",
         ),
-        *("client.grpc.client", "client.grpc.channel", "client.grpc.heartbeat", "client.grpc.calling"),
+        *("client.grpc.client", "client.grpc.channel", "client.grpc.client", "client.grpc.client"),
     ),
     "grpc_health": ("master.health",),
     "aiohttp": ("master.web.app",),
@@ -213,7 +213,7 @@ def test_the_trainer_knows_values_and_rules_alone() -> None:
         ("import edl_torch.integrations.records", ("torch", "cv2", "grpc", "tensorflow")),
         ("import edl_torch.client.torchrun", ("torch", "cv2", "grpc")),
         (
-            "from edl_torch.system import address, forks, fresh_names, processes, termination",
+            "from edl_torch.system import address, fresh_names, processes, termination",
             ("torch", "cv2", "grpc", "numpy"),
         ),
         ("import edl_torch.master.server", ("torch", "cv2", "pycocotools")),

@@ -9,7 +9,7 @@ import torch
 
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.service import DataShardService, Progress
-from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.loop.notice import Notice
 from edl_torch.data.padding import Statistics

@@ -9,8 +9,8 @@ import pytest
 
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.measures import BOUNDS_S, BUCKETS, Histogram, Measures, padded, trimmed
 from edl_torch.core.persistence import dump, load
+from edl_torch.core.status import BOUNDS_S, BUCKETS, Histogram, Measures, padded, trimmed
 from edl_torch.errors import InvalidArgument, SessionLost
 from edl_torch.shard import Source
 

@@ -19,7 +19,6 @@ from statuses import sessions_of
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
-    DatasetStatus,
     Failure,
     GiveBack,
     LeaseCall,
@@ -32,6 +31,7 @@ from edl_torch.core.codec import object_of
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Lease
 from edl_torch.core.persistence import dump, load, update
+from edl_torch.core.status import DatasetStatus
 from edl_torch.errors import EdlError
 from edl_torch.master.journal import Journal, encoded
 from edl_torch.shard import DatasetSpec, Source

@@ -11,7 +11,7 @@ from dispatcher_kit import Trainer, whole
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Registration
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.picture import CELLS, Picture, draw
+from edl_torch.core.status import CELLS, Picture, draw
 from edl_torch.shard import DatasetSpec, Slice, Source
 
 STATES = ("waiting", "lent", "done", "returned", "quarantined")

@@ -15,8 +15,8 @@ from edl_torch.core.calls import Grant, Registration
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
-from edl_torch.elasticdl.calls import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
 from edl_torch.elasticdl.servicer import ElasticDLServicer
+from edl_torch.elasticdl.wire import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.host import MasterHost
