@@ -1,8 +1,8 @@
 """The ways to data: obstore, the operating system, fsspec; each lists, looks and reads in the calling thread.
 
-What a driver raises has one of four meanings: `Transient` may be well in a moment, `CredentialsRefused` is about
-credentials, `Missing` says that nothing has that name, and a ReaderError is final. Drivers are made anew in
-each process.
+What a driver raises has one of four meanings: `Transient` may be well in a moment, `CredentialsRefused` is
+about credentials, `Missing` says that nothing has that name, and a ReaderError is final. Drivers are made
+anew in each process.
 """
 
 from __future__ import annotations
