@@ -27,6 +27,7 @@ READERS: dict[str, str] = {
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
     "odps": "edl_torch.readers.odps.reader:ODPSDataReader",
     "recordio": "edl_torch.readers.recordio.reader:RecordIODataReader",
+    "tar": "edl_torch.readers.tar.reader:TarReader",
     "image_manifest": "edl_torch.readers.images.manifest:ImageManifestReader",
     "coco_captions": "edl_torch.readers.images.coco:CocoCaptionsReader",
     "coco_detection": "edl_torch.readers.images.coco:CocoDetectionReader",
@@ -66,8 +67,9 @@ def open_reader(
     if is_url(path) and (kind := _kind_of_folder(path, params)) is not None:
         return load_reader(kind, params, data=path, mode=mode)
     if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):
+        home = f" (a shell makes '{os.path.expanduser(path)}' of it)" if path.startswith("~") else ""
         raise ReaderError(
-            f"the data '{path}' does not exist; check the path, or name its reader ({_BY_NAME})"
+            f"the data '{path}' does not exist{home}; check the path, or name its reader ({_BY_NAME})"
         )
     if is_url(path):
         raise ReaderError(
