@@ -30,7 +30,7 @@ from edl_torch.data.batches.convert import tensor_rows
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.sample_reading import (
-    Leases,
+    LeasesAhead,
     OnBad,
     ReadingTimes,
     Run,
@@ -233,7 +233,7 @@ class ShardedDataset(IterableDataset[Any]):
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
-        leases = Leases(link.next)
+        leases = LeasesAhead(link.next)
         reader = SampleReader(self._reads, self._to_samples, leases)
         return self._read(link, leases, tally, partial(reader.samples, plan))
 
@@ -242,7 +242,7 @@ class ShardedDataset(IterableDataset[Any]):
         rows = tensor_rows(self.reader) if setup.collates and self._makes is None else None
         reader = self._reads if rows is None else rows.numbers
         samples = SampleList(setup.list_size, setup.times)
-        leases = Leases(link.next)
+        leases = LeasesAhead(link.next)
         read = partial(SampleReader(reader, self._to_samples, leases).lists, samples, plan)
         lists = chain(self._read(link, leases, setup.tally, read), samples.rest())
         return lists if rows is None else map(rows.batch, lists)

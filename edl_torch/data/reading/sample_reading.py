@@ -157,7 +157,7 @@ class SampleReader:
     """A reader, and how its records become samples: `to_samples(plan, slice, records of the slice)`."""
 
     def __init__(
-        self, reader: AbstractDataReader, to_samples: ToSamples, leases: Leases | None = None
+        self, reader: AbstractDataReader, to_samples: ToSamples, leases: LeasesAhead | None = None
     ) -> None:
         self._reader = reader
         self._to_samples = to_samples
@@ -350,8 +350,8 @@ def begin(reader: AbstractDataReader, indices: Indices) -> Begun | None:
     return None
 
 
-class Leases(Iterator[Grant]):
-    """Leases as they are drawn; the next one may be drawn before it is read."""
+class LeasesAhead(Iterator[Grant]):
+    """LeasesAhead as they are drawn; the next one may be drawn before it is read."""
 
     def __init__(self, draw: Callable[[], Grant | None]) -> None:
         self._draw = draw
