@@ -45,6 +45,15 @@ class _Now(Enum):
     GONE = "there are none"
 
 
+class _Begun(NamedTuple):
+    """A backward pass that has reached a hook."""
+
+    batches: list[Batch]  # whose it is
+    place: int  # of the parameter that it reached first
+    gradient: weakref.ref[Any] | None  # which that one got
+    has_graph: bool  # create_graph=True: it adds to gradients by putting others in their place
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Held:
     """What the parameters of one optimizer hold, as far as some of them show it."""
@@ -53,8 +62,8 @@ class _Held:
     hooked: list[Any] = field(default_factory=list)  # parameters that say when a gradient has come
     hooks: list[Any] = field(default_factory=list)  # torch's handles of that
     came: list[int] = field(default_factory=list)  # which of them were called since `look`
-    # Backward passes that have not ended: whose they are, and a gradient that they have begun
-    open: dict[int, tuple[list[Batch], int, weakref.ref[Any] | None]] = field(default_factory=dict)
+    # Backward passes that have not ended
+    open: dict[int, _Begun] = field(default_factory=dict)
     known: list[tuple[weakref.ref[Any], int] | None] = field(default_factory=list)  # as `look` saw them
     batches: list[Batch] = field(default_factory=list)  # whose gradients are there, and in no step yet
     perhaps: list[Batch] = field(default_factory=list)  # of which nobody can say that
@@ -89,7 +98,7 @@ class _Held:
 
     def drop(self) -> None:
         """Note that what was there is gone."""
-        self.batches, self.perhaps, self.again = [], [], False
+        self.batches, self.perhaps, self.again, self.is_used = [], [], False, False
 
     def doubt(self, batches: Iterable[Batch]) -> None:
         """Note that nobody can say whether these batches are in the gradients."""
@@ -118,8 +127,10 @@ class Gradients:
     # Optimizers -------------------------------------------------------------------------------------------
 
     def watch(self, number: int, optimizer: Any, *, has_in_hand: bool = False) -> None:
-        """Hook parameters of an optimizer, which may have gradients of the batch in hand. What is in those that
-        it has from another optimizer stays there."""
+        """Hook parameters of an optimizer, which may have gradients of the batch in hand.
+
+        What is in the gradients of parameters that it has from another optimizer stays there.
+        """
         held, parameters = _Held(weakref.ref(optimizer)), trained(optimizer)
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
         former, left = self._former
@@ -171,15 +182,15 @@ class Gradients:
         """See whether gradients of all attached optimizers can be seen: then a batch without is in doubt."""
         self._batches.sees = bool(self._parameters())
 
-    def _arrived(self, held: _Held) -> None:
+    def _arrived(self, held: _Held, has_graph: bool = False) -> None:
         """Note that a backward pass has added gradients of the batch in hand to some that are hooked."""
         came = [held.hooked[place] for place in held.came]
         now = held.look()
         if all(parameter.grad is None for parameter in came):
             return  # a step inside of this pass has used them
         if now is _Now.OTHER and not self._batches.ended:  # a wrapper may hold what is in hand then
-            if any(parameter.grad.requires_grad for parameter in came if parameter.grad is not None):
-                held.doubt(held.batches)  # with create_graph, what was there is in another tensor now
+            if has_graph:
+                held.doubt(held.batches)
             else:
                 held.drop()
         elif now is _Now.WRITTEN and not held.is_used:
@@ -201,12 +212,12 @@ class Gradients:
                 self._refresh(held)
             held.tells = False
 
-    def _refresh(self, held: _Held) -> None:
+    def _refresh(self, held: _Held) -> _Now:
         """Note what has become of gradients since a backward pass or a step."""
         self._close(held)
         now = held.look()
-        if now is _Now.SAME or not (held.batches or held.perhaps):
-            return
+        if now is _Now.SAME or not (held.batches or held.perhaps or held.is_used):
+            return now
         if now is _Now.GONE:
             if all(parameter.grad is None for parameter in trained(held.optimizer())):
                 held.drop()
@@ -214,14 +225,15 @@ class Gradients:
             held.drop()
         elif now is _Now.OTHER and not self.reduced:
             held.doubt(held.batches)  # which the loop has put there
+        return now
 
     def _close(self, held: _Held) -> None:
         """Note the gradients that backward passes have left which did not come to their end."""
         if held.open and _graph_task() == _OUTSIDE:
-            for batches, place, gradient in list(held.open.values()):
-                begun = held.hooked[place].grad
-                if begun is not None and (gradient is None or gradient() is begun):
-                    held.doubt(batches)
+            for begun in list(held.open.values()):
+                gradient = held.hooked[begun.place].grad
+                if gradient is not None and (begun.gradient is None or begun.gradient() is gradient):
+                    held.doubt(begun.batches)
             held.open.clear()
 
     # The batch in hand ------------------------------------------------------------------------------------
@@ -229,8 +241,7 @@ class Gradients:
     def see(self) -> None:
         """Look for a gradient of the batch in hand where no hook was called for it."""
         for held in self._held.values():
-            self._close(held)
-            self._look_at(held, held.look())
+            self._look_at(held, self._refresh(held))
 
     def _look_at(self, held: _Held, now: _Now) -> None:
         """Look for a gradient of the batch in hand in one optimizer's parameters, as `look` found them.
@@ -273,7 +284,6 @@ class Gradients:
         now = held.look()
         if not skipped and self._is_gone(held, now):
             held.drop()
-            held.is_used = False
             return Used(False, [], [])
         if batches.sees and batches.in_hand not in held.batches:
             self._look_at(held, now)
@@ -346,23 +356,23 @@ def _any(parameters: Iterable[Any]) -> bool:
 class _Ended:
     """Called at the end of a backward pass. It keeps neither parameters nor gradients alive."""
 
-    arrived: weakref.WeakMethod[Callable[[_Held], None]]
-    open: dict[int, tuple[list[Batch], int, weakref.ref[Any] | None]]
+    arrived: weakref.WeakMethod[Callable[[_Held, bool], None]]
+    open: dict[int, _Begun]
     held: weakref.ref[_Held]
 
     def __call__(self) -> None:
         """Note it, unless a step inside of the pass did."""
-        self.open.pop(_graph_task(), None)
+        begun = self.open.pop(_graph_task(), None)
         arrived, held = self.arrived(), self.held()
         if arrived is not None and held is not None and held.came:
-            arrived(held)
+            arrived(held, begun is not None and begun.has_graph)
 
 
 def _hook(
     place: int,
     batches: Batches,
     came: list[int],
-    begun: dict[int, tuple[list[Batch], int, weakref.ref[Any] | None]],
+    begun: dict[int, _Begun],
     ended: _Ended,
 ) -> Callable[[Any], None]:
     """Return a hook of a parameter that notes each gradient, and in each backward pass asks once to hear of
@@ -371,12 +381,14 @@ def _hook(
     from torch.autograd import Variable
 
     graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
+    has_graph = torch.is_grad_enabled
 
     def comes(parameter: Any) -> None:
         task = graph_task()
         if task not in begun:
             gradient = parameter.grad
-            begun[task] = batches.in_training(), place, None if gradient is None else weakref.ref(gradient)
+            known = None if gradient is None else weakref.ref(gradient)
+            begun[task] = _Begun(batches.in_training(), place, known, has_graph())
             when_it_ends(ended)
         came.append(place)
 
