@@ -14,10 +14,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from edl_torch.cli.main import DEFAULT_ADDRESS
-from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerState, TrainerStatus
-from edl_torch.core.events import Departed
 from edl_torch.core.limits import printable
-from edl_torch.core.status_json import plain
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import DatasetStatus, Departed, MasterStatus, TrainerState, TrainerStatus, plain
 from edl_torch.errors import MasterUnavailable
 
 if TYPE_CHECKING:

@@ -36,12 +36,12 @@ from edl_torch.errors import (
 )
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
-from edl_torch.system.cuts import cut_off, is_own
+from edl_torch.system.termination import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import Reading
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.trainer import Trainer
@@ -49,6 +49,7 @@ from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
+    DataChanged,
     Describe,
     Evidence,
     Logged,
@@ -127,6 +128,7 @@ class Session:
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
         self._iterations = PlainIterations()
+        self._warned_of_data = False
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
         self._links: LinkServer | None = None
         self.passes = self.trainer.elastic
@@ -167,7 +169,7 @@ class Session:
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does.
 
-        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.cuts`).
+        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.termination`).
         """
         state = self.trainer.state
         with self._lock:
@@ -233,6 +235,19 @@ class Session:
         seen = None if self.model is None else self.model.look(at, self.gradients.optimizers())
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
+
+    def see_data(self) -> None:
+        """Write down what of the data was changed since they were registered, and warn once."""
+        if not self.joined or not (said := self.description.changed()):
+            return
+        self.do(self.trainer.state.facts.append, DataChanged(said=said))
+        if not self._warned_of_data:
+            self._warned_of_data = True
+            log.warning(
+                "dataset=%s the data were changed while they were read: %s. Data must stay as they are while "
+                'a job runs: start it again; to data that change on purpose give fingerprint="v1"',
+                *(self.description.name, said),
+            )
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -488,6 +503,7 @@ class Session:
         if not self.cut:
             self.look_for_writes()
             self.see_model("end")
+            self.see_data()
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from edl_torch.core.calls import DatasetStatus, MasterStatus, Request, StatusCall
-from edl_torch.core.measures import Measures
+from edl_torch.core.calls import Request, StatusCall
+from edl_torch.core.status import DatasetStatus, MasterStatus, Measures
 
 A = TypeVar("A")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edl_torch.core.calls import LeaseAnswer
 from edl_torch.core.changes import Mark, unrecorded
-from edl_torch.core.measures import Measures
+from edl_torch.core.status import Measures
 from edl_torch.errors import SessionLost
 
 HEARTBEATS_PER_TIMEOUT = 3
@@ -151,12 +151,6 @@ class Members:
         member = self._members.get(session)
         if member is not None and member.gone_since is None:
             member.gone_since = now
-
-    def beat(self, session: str, number: int, progress: int, now: float) -> None:
-        """Note a heartbeat, with the training loop's count. Raises SessionLost like `heard`."""
-        member = self.heard(session, number, now)
-        if progress != member.progress:
-            member.progress, member.progressed = progress, now
 
     def resume(self, now: float) -> None:
         """Begin after a start of the master: every session has its full time to come back."""

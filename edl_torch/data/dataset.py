@@ -52,7 +52,7 @@ from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.counting import Deliveries, DrawnSamples
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Tally
 
 

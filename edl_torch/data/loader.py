@@ -88,8 +88,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     `ElasticDataLoader(reader, batch_size=32, num_epochs=3, shuffle=True, transform=shrink, num_workers=2)`.
 
     A batch is acknowledged when the optimizer has stepped on it; where nothing steps, when the next one is
-    asked for. Batches arrive as `collate_fn` made them. With `batch_size=None` the reader makes the batches where it
-    has `read_batch`, of the service's `batch_size` records each; else samples arrive one by one.
+    asked for. Batches arrive as `collate_fn` made them. With `batch_size=None` the reader makes the batches
+    where it has `read_batch`, of the service's `batch_size` records each; else samples arrive one by one.
 
     With `synchronous=True` all ranks of a `torch.distributed` job step together, for models whose gradients
     are reduced over them (DDP, FSDP): every rank gets the same number of batches. One that has none while

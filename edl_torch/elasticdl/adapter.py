@@ -29,7 +29,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_option, new_spec
 from edl_torch.core.state import Released
-from edl_torch.elasticdl.calls import (
+from edl_torch.elasticdl.wire import (
     ForeignTask,
     GetTaskCall,
     TaskNames,
@@ -171,7 +171,7 @@ class ElasticDLAdapter:
             epoch=NEW_PASS,
             count=1,
         )
-        return lease, not ledger.holds(session)
+        return lease, not ledger.leases.holds(session)
 
     def hand_out(self, lease: LeaseCall, grants: tuple[Grant, ...], now: float) -> ForeignTask:
         """Return the task for the first grant; the other grants, parts of a batch, wait again."""
@@ -205,7 +205,7 @@ class ElasticDLAdapter:
         check_expressible(spec)
         # Its clients ask for the next task before they have reported the last one, and take WAIT for the end:
         # no barrier may stand between epochs, unless trainers of ours go by it.
-        lift = not (spec.epoch_barrier and ledger.trainers)
+        lift = not (spec.epoch_barrier and len(ledger.participants))
         self._dispatcher.register(
             RegisterCall(
                 session=session,
@@ -291,7 +291,7 @@ class ElasticDLAdapter:
     def _lent(self, task_id: int) -> tuple[ShardLedger, Lease] | None:
         task, kind = self._task_names().resolve(task_id)
         for ledger in self._dispatcher.ledgers:
-            lease = ledger.lease_of(task) if ledger.spec.task_type is kind else None
+            lease = ledger.leases.find(task) if ledger.spec.task_type is kind else None
             if lease is not None and lease.session.startswith(SESSION):
                 return ledger, lease
         return None
@@ -331,10 +331,9 @@ class ElasticDLAdapter:
                 self._heard[member.session] = now
                 self._mind(member.session)
         for ledger in self._dispatcher.ledgers:
-            for task in ledger.tasks:
-                lease = ledger.lease_of(task)
-                if lease is not None and lease.session.startswith(SESSION):
-                    self._deadlines[ledger.spec.name, task] = now + self.task_timeout_s
+            for lease in ledger.leases:
+                if lease.session.startswith(SESSION):
+                    self._deadlines[ledger.spec.name, lease.task] = now + self.task_timeout_s
 
     @property
     def pause_s(self) -> float:
@@ -357,7 +356,7 @@ class ElasticDLAdapter:
         lost = []
         for (dataset, task), deadline in tuple(self._deadlines.items()):
             ledger = self._ledger(dataset)
-            lease = ledger.lease_of(task)
+            lease = ledger.leases.find(task)
             if lease is None or deadline <= now:
                 del self._deadlines[dataset, task]
             if lease is not None and deadline <= now:
@@ -370,7 +369,7 @@ class ElasticDLAdapter:
         return LostTask(session=lease.session, dataset=name, task=lease.task, records=records)
 
     def _holds(self, session: str) -> bool:
-        return any(ledger.holds(session) for ledger in self._dispatcher.ledgers)
+        return any(ledger.leases.holds(session) for ledger in self._dispatcher.ledgers)
 
 
 def _storage(spec: DatasetSpec, source: int) -> str:

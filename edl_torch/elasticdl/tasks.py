@@ -13,21 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edl_torch.core.calls import (
-    Acknowledgement,
-    DatasetStatus,
-    Failure,
-    GiveBack,
-    Grant,
-    QuarantinedRecord,
-    RegisterCall,
-    ReportCall,
-)
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant, RegisterCall, ReportCall
 from edl_torch.core.leases import Lease
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import Quarantine
-from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, TaskResult, TrainingParams
+from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
+from edl_torch.core.status import DatasetStatus
+from edl_torch.elasticdl.wire import MAX_INT32, ForeignTask, TaskResult, TrainingParams
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset, Unsupported
 from edl_torch.shard import DatasetSpec, IndexArray, Slice, TaskType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edl_torch.errors import IntegrationUnavailable, InvalidArgument
 
@@ -25,10 +25,13 @@ def needed_by(extra: str) -> Iterator[None]:
         ) from exc
 
 
-def check_told(loader: ElasticDataLoader, reads_ahead: str) -> None:
-    """Raise InvalidArgument for a loader that does not wait for the word of who reads ahead of the loop."""
-    if loader.service.lookahead != "manual":
-        raise InvalidArgument(f"{reads_ahead}: make the ElasticDataLoader with lookahead='manual'")
+def read_ahead(loader: ElasticDataLoader, lookahead: int | Literal["manual"] = "manual") -> None:
+    """Let a framework read ahead of the loop, and say by `loader.passed_on()` which batch that gets.
+
+    A pass over the loader that is open ends. `lookahead` takes back how it was before.
+    """
+    session = loader.service.session
+    session.run(session.passes.set_lookahead(None if lookahead == "manual" else lookahead))
 
 
 def check_synchronous(loader: ElasticDataLoader, ranks: int, trains: str) -> None:

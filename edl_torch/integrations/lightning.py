@@ -14,7 +14,7 @@ from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import CheckpointError, InvalidArgument
-from edl_torch.integrations.adapter import ModelPosition, check_synchronous, check_told, needed_by
+from edl_torch.integrations.adapter import ModelPosition, check_synchronous, needed_by, read_ahead
 from edl_torch.system.user_warnings import warn_user
 
 with needed_by("lightning"):
@@ -31,7 +31,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
     """Lets `Trainer.fit` train on an `ElasticDataLoader`, and keeps the data position in its checkpoints.
 
     `Trainer(callbacks=[ElasticCallback(loader)])`, and `fit` gets the same loader, by an argument or from
-    `train_dataloader()`. The loader is made with `lookahead="manual"`: Lightning reads one batch ahead.
+    `train_dataloader()`.
 
     A batch counts once every optimizer of the model has stepped on it. Each `fit` begins where its model
     does: at the position in the checkpoint that it loads, and without one at the beginning of the data; a
@@ -42,13 +42,10 @@ class ElasticCallback(Callback):  # type: ignore[misc]
 
     On a notice (SIGTERM, `loader.preempt()`) `fit` saves a checkpoint after the step under way, on all ranks
     after the same one, and raises Lightning's `SIGTERMException`, which ends the program with status 143.
-
-    Raises:
-        InvalidArgument: a loader without `lookahead="manual"`.
     """
 
     def __init__(self, loader: ElasticDataLoader) -> None:
-        check_told(loader, "Lightning reads one batch ahead of its training step")
+        read_ahead(loader)  # Lightning does, by one batch
         self._loader = loader
         self._fitting = False
         self._position = ModelPosition(loader)

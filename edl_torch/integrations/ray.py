@@ -46,7 +46,7 @@ class MasterActor:
         credentials: dict[str, str],
         patience: dict[str, float],
     ) -> None:
-        from edl_torch.master.threaded import ThreadedMaster
+        from edl_torch.master.server import ThreadedMaster
         from edl_torch.rpc.credentials import ServerCredentials
         from edl_torch.system.address import HostPort
 

@@ -28,9 +28,8 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
-from edl_torch.data.padding import Statistics
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
-from edl_torch.integrations.adapter import check_synchronous, write_whole
+from edl_torch.integrations.adapter import check_synchronous, read_ahead, write_whole
 from edl_torch.system.user_warnings import warn_user
 
 log = logging.getLogger("edl_torch.client")
@@ -93,23 +92,17 @@ class ElasticTrainer:
         self._before = 0.0  # share of the first epoch that the data position has behind it
         self._is_last = False
         self._stepping: Any = None  # the optimizer, or the engine, that is attached
-        self._sizes: deque[int] = deque()  # records of the micro-batches that were read
-        self._shares: deque[float] = deque()  # of these, in the gradient
-        self._statistics = Statistics()
+        self._shares: deque[float] = deque()  # of the micro-batches that were read, in the gradient
         self._check_arguments()
         self._notices = self._end_on_notice()
         if elastic_loader.synchronous:
             self.training_step = self._weighed(self.training_step)  # outside of what subclasses make of it
-        self.training_step = self._of_batch_in_hand(self.training_step)
+        self.training_step = self._of_next_batch(self.training_step)
 
     def _check_arguments(self) -> None:
         loader, args = self.elastic_loader, self.args
         if not isinstance(loader, ElasticDataLoader):
             raise InvalidArgument(f"elastic_loader must be an ElasticDataLoader, not {type(loader).__name__}")
-        if loader.service.lookahead != 0:
-            raise InvalidArgument(
-                f"nothing reads ahead of an ElasticTrainer: leave out lookahead={loader.service.lookahead!r}"
-            )
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if ranks > 1 and self.accelerator.distributed_type == "NO":
             raise InvalidArgument(
@@ -154,6 +147,8 @@ class ElasticTrainer:
             SystemExit: with status 143, where a notice has ended the training. All is saved.
         """
         trainer: Any = super()
+        lookahead = self.elastic_loader.service.lookahead
+        read_ahead(self.elastic_loader)  # the Trainer does, by the micro-batches of a step
         self._check_epochs()  # the service registers here: what others restore from now on is seen
         folder = _whole_checkpoint(_folder_of(resume_from_checkpoint, self.args.output_dir))
         self.elastic_loader.load_state_dict(None if folder is None else _position(folder))
@@ -162,6 +157,7 @@ class ElasticTrainer:
         finally:
             with suppress(ServiceClosed):
                 self._attach(None)  # another Trainer on the same loader decides by its own steps
+                read_ahead(self.elastic_loader, lookahead)
         if self._notices.ended:  # not finished: the program must not evaluate and publish what it has
             sys.exit(128 + signal.SIGTERM)
         return output
@@ -204,7 +200,7 @@ class ElasticTrainer:
         loader = self.elastic_loader
         self._attach(self.deepspeed if self.is_deepspeed_enabled else self.optimizer)
         if loader.synchronous:
-            self._statistics.watch(model)
+            loader.freeze_statistics(model)
         self._epoch = _EpochSize(max(1, len(loader)))
         self._epoch.before, self._before = self._before, 0.0
         self._is_last = self._by_epochs and epoch + 1 >= self.args.num_train_epochs
@@ -236,23 +232,19 @@ class ElasticTrainer:
                 self._epoch.last = self._epoch.read
             else:
                 self._epoch.read += 1
-                weights.append(self.elastic_loader.weight)
+                weights.append(self.elastic_loader.service.session.trainer.state.batches.ahead[-1].records)
         if not batches:
             self._end_epoch()
             return batches, None
         if self._by_epochs:  # the number of steps was an estimate
             self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
-        self._sizes = deque(weights)
         return batches, self._share(batches, weights, device)
 
-    def _of_batch_in_hand(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a training step in which the loader's `weight` is that of the step's own micro-batch."""
+    def _of_next_batch(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a training step that gets the oldest micro-batch of those that were read."""
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            if self._sizes:
-                self.elastic_loader.begin_batch(self._sizes.popleft())
-                # It trains on all that it has read for the step, in their order.
-                self.elastic_loader.service.session.trainer.state.batches.mark_window()
+            self.elastic_loader.passed_on()
             return training_step(*args, **kwargs)
 
         return step
@@ -260,6 +252,7 @@ class ElasticTrainer:
     def _end_epoch(self) -> None:
         """Make the Trainer leave its loop over steps, and do what follows the last step of all."""
         control, state, args = self.control, self.state, self.args
+        self.elastic_loader.passed_on()  # the Trainer asks for more, and there is none
         control.should_epoch_stop = True
         state.epoch = float(math.ceil(state.epoch or 0.0))  # the last step's share was an estimate
         if self._is_last:
@@ -306,13 +299,10 @@ class ElasticTrainer:
                 backward(loss * share if share else self.elastic_loader.weigh(loss, count=0), **more)
 
             self.accelerator.backward = backward_share
-            if not share:
-                self._statistics.keep()
             try:
                 loss = training_step(model, inputs, *args, **kwargs)
             finally:
                 del self.accelerator.backward
-                self._statistics.let_go()
             if not passes:
                 raise InvalidArgument(
                     f"training_step() of {type(self).__name__} does not call "

@@ -47,6 +47,7 @@ class AbstractDataReader(ABC):
 
     yields_images = False  # whether a record is an image, or an image and its target
     reads_blocks = False  # whether one record costs as much as the many that lie with it
+    looks_again = False  # whether `fingerprint` looks at the data anew, and may while records are read
     thread_safe = False  # whether several threads may call `read_record` at once, and `expect` meanwhile
     imports: tuple[str, ...] = ()  # modules that reading imports: a trainer does so before it forks workers
 
@@ -75,8 +76,10 @@ class AbstractDataReader(ABC):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint | str | None:
         """Optional: what tells this data from other data under the same names, on any host; a version does.
 
-        Asked once, before the dataset is registered. It should cost a small part of what making the reader
-        does, unless the `whole` is to be looked at; `readers.shared.looks` has what the package's readers do.
+        Asked once, before the dataset is registered; where a reader `looks_again`, at checkpoints and ends of
+        passes too, so that data which are changed under a running job are seen. It should cost a small part
+        of what making the reader does, unless the `whole` is to be looked at; `readers.shared.looks` has what
+        the package's readers do.
         """
         return None
 

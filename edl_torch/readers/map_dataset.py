@@ -36,6 +36,8 @@ class MapDatasetReader(IndexedReader):
     Raises InvalidArgument for an object that is not map-style.
     """
 
+    looks_again = True
+
     def __init__(
         self,
         dataset: Any,
@@ -82,9 +84,12 @@ class MapDatasetReader(IndexedReader):
     def load(self, index: int) -> Any:
         """`dataset[index]`. Raises SourceChanged where an array is mapped from a file that was written to."""
         record = self.dataset[index]
+        self._check_mapped()
+        return record
+
+    def _check_mapped(self) -> None:
         for stamp in self._mapped:
             stamp.check_content()
-        return record
 
     def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield `dataset[index]` for each of `indices`; see the class."""
@@ -117,4 +122,5 @@ class MapDatasetReader(IndexedReader):
                 raise ReaderError(
                     f"{self.name}.__getitems__ gave {len(records)} records for {len(numbers)} numbers"
                 )
+            self._check_mapped()
             yield records

@@ -234,13 +234,13 @@ class FakeMaster(FakeConnection):
 
     def break_stream(self, session: str) -> None:
         """The session's stream breaks, as when its process dies or is cut off."""
-        self._local.apply(Dispatcher.stream_broke, session)
+        self._local.apply(lambda dispatcher, now: dispatcher.members.stream_broke(session, now))
         if session in self.listeners:
             self.listeners[session].broke()
 
     def open_stream(self, session: str) -> None:
         """The session's stream stands (again)."""
-        self._local.apply(Dispatcher.stream_opened, session)
+        self._local.apply(lambda dispatcher, now: dispatcher.members.stream_opened(session, now))
         members = self._dispatcher.members
         self.listeners[session].stood(
             self.clock(),

@@ -5,16 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from edl_torch.core.calls import (
-    DatasetStatus,
-    Fence,
-    FencedCall,
-    MasterStatus,
-    ProgressCall,
-    RestoreCall,
-    SnapshotCall,
-    StatusCall,
-)
+from edl_torch.core.calls import Fence, FencedCall, ProgressCall, RestoreCall, SnapshotCall, StatusCall
+from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec

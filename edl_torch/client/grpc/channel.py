@@ -21,7 +21,7 @@ from edl_torch.errors import AccessDenied, EdlError, InvalidArgument
 from edl_torch.rpc.credentials import METADATA_KEY, Credentials
 from edl_torch.rpc.status import is_masters_own
 from edl_torch.system.address import HostPort, is_loopback_name, parse_address
-from edl_torch.system.forks import ForkGuard
+from edl_torch.system.processes import ForkGuard
 
 log = logging.getLogger("edl_torch.client")
 

@@ -29,7 +29,7 @@ from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import OWN_STREAM
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 
 
 class PlainIterations:

@@ -18,9 +18,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from edl_torch import __version__
-from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState
 from edl_torch.core.limits import printable
-from edl_torch.core.measures import BOUNDS_S, Histogram
+from edl_torch.core.status import BOUNDS_S, DatasetStatus, Histogram, MasterStatus, TrainerState
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MOST = 1_000  # trainers with labels of their own; the others are one, named OTHERS

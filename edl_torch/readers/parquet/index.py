@@ -24,7 +24,8 @@ from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.shared.looks import blocks, chosen, listing
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Opened, Storage, is_url, reaching, storage_error
+from edl_torch.readers.storage import FileSystems as Storage
+from edl_torch.readers.storage import Opened, is_url, reaching, storage_error
 from edl_torch.shard import IndexArray
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ from edl_torch.readers.parquet.index import (
 )
 from edl_torch.readers.shared.files import BlockCache
 from edl_torch.readers.shared.looks import arguments
-from edl_torch.readers.storage import Storage, storage_error
+from edl_torch.readers.storage import FileSystems as Storage
+from edl_torch.readers.storage import storage_error
 from edl_torch.shard import IndexArray, Task, TaskType
 
 _BLOCK = 1024  # rows that become Python objects at a time

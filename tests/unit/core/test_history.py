@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from dispatcher_kit import Trainer, first_of, whole
 
-from edl_torch.core.calls import DatasetStatus, Failure, GiveBack, Registration, TrainerState, TrainerStatus
+from edl_torch.core.calls import Failure, GiveBack, Registration
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.events import NAME_CHARS, EventKind
 from edl_torch.core.history import DEPARTED, EVENTS, MARKS, History
+from edl_torch.core.status import NAME_CHARS, DatasetStatus, EventKind, TrainerState, TrainerStatus
 from edl_torch.shard import Source
 
 BIG = Registration(name="training", sources=(Source(name="a", count=10_000),), records_per_shard=8)
@@ -105,7 +105,7 @@ def test_a_dead_trainer_is_remembered_with_what_went_back() -> None:
     job.at(5.0)
     job.train("a")
     first_of(job.trainers["a"])
-    job.dispatcher.stream_broke("a", 6.0)
+    job.dispatcher.members.stream_broke("a", 6.0)
     assert job.seen("a").state is TrainerState.STREAM_GONE
     job.dispatcher.expire(7.0)
     (gone,) = job.dispatcher.status(7.0).departed

@@ -13,19 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import EdlError, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import required
+from edl_torch.readers.storage.names import is_url, refuse_secrets
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?:::|://)")
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 _REFUSED = re.compile(
     r"credential|forbidden|unauthori[sz]ed|access ?denied|(?:expired|invalid|security) ?token", re.IGNORECASE
 )
-
-
-def is_url(data: str) -> bool:
-    """Whether `data` names its file system (`s3://…`, `memory://…`, `simplecache::s3://…`)."""
-    return _URL.match(data) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +44,7 @@ class Opened:
         self.handle.close()
 
 
-class Storage:
+class FileSystems:
     """Opens files by path or URL; `options` are fsspec's storage options (endpoint, credentials)."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -58,11 +52,7 @@ class Storage:
 
     def resolve(self, url: str) -> tuple[Any, str]:
         """This process' file system and the path in it. Raises ReaderError, InvalidArgument."""
-        if _PASSWORD.search(url):
-            raise InvalidArgument(
-                "a URL with a password would be written down as the name of a source: leave user and "
-                "password out and pass storage_options={…}"
-            )
+        refuse_secrets(url)
         need = f"'{url}' needs fsspec: pip install 'edl-torch[parquet]' (or fsspec)"
         core = required("fsspec.core", need)
         with reaching(url):
@@ -91,7 +81,7 @@ class Storage:
             return Opened(handle=handle, size=int(size), remote=True)
 
     def __repr__(self) -> str:
-        return f"<Storage options={sorted(self._options)}>"  # the names alone: values may be secret
+        return f"<FileSystems options={sorted(self._options)}>"  # the names alone: values may be secret
 
 
 @contextmanager
