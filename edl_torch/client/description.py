@@ -62,7 +62,11 @@ class Description:
         self.shuffle_shards = shuffle_shards
         self.data_changed = data_changed
         given: dict[str, Any] = {"shuffle": shuffle, "shuffle_shards": shuffle_shards, **options}
-        given["task_type"] = TaskType(given.get("task_type", TaskType.TRAINING))
+        kind = given.setdefault("task_type", TaskType.TRAINING)
+        if kind not in list(TaskType):
+            known = "TaskType.TRAINING, TaskType.EVALUATION or TaskType.PREDICTION"
+            raise InvalidArgument(f"task_type must be {known}, not {kind!r}")
+        given["task_type"] = TaskType(kind)
         self.options = {n: v for n, v in given.items() if v is not None or n not in _LEFT_OPEN}
         self.fallback_reader: AbstractDataReader | None = None
         self.in_shard: bool | None = None

@@ -234,8 +234,8 @@ class History:
             )
         )
 
-    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> list[End]:
-        """Add what has come about since the last look: ends of epochs, which are returned, and suspensions.
+    def note_ends(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> list[End]:
+        """Add what has come about since the last call: ends of epochs, which are returned, and suspensions.
 
         A restore is no end, though it may leave less to do.
         """

@@ -200,7 +200,7 @@ class ShardLedger:
             raise InvalidArgument(
                 f"epoch {epoch} of dataset {self.spec.name!r} has not begun: it is in {self.epoch}"
             )
-        self.participants.look(session)
+        self.participants.ask(session)
         if drained:  # it has handed all that it holds to its loop: no more batches come of it
             self.leases.hand_over(session)
         self._close_epochs()

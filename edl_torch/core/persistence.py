@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 from edl_torch.core.backlog import Waiting
 from edl_torch.core.calls import LeaseAnswer
@@ -38,6 +38,7 @@ from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Lease
 from edl_torch.core.ledger import Head, ShardLedger
+from edl_torch.core.members import Patience
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.registration import check_batch_size
 from edl_torch.shard import DatasetSpec, Slice
@@ -147,22 +148,14 @@ def load(
     *,
     ledger_id: str,
     now: float,
-    lease_timeout_s: float = 30.0,
-    grace_s: float = 1.0,
-    progress_timeout_s: float = 0.0,
     changes: Changes | None = None,
+    **patience: Unpack[Patience],
 ) -> Dispatcher:
     """The dispatcher that `dump` describes. Every session counts as heard at `now`, its stream as unbroken.
 
     Raises LookupError, TypeError or ValueError for rows that no dump has.
     """
-    dispatcher = Dispatcher(
-        ledger_id=ledger_id,
-        lease_timeout_s=lease_timeout_s,
-        grace_s=grace_s,
-        progress_timeout_s=progress_timeout_s,
-        changes=changes,
-    )
+    dispatcher = Dispatcher(ledger_id=ledger_id, changes=changes, **patience)
     specs: dict[str, Row] = {}
     parts: dict[str, _Parts] = {}
     for (kind, name, *rest), row in rows.items():

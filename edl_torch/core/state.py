@@ -10,14 +10,14 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 from edl_torch.core.calls import FencedCall, Registration, RestoreCall
 from edl_torch.core.changes import Changes, Mark, Version, unrecorded
 from edl_torch.core.history import End, History, trainer_statuses
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
-from edl_torch.core.members import Member, Members
+from edl_torch.core.members import Member, Members, Patience
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import new_spec, option_differences, reconcile
 from edl_torch.core.status import DatasetStatus, EventKind, MasterStatus
@@ -65,17 +65,13 @@ class MasterState:
         self,
         *,
         ledger_id: str,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         changes: Changes | None = None,
         limits: Limits | None = None,
+        **patience: Unpack[Patience],
     ) -> None:
         self.ledger_id = self.first_ledger_id = ledger_id
         self.durable = changes is not None
-        self.members = Members(
-            lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
-        )
+        self.members = Members(**patience)
         self.limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
@@ -294,18 +290,18 @@ class MasterState:
         status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
         return self.history.watch(ledger, now).filled(status, now)
 
-    def look(self, now: float) -> list[End]:
+    def epoch_ends(self, now: float) -> list[End]:
         """Note in the history what has come about; to be called when `version` has changed.
 
         Returns the ends of epochs and datasets.
         """
-        return self.history.look(self._ledgers.values(), self.suspended, now)
+        return self.history.note_ends(self._ledgers.values(), self.suspended, now)
 
     def status(self, now: float) -> MasterStatus:
         """Return the state of the master; of all quarantines together as much as one may have."""
         history = self.history
         history.tick(self._ledgers.values(), now)
-        self.look(now)
+        self.epoch_ends(now)
         datasets, left = [], self.limits.quarantine_bytes
         for ledger in self._ledgers.values():
             shown = ledger.quarantine.within(left)

@@ -92,7 +92,7 @@ class MasterHost:
     def start(self) -> None:
         """Begin to expire sessions; those known from before get their full time to come back."""
         self.dispatcher.members.resume(self._clock())
-        self._look()
+        self._log_ends()
         self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
 
     def drain(self) -> None:
@@ -146,7 +146,7 @@ class MasterHost:
             version = self.dispatcher.version
             if version != self._version:
                 self._version = version
-                self._look()
+                self._log_ends()
                 self.wake()
             if self._commits is not None:
                 self._commits.changed()
@@ -154,8 +154,8 @@ class MasterHost:
                 self._ledger_id = self.dispatcher.ledger_id
                 log.error("suspended: %s", printable(next(iter(self.dispatcher.suspended.values()), "")))
 
-    def _look(self) -> None:
-        for ledger, epoch, seconds in self.dispatcher.look(self._clock()):
+    def _log_ends(self) -> None:
+        for ledger, epoch, seconds in self.dispatcher.epoch_ends(self._clock()):
             name, epochs = printable(ledger.spec.name), ledger.spec.num_epochs or "endless"
             bad = len(ledger.quarantine)
             counts = f"acknowledged={ledger.acknowledged} quarantined={bad} dropped={ledger.dropped}"

@@ -17,13 +17,14 @@ from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 import grpc.aio
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES
+from edl_torch.core.members import Patience
 from edl_torch.errors import AccessDenied, EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.durable import DurableState, GroupCommit
@@ -62,13 +63,11 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Continuation, details: Details) -> Any:
         """Return the call's own handler, or one that refuses it."""
-        if details.method.startswith(_OPEN) or self._has_token(details):
+        given = [value for key, value in details.invocation_metadata if key == METADATA_KEY]
+        has_token = len(given) == 1 and self._token.opens(given[0])
+        if details.method.startswith(_OPEN) or has_token:
             return await continuation(details)
         return self._refusal
-
-    def _has_token(self, details: Details) -> bool:
-        given = [value for key, value in details.invocation_metadata if key == METADATA_KEY]
-        return len(given) == 1 and self._token.opens(given[0])
 
 
 async def _refuse(requests: Any, context: Any) -> None:
@@ -115,8 +114,12 @@ class MasterServer:
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
         check_free(self._wanted)
+        tls = self._credentials.server_credentials()
         try:
-            port = self._bind()
+            if tls is None:
+                port = self._server.add_insecure_port(str(self._wanted))
+            else:
+                port = self._server.add_secure_port(str(self._wanted), tls)
         except (RuntimeError, ValueError) as exc:
             hint = "; do the certificate and its key belong together?" if self._credentials.encrypted else ""
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
@@ -130,12 +133,6 @@ class MasterServer:
             asyncio.create_task(self._watch_connections(), name="edl-connections"),
         ]
         return HostPort(self._wanted.host, port)
-
-    def _bind(self) -> int:
-        tls = self._credentials.server_credentials()
-        if tls is None:
-            return self._server.add_insecure_port(str(self._wanted))
-        return self._server.add_secure_port(str(self._wanted), tls)
 
     async def _stop_health(self) -> None:
         await self.host.failed()
@@ -333,18 +330,10 @@ class ThreadedMaster:
         state: Path,
         insecure: bool = False,
         credentials: ServerCredentials | None = None,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         on_failure: Callable[[EdlError], None] = lambda _: None,
+        **patience: Unpack[Patience],
     ) -> None:
-        self._open = partial(
-            DurableState,
-            state,
-            lease_timeout_s=lease_timeout_s,
-            grace_s=grace_s,
-            progress_timeout_s=progress_timeout_s,
-        )
+        self._open = partial(DurableState, state, **patience)
         self._server = partial(MasterServer, address=address, insecure=insecure, credentials=credentials)
         self._on_failure = on_failure
         self._ready: Future[str] = Future()

@@ -56,9 +56,16 @@ class MapDatasetReader(IndexedReader):
                 f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__ "
                 "by number; for other data write a reader (AbstractDataReader)"
             )
+        try:
+            count = len(dataset)
+        except (TypeError, ValueError) as exc:
+            raise InvalidArgument(
+                f"{type(dataset).__name__} is no map-style dataset: it has no number of records, "
+                f"as len() says: {exc}"
+            ) from exc
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
-        self.count = len(dataset)
+        self.count = count
         self._mapped = mapped_files(dataset)
         self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 

@@ -112,7 +112,7 @@ class Position:
 
     # The way back -------------------------------------------------------------------------------------------
 
-    def look(self) -> Procedure[None]:
+    def note_history(self) -> Procedure[None]:
         """Note which history the dataset is in, before a checkpoint of it is read; registers nothing.
 
         A restore that finds another one is refused: what was read may be older than what others trained.

@@ -428,7 +428,7 @@ class RowGroups:
             return "its pages are others"
         written = opened.written != int(self._index.arrays["written"][file])
         # Of the others some pages, or none, were looked at: that they are the same shows nothing.
-        is_seen_whole = pages and size <= SMALL_BYTES
+        is_seen_whole = pages and size <= SMALL_BYTES and not opened.remote
         return "it was written to since" if written and not is_seen_whole else None
 
 

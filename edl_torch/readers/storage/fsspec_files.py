@@ -17,6 +17,7 @@ from edl_torch.errors import EdlError, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import required
 from edl_torch.readers.storage.names import is_url, refuse_secrets
 
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 _REFUSED = re.compile(
     r"credential|forbidden|unauthori[sz]ed|access ?denied|(?:expired|invalid|security) ?token", re.IGNORECASE
 )
@@ -30,6 +31,7 @@ class Opened:
     size: int
     remote: bool
     path: str = ""  # on this machine
+    version: str = ""  # of what is elsewhere, where its store says one
 
     def stamp(self) -> tuple[int, int, int] | None:
         """Size and times of what has its name now; None where that is gone or remote."""
@@ -78,7 +80,9 @@ class FileSystems:
             # Without a cache: who reads asks for the ranges that are needed, and no read-ahead doubles them.
             handle = file_system.open(path, "rb", cache_type="none")
             size = handle.size if getattr(handle, "size", None) is not None else handle.seek(0, 2)
-            return Opened(handle=handle, size=int(size), remote=True)
+            said = getattr(handle, "details", None) or file_system.info(path)
+            version = next((str(said[key]) for key in _VERSIONS if said.get(key)), "")
+            return Opened(handle=handle, size=int(size), remote=True, version=version)
 
     def __repr__(self) -> str:
         return f"<FileSystems options={sorted(self._options)}>"  # the names alone: values may be secret

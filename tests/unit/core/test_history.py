@@ -311,12 +311,12 @@ def test_an_endless_job_counts_its_epochs() -> None:
 def test_a_look_tells_what_has_ended_since_the_last_one_and_a_restore_ends_nothing() -> None:
     registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=2)
     job = Job("a", registration=registration)
-    looks = [job.dispatcher.look(0.0)]
+    looks = [job.dispatcher.epoch_ends(0.0)]
     while not job.dataset.finished:
         job.train("a")
-        looks.append(job.dispatcher.look(0.0))
+        looks.append(job.dispatcher.epoch_ends(0.0))
     job.dispatcher.go_back("training", None)
-    looks += [job.dispatcher.look(0.0), job.dispatcher.look(0.0)]
+    looks += [job.dispatcher.epoch_ends(0.0), job.dispatcher.epoch_ends(0.0)]
     assert [[end.epoch for end in ends] for ends in looks] == [[], [], [0], [], [1, None], [], []]
 
 
@@ -356,14 +356,14 @@ def test_a_restore_is_an_event_and_begins_the_rates_anew() -> None:
 def test_a_suspension_is_an_event() -> None:
     job = Job("a")
     job.dispatcher.rollback.suspend("the disk lies")
-    job.dispatcher.look(1.0)
+    job.dispatcher.epoch_ends(1.0)
     assert any(line.startswith("training suspended: ") for line in job.lines)
-    job.dispatcher.look(2.0)
+    job.dispatcher.epoch_ends(2.0)
     assert job.dispatcher.history.counts[EventKind.SUSPENDED] == 1
     job.dispatcher.go_back("training", None)
-    job.dispatcher.look(3.0)
+    job.dispatcher.epoch_ends(3.0)
     job.dispatcher.rollback.suspend("again")
-    job.dispatcher.look(4.0)
+    job.dispatcher.epoch_ends(4.0)
     assert job.dispatcher.history.counts[EventKind.SUSPENDED] == 2
 
 
