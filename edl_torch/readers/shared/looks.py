@@ -177,7 +177,14 @@ def whole_file(path: str) -> str:
         return file.part[1]
 
 
-def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, whole: bool = False) -> str:
+def blocks(
+    size: int,
+    read: Callable[[int, int], bytes],
+    also: bytes = b"",
+    *,
+    whole: bool = False,
+    most: int = _BLOCKS,
+) -> str:
     """Return a digest of a file's size, some of its blocks, and `also`; of a small file's bytes all.
 
     `read` gets the bytes from … to before ….
@@ -186,7 +193,7 @@ def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, w
     digest.update(also)
     length = _PIECE_BYTES if whole else _BLOCK_BYTES
     count = -(-size // length)
-    for block in range(count) if whole else chosen(count, _BLOCKS):
+    for block in range(count) if whole else chosen(count, most):
         digest.update(read(block * length, min((block + 1) * length, size)))
     return digest.hexdigest()
 
