@@ -36,8 +36,8 @@ class Used(NamedTuple):
     several: list[Batch]  # on new gradients of batches that it had stepped on before
 
 
-class _Now(Enum):
-    """What the gradients of hooked parameters are, beside what they were when looked at before."""
+class _Change(Enum):
+    """What has become of the gradients of hooked parameters since they were looked at before."""
 
     SAME = "some is as it was, but for what backward passes have added"
     WRITTEN = "something has written into all that are there"
@@ -72,9 +72,9 @@ class _Held:
     is_used: bool = False  # whether a step has used what is there, and no backward pass came since
     again: bool = False  # whether a backward pass has added to gradients that a step has used
 
-    def look(self) -> _Now:
+    def look(self) -> _Change:
         """Return what has become of the gradients since this was asked before."""
-        now = _Now.GONE
+        now = _Change.GONE
         for place, parameter in enumerate(self.hooked):
             gradient, known = parameter.grad, self.known[place]
             if gradient is None:
@@ -83,14 +83,14 @@ class _Held:
             version = gradient._version
             if known is None or known[0]() is not gradient:
                 self.known[place] = weakref.ref(gradient), version
-                now = _Now.OTHER if now is _Now.GONE else now
+                now = _Change.OTHER if now is _Change.GONE else now
             elif version == known[1]:
-                now = _Now.SAME
+                now = _Change.SAME
             else:
                 if version == known[1] + self.came.count(place):
-                    now = _Now.SAME
-                elif now is not _Now.SAME:
-                    now = _Now.WRITTEN
+                    now = _Change.SAME
+                elif now is not _Change.SAME:
+                    now = _Change.WRITTEN
                 self.known[place] = known[0], version
         if self.came:
             self.came.clear()
@@ -188,14 +188,14 @@ class Gradients:
         now = held.look()
         if all(parameter.grad is None for parameter in came):
             return  # a step inside of this pass has used them
-        if now is _Now.OTHER and not self._batches.ended:  # a wrapper may hold what is in hand then
+        if now is _Change.OTHER and not self._batches.ended:  # a wrapper may hold what is in hand then
             if has_graph:
                 held.doubt(held.batches)
             else:
                 held.drop()
-        elif now is _Now.WRITTEN and not held.is_used:
+        elif now is _Change.WRITTEN and not held.is_used:
             held.doubt(held.batches)
-        elif now is _Now.SAME and held.is_used:
+        elif now is _Change.SAME and held.is_used:
             held.again = True
         held.tells = True
         self._add(held)
@@ -212,18 +212,18 @@ class Gradients:
                 self._refresh(held)
             held.tells = False
 
-    def _refresh(self, held: _Held) -> _Now:
+    def _refresh(self, held: _Held) -> _Change:
         """Note what has become of gradients since a backward pass or a step."""
         self._close(held)
         now = held.look()
-        if now is _Now.SAME or not (held.batches or held.perhaps or held.is_used):
+        if now is _Change.SAME or not (held.batches or held.perhaps or held.is_used):
             return now
-        if now is _Now.GONE:
+        if now is _Change.GONE:
             if all(parameter.grad is None for parameter in trained(held.optimizer())):
                 held.drop()
         elif held.is_zero():
             held.drop()
-        elif now is _Now.OTHER and not self.reduced:
+        elif now is _Change.OTHER and not self.reduced:
             held.doubt(held.batches)  # which the loop has put there
         return now
 
@@ -243,7 +243,7 @@ class Gradients:
         for held in self._held.values():
             self._look_at(held, self._refresh(held))
 
-    def _look_at(self, held: _Held, now: _Now) -> None:
+    def _look_at(self, held: _Held, now: _Change) -> None:
         """Look for a gradient of the batch in hand in one optimizer's parameters, as `look` found them.
 
         The loop may have put one there by hand: nobody knows what else is in it. Or it came to parameters
@@ -251,11 +251,11 @@ class Gradients:
         """
         if self._batches.in_hand in held.perhaps:
             return
-        if now is _Now.OTHER and _any(held.hooked):
+        if now is _Change.OTHER and _any(held.hooked):
             if not self.reduced:
                 held.doubt(held.batches)
             self._add(held)
-        elif now is _Now.GONE and not held.batches:
+        elif now is _Change.GONE and not held.batches:
             found = [parameter for parameter in trained(held.optimizer()) if parameter.grad is not None]
             if found:
                 self._add(held)
@@ -287,7 +287,7 @@ class Gradients:
             return Used(False, [], [])
         if batches.sees and batches.in_hand not in held.batches:
             self._look_at(held, now)
-        if now is _Now.OTHER and not self.reduced:
+        if now is _Change.OTHER and not self.reduced:
             held.doubt([batch for batch in held.batches if batch is not batches.in_hand])
         for batch in held.batches:
             batch.used = True
@@ -296,20 +296,20 @@ class Gradients:
             held.batches, held.perhaps = [], []
             return Used(False, back, [])
         several = [batch for batch in held.batches if batch in held.last]
-        again = (held.again or held.is_used) and now is not _Now.OTHER and _any(held.hooked)
+        again = (held.again or held.is_used) and now is not _Change.OTHER and _any(held.hooked)
         held.last, held.batches, held.perhaps = held.batches or held.last, [], []
         held.again, held.is_used = False, True
         return Used(again, back, several)
 
-    def _is_gone(self, held: _Held, now: _Now) -> bool:
+    def _is_gone(self, held: _Held, now: _Change) -> bool:
         """Whether an optimizer steps on no gradient, or on 0, where it can be seen.
 
         What is 0 is seen in this machine's memory alone, and where something has written it after the
         backward pass: an accelerator would have to be waited for at each step.
         """
-        if not self._batches.sees or now is _Now.SAME:
+        if not self._batches.sees or now is _Change.SAME:
             return False
-        if now is _Now.GONE:
+        if now is _Change.GONE:
             return all(parameter.grad is None for parameter in trained(held.optimizer()))
         return not held.is_used and held.is_zero()
 
