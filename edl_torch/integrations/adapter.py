@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edl_torch.errors import IntegrationUnavailable, InvalidArgument
@@ -32,6 +31,11 @@ def read_ahead(loader: ElasticDataLoader, lookahead: int | Literal["manual"] = "
     """
     session = loader.service.session
     session.run(session.passes.set_lookahead(None if lookahead == "manual" else lookahead))
+
+
+def records_read(loader: ElasticDataLoader) -> int:
+    """Return the records of the batch that was read last, and that no loop has got yet; 0 for padding."""
+    return loader.service.session.trainer.state.batches.ahead[-1].records
 
 
 def check_synchronous(loader: ElasticDataLoader, ranks: int, trains: str) -> None:
@@ -67,11 +71,3 @@ class ModelPosition:
             return False
         self.load(self._loader.state_dict() if self._is_known else None)
         return True
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or as it was, whenever this process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import signal
 import sys
 from collections import deque
@@ -29,7 +28,8 @@ import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
-from edl_torch.integrations.adapter import check_synchronous, read_ahead, write_whole
+from edl_torch.integrations.adapter import check_synchronous, read_ahead, records_read
+from edl_torch.readers.shared.files import whole_file
 from edl_torch.system.user_warnings import warn_user
 
 log = logging.getLogger("edl_torch.client")
@@ -37,10 +37,12 @@ log = logging.getLogger("edl_torch.client")
 POSITION = "elastic_loader.json"  # in a checkpoint's folder; `{}` while the checkpoint is being written
 _PRIVATE = ("_init_training_state", "_run_epoch", "_get_num_items_in_batch", "_save_checkpoint")
 _LABELS = ("labels", "shift_labels")  # what the Trainer counts
-_FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
-class ElasticTrainer:
+_Trainer: Any = object  # a transformers.Trainer comes behind the mixin
+
+
+class ElasticTrainer(_Trainer):  # type: ignore[misc]
     """A mixin for `transformers.Trainer` and its subclasses: `class MyTrainer(ElasticTrainer, Trainer)`.
 
     Batches come from the loader as it is, records count when the optimizer has stepped, and an epoch ends
@@ -61,32 +63,17 @@ class ElasticTrainer:
         IntegrationUnavailable: the Trainer of another version of transformers, without what this overrides.
     """
 
-    # The Trainer's
-    args: Any
-    accelerator: Any
-    add_callback: Any
-    compute_loss_func: Any
-    control: Any
-    deepspeed: Any
-    is_deepspeed_enabled: bool
-    optimizer: Any
-    state: Any
-    training_step: Any
-    get_cp_size: Any
-    get_sp_size: Any
-    get_tp_size: Any
-    _get_num_items_in_batch: Any
-    _get_output_dir: Any
+    training_step: Any  # the Trainer's
 
     def __init__(self, *args: Any, elastic_loader: ElasticDataLoader, **kwargs: Any) -> None:
-        trainer: Any = super()
-        missing = [name for name in _PRIVATE if not hasattr(trainer, name)]
+        behind: Any = super()
+        missing = [name for name in _PRIVATE if not hasattr(behind, name)]
         if missing:
             raise IntegrationUnavailable(
                 f"ElasticTrainer needs a Trainer with {missing[0]}(), as transformers 5.23 has it: declare "
                 f"class MyTrainer(ElasticTrainer, Trainer), and pip install 'edl-torch[transformers]'"
             )
-        trainer.__init__(*args, **kwargs)
+        behind.__init__(*args, **kwargs)
         self.elastic_loader = elastic_loader
         self._epoch = _EpochSize(1)
         self._before = 0.0  # share of the first epoch that the data position has behind it
@@ -146,14 +133,13 @@ class ElasticTrainer:
             CheckpointError: for a checkpoint without a data position.
             SystemExit: with status 143, where a notice has ended the training. All is saved.
         """
-        trainer: Any = super()
         lookahead = self.elastic_loader.service.lookahead
         read_ahead(self.elastic_loader)  # the Trainer does, by the micro-batches of a step
         self._check_epochs()  # the service registers here: what others restore from now on is seen
-        folder = _whole_checkpoint(_folder_of(resume_from_checkpoint, self.args.output_dir))
-        self.elastic_loader.load_state_dict(None if folder is None else _position(folder))
+        folder, position = _beginning(resume_from_checkpoint, self.args.output_dir)
+        self.elastic_loader.load_state_dict(position)
         try:
-            output = trainer.train(folder, *args, **kwargs)
+            output = super().train(folder, *args, **kwargs)
         finally:
             with suppress(ServiceClosed):
                 self._attach(None)  # another Trainer on the same loader decides by its own steps
@@ -177,14 +163,12 @@ class ElasticTrainer:
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
         """Return the Trainer's numbers; with `max_steps` there are as many epochs as it takes."""
-        trainer: Any = super()
-        epochs, *others = trainer.set_initial_training_values(*args, **kwargs)
+        epochs, *others = super().set_initial_training_values(*args, **kwargs)
         return (sys.maxsize if self.args.max_steps > 0 else epochs, *others)
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Begin in the epoch of the data position, and skip nothing: the loader is there."""
-        trainer: Any = super()
-        trainer._init_training_state(*args, **kwargs)
+        super()._init_training_state(*args, **kwargs)
         if self.elastic_loader.service.finished:  # there is no step, and no estimate of any
             self.state.max_steps = self.state.global_step
         status = self.elastic_loader.progress()
@@ -196,7 +180,6 @@ class ElasticTrainer:
 
     def _run_epoch(self, *, model: Any, epoch: int, **kwargs: Any) -> None:
         """Train until the loader ends the epoch: how many batches it has is not known before."""
-        trainer: Any = super()
         loader = self.elastic_loader
         self._attach(self.deepspeed if self.is_deepspeed_enabled else self.optimizer)
         if loader.synchronous:
@@ -205,7 +188,7 @@ class ElasticTrainer:
         self._epoch.before, self._before = self._before, 0.0
         self._is_last = self._by_epochs and epoch + 1 >= self.args.num_train_epochs
         kwargs.update(steps_in_epoch=self._epoch, num_update_steps_per_epoch=sys.maxsize)
-        trainer._run_epoch(model=model, epoch=epoch, **kwargs)
+        super()._run_epoch(model=model, epoch=epoch, **kwargs)
 
     def _attach(self, stepping: Any) -> None:
         """Let the steps of this optimizer decide, in place of the one before; None: of no more."""
@@ -232,7 +215,7 @@ class ElasticTrainer:
                 self._epoch.last = self._epoch.read
             else:
                 self._epoch.read += 1
-                weights.append(self.elastic_loader.service.session.trainer.state.batches.ahead[-1].records)
+                weights.append(records_read(self.elastic_loader))
         if not batches:
             self._end_epoch()
             return batches, None
@@ -318,22 +301,22 @@ class ElasticTrainer:
         """Save the Trainer's checkpoint, and the data position last: only then it is whole."""
         from transformers.trainer_utils import rotate_checkpoints
 
-        trainer: Any = super()
         args = self.args
         run = self._get_output_dir(trial=trial)
         folder = Path(run, f"checkpoint-{self.state.global_step}")
         if args.should_save:
-            write_whole(folder / POSITION, "{}")
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(folder, {})
         self.accelerator.wait_for_everyone()
         limit = args.save_total_limit
         args.save_total_limit = None  # the one before goes when this one is whole
         try:
-            trainer._save_checkpoint(model, trial)
+            super()._save_checkpoint(model, trial)
         finally:
             args.save_total_limit = limit
         position = self.elastic_loader.state_dict()
         if args.should_save:
-            write_whole(folder / POSITION, json.dumps(position))
+            _write(folder, position)
             rotate_checkpoints(
                 output_dir=run,
                 save_total_limit=limit,
@@ -405,49 +388,43 @@ def _without_labels(batch: Any, weight: int) -> Any:
     return {**batch, **labels}
 
 
-def _folder_of(resume: str | bool | None, output: str) -> Path | None:
-    """Return the folder that a caller of `train()` means."""
+def _beginning(resume: str | bool | None, output: str) -> tuple[str | None, dict[str, str] | None]:
+    """Return the checkpoint that a caller of `train()` means, or the newest before it that is whole, and its
+    data position. Neither is where there is none."""
+    from transformers.trainer_utils import sort_checkpoints
+
     if not resume:
-        return None
-    if resume is not True:
-        return Path(resume)
-    found = _checkpoints(Path(output))
-    if not found:
+        return None, None
+    found = sort_checkpoints(output if resume is True else str(Path(resume).parent))
+    if resume is True and not found:
         raise CheckpointError(f"there is no checkpoint in {output!r}: call train() without one to begin")
-    return found[-1]
+    meant = found[-1] if resume is True else str(Path(resume))
+    before = found[: found.index(meant)] if meant in found else []
+    whole = next((folder for folder in (meant, *reversed(before)) if _position(folder)), None)
+    if whole != meant:
+        log.warning(
+            "the job was killed as it saved %s: training goes on from %s", meant, whole or "the beginning"
+        )
+    return whole, None if whole is None else _position(whole)
 
 
-def _checkpoints(output: Path) -> list[Path]:
-    """Return the folders of checkpoints, oldest first."""
-    found = {path: _FOLDER.fullmatch(path.name) for path in output.glob("checkpoint-*") if path.is_dir()}
-    numbers = {path: int(match[1]) for path, match in found.items() if match}
-    return sorted(numbers, key=numbers.__getitem__)
+def _write(folder: Path, position: Mapping[str, Any]) -> None:
+    with whole_file(folder / POSITION) as file:
+        file.write(json.dumps(position).encode())
 
 
-def _whole_checkpoint(folder: Path | None) -> str | None:
-    """Return that checkpoint, or the newest before it that is whole; None where there is none."""
-    if folder is None:
-        return None
-    if _position(folder):
-        return str(folder)
-    before = _checkpoints(folder.parent)
-    before = before[: before.index(folder)] if folder in before else []
-    whole = next((str(path) for path in reversed(before) if _position(path)), None)
-    log.warning(
-        "the job was killed as it saved %s: training goes on from %s", folder, whole or "the beginning"
-    )
-    return whole
+def _position(folder: str) -> dict[str, str]:
+    """Return the data position of a checkpoint; empty where it is not whole. Raises CheckpointError.
 
-
-def _position(folder: Path | str) -> dict[str, str]:
-    """Return the data position of a checkpoint; empty where it is not whole. Raises CheckpointError."""
+    A folder with hidden files alone was made for one, which was not begun.
+    """
     path = Path(folder, POSITION)
     try:
         found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if not Path(folder).is_dir():
             raise CheckpointError(f"there is no folder '{folder}' to go on from") from None
-        if not any(Path(folder).iterdir()):
+        if all(file.name.startswith(".") for file in Path(folder).iterdir()):
             return {}
         raise CheckpointError(
             f"'{folder}' has no data position ({POSITION}): it was not saved by an ElasticTrainer, and "

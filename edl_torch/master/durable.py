@@ -51,20 +51,16 @@ class Writer:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             work, ended = job
-            error = _error_of(work)
+            error: Exception | None = None
+            try:
+                work()
+            except Exception as exc:  # noqa: BLE001  whoever asked for the work judges it
+                error = exc
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
                 self._loop.call_soon_threadsafe(ended, error)
 
     def __repr__(self) -> str:
         return f"<Writer {self._thread.name} jobs={self._jobs.qsize()}>"
-
-
-def _error_of(work: Work) -> Exception | None:
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001  whoever asked for the work judges it
-        return error
-    return None
 
 
 class GroupCommit:
@@ -124,7 +120,11 @@ class GroupCommit:
 
     def _end(self, error: Exception | None) -> None:
         if error is not None:
-            self._fail(error)
+            if not isinstance(error, JournalError):
+                log.error("commit failed", exc_info=error)
+                error = JournalError(f"cannot write the journal: {error!r}")
+            self.failure = error
+            self._failed.set()
         waiting, self._running = self._running, None
         _wake(waiting)
         if self.failure is not None:
@@ -132,13 +132,6 @@ class GroupCommit:
             _wake(waiting)
         elif self._next is not None:
             self._begin()
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, JournalError):
-            log.error("commit failed", exc_info=error)
-            error = JournalError(f"cannot write the journal: {error!r}")
-        self.failure = error
-        self._failed.set()
 
     def __repr__(self) -> str:
         state = "failed" if self.failure else "busy" if self._running is not None else "idle"
@@ -181,7 +174,12 @@ class DurableState:
             raise MasterStartError(
                 f"the journal in {folder} is damaged ({exc!r}): give another --state folder"
             ) from exc
-        self._log(folder)
+        ledgers = tuple(self.dispatcher.ledgers)
+        log.info(
+            "%s dir=%s ledger=%s datasets=%d leases=%d sessions=%d",
+            *("resumed" if ledgers else "new journal", folder, self.dispatcher.ledger_id),
+            *(len(ledgers), sum(len(ledger.leases) for ledger in ledgers), len(self.dispatcher.members)),
+        )
         if not self._journal.is_new:
             self._begin_again(accept_older)
 
@@ -199,21 +197,14 @@ class DurableState:
         for dataset, why in self.dispatcher.suspended.items():
             log.error("dataset=%s is suspended: %s", printable(dataset), why)
 
-    def _log(self, folder: Path) -> None:
-        ledgers = tuple(self.dispatcher.ledgers)
-        log.info(
-            "%s dir=%s ledger=%s datasets=%d leases=%d sessions=%d",
-            *("resumed" if ledgers else "new journal", folder, self.dispatcher.ledger_id),
-            *(len(ledgers), sum(len(ledger.leases) for ledger in ledgers), len(self.dispatcher.members)),
-        )
-
     def group_commit(self) -> GroupCommit:
         """Return the group commit that a host waits for before it answers."""
-        return GroupCommit(self._changes, self._collect)
 
-    def _collect(self, keys: tuple[Key, ...]) -> Callable[[], None]:
-        batch = encoded(persistence.update(self.dispatcher, keys))
-        return functools.partial(self._journal.write, batch)
+        def collect(keys: tuple[Key, ...]) -> Callable[[], None]:
+            batch = encoded(persistence.update(self.dispatcher, keys))
+            return functools.partial(self._journal.write, batch)
+
+        return GroupCommit(self._changes, collect)
 
     def close(self) -> None:
         """Close the journal: another master may open the folder."""

@@ -135,12 +135,12 @@ class LocalMaster(MasterApi):
             if answer is not None:
                 return answer
             self._call_back(call)
-            self._wait_for_change(version, min(left, LOOK_AGAIN_S))
+            with self._lock:
+                self._changed.wait_for(
+                    lambda: self._closed or self._version != version,  # noqa: B023  waited for here
+                    min(left, LOOK_AGAIN_S),
+                )
         return None
-
-    def _wait_for_change(self, version: int, timeout_s: float) -> None:
-        with self._lock:
-            self._changed.wait_for(lambda: self._closed or self._version != version, timeout_s)
 
     def _call_back(self, call: LeaseCall) -> None:
         with self._lock:

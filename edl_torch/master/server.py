@@ -63,13 +63,11 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Continuation, details: Details) -> Any:
         """Return the call's own handler, or one that refuses it."""
-        if details.method.startswith(_OPEN) or self._has_token(details):
+        given = [value for key, value in details.invocation_metadata if key == METADATA_KEY]
+        has_token = len(given) == 1 and self._token.opens(given[0])
+        if details.method.startswith(_OPEN) or has_token:
             return await continuation(details)
         return self._refusal
-
-    def _has_token(self, details: Details) -> bool:
-        given = [value for key, value in details.invocation_metadata if key == METADATA_KEY]
-        return len(given) == 1 and self._token.opens(given[0])
 
 
 async def _refuse(requests: Any, context: Any) -> None:
@@ -116,8 +114,12 @@ class MasterServer:
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
         check_free(self._wanted)
+        tls = self._credentials.server_credentials()
         try:
-            port = self._bind()
+            if tls is None:
+                port = self._server.add_insecure_port(str(self._wanted))
+            else:
+                port = self._server.add_secure_port(str(self._wanted), tls)
         except (RuntimeError, ValueError) as exc:
             hint = "; do the certificate and its key belong together?" if self._credentials.encrypted else ""
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
@@ -131,12 +133,6 @@ class MasterServer:
             asyncio.create_task(self._watch_connections(), name="edl-connections"),
         ]
         return HostPort(self._wanted.host, port)
-
-    def _bind(self) -> int:
-        tls = self._credentials.server_credentials()
-        if tls is None:
-            return self._server.add_insecure_port(str(self._wanted))
-        return self._server.add_secure_port(str(self._wanted), tls)
 
     async def _stop_health(self) -> None:
         await self.host.failed()

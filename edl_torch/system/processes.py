@@ -20,6 +20,7 @@ import time
 import weakref
 from functools import cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from edl_torch.system.address import Address, HostPort, plain_ip
 
@@ -74,6 +75,8 @@ def end_with_parent() -> None:
 
 
 # What forked children do with what they inherit -------------------------------------------------------
+
+T = TypeVar("T")
 
 _FD_FOLDERS = (Path("/proc/self/fd"), Path("/dev/fd"))
 
@@ -170,3 +173,27 @@ def keep_children_alive() -> None:
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)
+
+
+class OfThisProcess(Generic[T]):
+    """Every object of a kind that this process has made and that still exists.
+
+    Without a lock, which a fork could leave taken: each change and each copy of the set is one step of
+    Python's.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._references: set[weakref.ref[T]] = set()
+
+    def add(self, one: T) -> None:
+        """Take note of one."""
+        if self._pid != os.getpid():  # a forked child: it has copies of its parent's
+            self._pid, self._references = os.getpid(), set()
+        self._references.add(weakref.ref(one, self._references.discard))
+
+    def alive(self) -> list[T]:
+        """Return them all; none in a forked child, which has copies."""
+        if self._pid != os.getpid():
+            return []
+        return [one for reference in list(self._references) if (one := reference()) is not None]

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,10 +68,6 @@ class SidecarCredentials:
                 "start `edl-torch master` yourself and name it in EDL_MASTER_ADDR"
             )
         return own
-
-    def with_token(self, file: Path) -> SidecarCredentials:
-        """The same, with another token."""
-        return replace(self, token_file=str(file))
 
     def options(self, *, exposed: bool) -> list[str]:
         """For `edl-torch master`. `exposed` says that other machines can reach it."""
@@ -173,6 +170,7 @@ def answers(address: str) -> bool:
 START_S = 50.0
 LOOK_S = 0.02
 LOG_END = 2000  # characters of the log that are shown
+_LOG, _ADDRESS, _TOKEN = (f"edl_torch_master.{what}" for what in ("log", "address", "token"))
 
 
 class Sidecar:
@@ -187,8 +185,9 @@ class Sidecar:
         if self._folder is None:
             return None
         try:
-            address = _address_file(self._folder).read_text().strip()
-            token = _read_if_there(_token_file(self._folder))
+            address = (self._folder / _ADDRESS).read_text().strip()
+            secret = self._folder / _TOKEN
+            token = secret.read_text().strip() if secret.exists() else ""
         except OSError:
             return None
         return MasterEntry.of(address, token) if answers(address) else None
@@ -200,13 +199,17 @@ class Sidecar:
         exposed = not host.is_loopback
         try:
             folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
-            log, address = folder / "edl_torch_master.log", _address_file(folder)
-            for file in (address, _token_file(folder)):
+            log, address, secret = (folder / name for name in (_LOG, _ADDRESS, _TOKEN))
+            for file in (address, secret):
                 file.unlink(missing_ok=True)
             token = ""
             if exposed and own.token_file is None:
                 token = secrets.token_urlsafe(32)
-                own = own.with_token(_write_secret(_token_file(folder), token))
+                # Nobody else could ever read it.
+                number = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with open(number, "w") as output:
+                    output.write(f"{token}\n")
+                own = replace(own, token_file=str(secret))
             process = _launch([*_command(self._job, host, address), *own.options(exposed=exposed)], log)
         except OSError as exc:  # the others must hear of it
             raise MasterStartError(f"this job's master cannot be started: {exc}") from exc
@@ -224,29 +227,6 @@ def _launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         )
     threading.Thread(target=process.wait, name="edl-master-reaper", daemon=True).start()
     return process
-
-
-def _address_file(folder: Path) -> Path:
-    return folder / "edl_torch_master.address"
-
-
-def _token_file(folder: Path) -> Path:
-    return folder / "edl_torch_master.token"
-
-
-def _read_if_there(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except FileNotFoundError:
-        return ""
-
-
-def _write_secret(file: Path, text: str) -> Path:
-    """Write a file that nobody else ever could read."""
-    number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(number, "w") as output:
-        output.write(f"{text}\n")
-    return file
 
 
 def _command(job: Job, host: Address, address_file: Path) -> list[str]:
@@ -342,7 +322,7 @@ class MasterFinder:
         while True:
             if self._store.add(f"claim/{number}", 1) == 1:
                 return self._write(number, self._from_before if number == 1 else self._sidecar.start)
-            if self._is_written(number):
+            if _within(CLAIM_S, partial(self._store.check, [f"entry/{number}"])):
                 return self._read(number).here()
             number += 1
 
@@ -379,9 +359,6 @@ class MasterFinder:
             raise
         self._store.set(f"entry/{number}", entry.text)
         return entry
-
-    def _is_written(self, number: int) -> bool:
-        return _within(CLAIM_S, lambda: self._store.check([f"entry/{number}"]))
 
     def _read(self, number: int) -> MasterEntry:
         return MasterEntry.read(self._store.get(f"entry/{number}"))

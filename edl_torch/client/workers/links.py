@@ -59,6 +59,13 @@ class PlainIterations:
         """A worker of the iteration was killed."""
 
 
+class KeepsWorkers(Protocol):
+    """A loader as its session sees it."""
+
+    def end_workers(self) -> None:
+        """End the processes that read for it."""
+
+
 class Link(Protocol):
     """What a dataset asks of its trainer while it iterates."""
 

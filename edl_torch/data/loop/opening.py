@@ -49,6 +49,7 @@ class ReadingOptions:
     on_bad_record: OnBadRecord = "raise"
     seed_transforms: bool | None = None
     service: ServiceKeywords = field(default_factory=ServiceKeywords)
+    storage_options: Mapping[str, Any] | None = None
 
     @property
     def given(self) -> list[str]:
@@ -63,7 +64,8 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
 
     Raises InvalidArgument for anything else, and what the reader and the service raise.
     """
-    reader = reader_of(data, options.service.get("task_type", TaskType.TRAINING))
+    task_type = options.service.get("task_type", TaskType.TRAINING)
+    reader = reader_of(data, task_type, options.storage_options)
     order = _order_of(reader, options)
     keywords: ServiceKeywords = {**options.service, "shuffle_window": order.window}
     service = DataShardService(
@@ -82,10 +84,15 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         raise
 
 
-def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
+def reader_of(
+    data: Any, task_type: TaskType, storage_options: Mapping[str, Any] | None = None
+) -> AbstractDataReader:
     """Return the reader for what a loader was given. Raises InvalidArgument."""
     if isinstance(data, str | os.PathLike):
-        return open_reader(data, task_type)
+        options = {} if storage_options is None else {"storage_options": storage_options}
+        return open_reader(data, task_type, **options)
+    if storage_options is not None:
+        raise InvalidArgument("storage_options are for a path or URL: give them to the reader that you made")
     if callable(getattr(data, "create_shards", None)):
         reader: AbstractDataReader = data
         return reader

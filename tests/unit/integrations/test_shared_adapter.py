@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from edl_torch.integrations.adapter import (
     check_synchronous,
     needed_by,
     read_ahead,
-    write_whole,
 )
 
 
@@ -111,11 +109,3 @@ def test_loaders_that_do_not_fit_are_refused() -> None:
         with pytest.raises(InvalidArgument, match="synchronous=True"):
             check_synchronous(loader, 2, "one model on 2 ranks")
     check_synchronous(SimpleNamespace(synchronous=True), 2, "one model on 2 ranks")  # type: ignore[arg-type]
-
-
-def test_a_file_that_is_written_leaves_nothing_else(tmp_path: Path) -> None:
-    file = tmp_path / "checkpoint" / "latest"
-    for text in ("1", "2"):
-        write_whole(file, text)
-    assert [path.name for path in file.parent.iterdir()] == ["latest"]
-    assert file.read_text() == "2"
