@@ -225,9 +225,9 @@ class Session:
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
 
-    def see_data(self) -> None:
+    def see_data(self, *, is_last: bool = False) -> None:
         """Write down what of the data was changed since they were registered, and warn once."""
-        if not self.joined or not (said := self.description.changed()):
+        if not self.joined or not (said := self.description.changed(is_last=is_last)):
             return
         self.do(self.trainer.state.facts.append, DataChanged(said=said))
         if not self._warned_of_data:
@@ -585,6 +585,7 @@ class Session:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
                 self.see_model("end")
+                self.see_data(is_last=True)
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
