@@ -371,11 +371,13 @@ class ShardLedger:
         """Go back to a token's position, or to the beginning, and open a new lineage, whose number is larger
         by `step`: all leases are void.
 
-        Raises TokenError for a token of another dataset, or one that fits no position of this one.
+        Raises TokenError for a token of another dataset, or one that fits no position of this one, as in the
+        middle of an epoch that the job does not have.
         """
         token = token or Token(identity=identity(self.spec))
         token.check(self.spec)
         token.check_within(self.plan)
+        token.check_epochs(self.plan)
         if token.fingerprint and not self.spec.fingerprint:  # the first known one binds the dataset
             self.plan = Plan(replace(self.spec, fingerprint=token.fingerprint))
             self._mark("dataset")
