@@ -486,8 +486,8 @@ class Session:
         """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
         passes one on. A pass that is open is ended."""
         self.end_abandoned()
-        with self.gradients.leaving():
-            self.run(self.passes.set_lookahead(lookahead))
+        self._see_gradients()
+        self.run(self.passes.set_lookahead(lookahead))
 
     def close_pass(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
