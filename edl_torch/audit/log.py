@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edl_torch.audit.lines import ANSWERED, LEDGERS, SUFFIX, VERSION, write_event
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
-from edl_torch.core.codec import object_of
+from edl_torch.core.codec import object_of, row_of
 from edl_torch.core.leases import Span
 from edl_torch.errors import AuditError
 from edl_torch.trainer.vocabulary import (
@@ -31,6 +31,7 @@ from edl_torch.trainer.vocabulary import (
     Relearnt,
     Reporting,
     Restored,
+    Reweighed,
     Run,
     TokenTaken,
     Unanswered,
@@ -95,6 +96,8 @@ class AuditLog:
                 self._leases[grant.task] = _Lease(
                     attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
                 )
+            case Reweighed(segments):
+                self._event("segments", segments=[row_of(segment) for segment in segments])
             case Reporting():
                 self._reporting(fact)
             case Answered(stale):

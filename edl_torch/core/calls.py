@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from edl_torch.core.events import Departed, Event
 from edl_torch.core.measures import Measures
 from edl_torch.core.picture import Picture
-from edl_torch.shard import DatasetSpec, Slice, TaskType
+from edl_torch.shard import DatasetSpec, MixtureSegment, Slice, TaskType
 from edl_torch.shard import Registration as Registration  # a call's part, declared with the options
 
 A = TypeVar("A")
@@ -138,6 +138,7 @@ class LeaseCall(FencedCall["LeaseAnswer"]):
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits to hear whether the
     pass is over. `ahead` says that it would read ahead: a trainer that needs records sooner goes first.
+    `segment` is the newest segment of a mixture that it knows.
     """
 
     request: int
@@ -145,16 +146,21 @@ class LeaseCall(FencedCall["LeaseAnswer"]):
     count: int
     drained: bool = False
     ahead: bool = False
+    segment: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAnswer:
-    """Leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state."""
+    """Leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state.
+
+    Of a mixture also the segments that have begun since the one which the call names.
+    """
 
     request: int
     epoch: int
     state: PassState
     grants: tuple[Grant, ...] = ()
+    segments: tuple[MixtureSegment, ...] = ()
 
     @property
     def nothing_yet(self) -> bool:
@@ -234,6 +240,22 @@ class ConfirmAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetWeightsCall(Request[MixtureSegment]):
+    """Call that gives a mixture other weights from the first index on that is not lent; the segment answers.
+
+    `weights` are by component, none left out. It takes the place of segment `replaces` of this lineage:
+    compare and swap. `key` names the call: one that was carried out and is repeated gets the segment of then.
+    """
+
+    dataset: str
+    ledger: str
+    lineage: int
+    replaces: int
+    key: str
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCall(Request["MasterStatus"]):
     """Call for the master's whole state, or for that of one `dataset` alone, by anybody."""
 
@@ -261,6 +283,27 @@ class QuarantinedRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentStatus:
+    """State of a component of a mixture for people.
+
+    `share` is what it is to get now, of 1. Of the records that were lent or are done, `wanted` is how many
+    should be of it by the weights since the beginning, `given` how many are; `open` of them have no outcome.
+    """
+
+    name: str
+    size: int
+    share: float
+    wanted: float
+    given: int
+    open: int
+
+    @property
+    def passes(self) -> float:
+        """Passes over it that `given` makes."""
+        return self.given / self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStatus:
     """State of a dataset for people.
 
@@ -271,7 +314,8 @@ class DatasetStatus:
     `rate` is in records a second, over the last 10 to 20 s. Since the start of the master count
     `returned_slices` and `returned_records` what was taken from trainers that died, left or stalled,
     `given_back` the records that trainers gave back themselves, `checkpoints` and `restores` tokens given and
-    gone back to. `picture` is in the master's whole status alone.
+    gone back to. `picture` is in the master's whole status alone. Of a mixture there are the `components`,
+    and the number of the newest `segment`.
     """
 
     dataset: str
@@ -300,6 +344,8 @@ class DatasetStatus:
     checkpoints: int = 0
     restores: int = 0
     picture: Picture | None = None
+    components: tuple[ComponentStatus, ...] = ()
+    segment: int = 0
 
     @property
     def outcomes(self) -> int:

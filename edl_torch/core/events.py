@@ -23,6 +23,7 @@ class EventKind(Enum):
     CHECKPOINT = "checkpoint"
     RESTORED = "restored"
     SUSPENDED = "suspended"
+    WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,5 +98,6 @@ _WORDS = {
         f"{e.dataset}: {_count(e.count, 'checkpoint')}, the last by trainer {e.worker_id}"
     ),
     EventKind.RESTORED: lambda e: f"{e.dataset} went back to {e.text}",
+    EventKind.WEIGHTS: lambda e: f"{e.dataset} has other weights {e.text}",
     EventKind.SUSPENDED: lambda e: f"{e.dataset} suspended{_because(e)}",
 }
