@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.audit.lines import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
+from edl_torch.audit.log import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
 from edl_torch.core.codec import from_object, from_row
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.fingerprint import STRENGTHS
@@ -108,7 +108,7 @@ class Snapshot:
 class Chapter:
     """Chapter of a log: one session in one lineage, from one joining to the next.
 
-    `rows` are acknowledgements with the columns of `audit.lines`, `lines` their line numbers from 0,
+    `rows` are acknowledgements with the columns of `audit.log`, `lines` their line numbers from 0,
     `answers` what became of each, `settled` the line that says so (its own where none does) and `ways` how it
     came about. `token` is what the lineage was opened with, where this session opened it.
     """
@@ -132,10 +132,9 @@ class Chapter:
     remainders: list[tuple[Slice, int]] = field(default_factory=list)  # with their line numbers
     repeated: list[Repeated] = field(default_factory=list)
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
+    changed: list[tuple[str, int]] = field(default_factory=list)  # what of the data, line number
     snapshots: list[Snapshot] = field(default_factory=list)
-    segments: list[MixtureSegment] = field(
-        default_factory=list
-    )  # of a mixture, that began after `dataset` was told
+    segments: list[MixtureSegment] = field(default_factory=list)  # of a mixture, since it joined
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -305,6 +304,8 @@ class _LogReader:
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
             case "returned" | "void" | "unlearnt":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
+            case "changed":
+                self._chapters[-1].changed.append((str(values["said"]), line))
             case "uncounted":
                 self._chapters[-1].uncounted.append((int(values["records"]), line))
             case "remainder":

@@ -96,6 +96,7 @@ class Verdict:
     models: Models  # that learnt them
     known_by: str  # how sessions were seen to have the same data, the strength of their fingerprints
     inexact_tokens: int  # of those that the model went through
+    changed: tuple[str, ...] = ()  # what of the data, while they were read
     unordered: tuple[str, ...] = ()  # ledgers of which nothing tells which is the last
     doubts: tuple[str, ...] = ()  # why these are inexact
     unfinished: bool = False  # it was asked for, and records are open
@@ -124,7 +125,7 @@ class Verdict:
     def exact(self) -> bool:
         """Whether no record was, or may have been, in a model that went on without being counted there."""
         counts = (self.counted, self.uncounted, self.unstepped, self.inexact_tokens, self.unordered)
-        return not any((self.repeated, *counts))
+        return not any((self.repeated, self.changed, *counts))
 
     @property
     def outcome(self) -> Outcome:
@@ -248,6 +249,7 @@ def _judge(
     quarantined = sum((part.quarantined - part.begun).count for part in parts)
     ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Evidence}
     left_open = excused | (ahead - late)
+    changed = dict.fromkeys(said for part in parts for said in part.changed)
     doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
     verdict = Verdict(
         dataset=spec.name,
@@ -279,6 +281,7 @@ def _judge(
         known_by=history.known_by,
         inexact_tokens=len(doubts),
         unordered=history.unordered,
+        changed=tuple(changed),
         doubts=tuple(doubts),
         unsettled=sum(part.unsettled for part in parts),
         assumed=sum(part.assumed.count for part in parts),

@@ -200,6 +200,11 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     _add_reader(parser)
 
 
+def _add_index(parser: argparse.ArgumentParser) -> None:
+    what = "tars, folders of them, or globs"
+    parser.add_argument("data", nargs="+", metavar="PATH", help=what)
+
+
 def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
     _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
@@ -271,4 +276,5 @@ _COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str, str]
     ),
     ("check", _add_check, "read data through its reader and report what is wrong", "images/ --limit 1000"),
     ("convert", _add_convert, "write the records of any reader to RecordIO files", "data.csv data.rio"),
+    ("index", _add_index, "write an index beside each tar", "shards/"),
 )

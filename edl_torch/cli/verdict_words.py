@@ -146,4 +146,10 @@ def inexact(verdict: Verdict) -> Iterator[str]:
             f"ties them: which is the last nobody can tell, and {verdict.ledger} was judged. Give each run a "
             f"folder of its own: audit_dir=…; or name the last one's journal: --state STATE_DIR"
         )
+    for said in verdict.changed[:_NAMED]:
+        yield (
+            f"the data were changed while they were read ({said}), so a record may be another one in each "
+            f"epoch. Data must stay as they are while a job runs; to some that change on purpose give "
+            f'fingerprint="v1"'
+        )
     yield from verdict.doubts

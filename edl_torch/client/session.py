@@ -6,7 +6,6 @@ It holds one lock while the trainer decides, and none while it acts. It decides 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
-from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
@@ -23,7 +22,7 @@ from edl_torch.client.gradients import Gradients
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.model import Model
 from edl_torch.client.peers import FollowedMaster, Lockstep
-from edl_torch.client.workers.links import Handle, LinkServer, PlainIterations
+from edl_torch.client.workers.links import Handle, KeepsWorkers, LinkServer, PlainIterations
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.plan import Plan
@@ -36,12 +35,13 @@ from edl_torch.errors import (
 )
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
-from edl_torch.system.cuts import cut_off, is_own
+from edl_torch.system.processes import OfThisProcess
+from edl_torch.system.termination import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import Reading
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.trainer import Trainer
@@ -49,6 +49,7 @@ from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
+    DataChanged,
     Describe,
     Evidence,
     Logged,
@@ -62,20 +63,12 @@ from edl_torch.trainer.vocabulary import (
 )
 
 CLOSE_TIMEOUT_S = 5.0
-
 _NO_LOCK = nullcontext()
 
 log = logging.getLogger("edl_torch.client")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-
-class KeepsWorkers(Protocol):
-    """A loader as its session sees it."""
-
-    def end_workers(self) -> None:
-        """End the processes that read for it."""
 
 
 class Session:
@@ -127,6 +120,7 @@ class Session:
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
         self._iterations = PlainIterations()
+        self._warned_of_data = False
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
         self._links: LinkServer | None = None
         self.passes = self.trainer.elastic
@@ -161,18 +155,19 @@ class Session:
         except BaseException:  # Ctrl-C too, wherever it came
             self._given_up.append(procedure)
             if not self.cut:
-                self.do(_nothing)
+                self.do(lambda: None)
             raise
 
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does.
 
-        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.cuts`).
+        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.termination`).
         """
         state = self.trainer.state
         with self._lock:
             if self._deciding:
-                self._refuse()
+                self._changed.notify_all()  # who waits for a decision is told, too
+                raise ServiceClosed(cut_off(f"a decision about dataset {self.description.name!r}"))
             self._deciding = True
             try:
                 while self._given_up:
@@ -191,10 +186,6 @@ class Session:
                 raise
             self._deciding = False
             return answer
-
-    def _refuse(self) -> NoReturn:
-        self._changed.notify_all()  # who waits for a decision is told, too
-        raise ServiceClosed(cut_off(f"a decision about dataset {self.description.name!r}"))
 
     @property
     def cut(self) -> bool:
@@ -233,6 +224,19 @@ class Session:
         seen = None if self.model is None else self.model.look(at, self.gradients.optimizers())
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
+
+    def see_data(self) -> None:
+        """Write down what of the data was changed since they were registered, and warn once."""
+        if not self.joined or not (said := self.description.changed()):
+            return
+        self.do(self.trainer.state.facts.append, DataChanged(said=said))
+        if not self._warned_of_data:
+            self._warned_of_data = True
+            log.warning(
+                "dataset=%s the data were changed while they were read: %s. Data must stay as they are while "
+                'a job runs: start it again; to data that change on purpose give fingerprint="v1"',
+                *(self.description.name, said),
+            )
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -306,9 +310,6 @@ class Session:
         """Take note that a dataset object reads the records; `shuffle` is that inside shards."""
         self.description.read_by(reader, shuffle=shuffle, on_bad_record=on_bad_record, is_used=self.joined)
 
-    def _drawn_records(self) -> int:
-        return ticket_size(self.trainer.state.inflight.drawn())
-
     def siblings(self) -> tuple[SiblingSession, ...]:
         """Return this process's other sessions whose loops have records of the dataset, read or to be read.
 
@@ -323,7 +324,7 @@ class Session:
                 continue
             if other is self or other.closed or other.cut or other._abandoned:
                 continue
-            if records := other.do(other._drawn_records):
+            if records := ticket_size(other.do(its.inflight.drawn)):
                 same_thread = other.loop_thread == thread
                 found.append(SiblingSession(session=other.id, records=records, same_thread=same_thread))
         return tuple(found)
@@ -494,6 +495,7 @@ class Session:
         if not self.cut:
             self.look_for_writes()
             self.see_model("end")
+            self.see_data()
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
@@ -547,12 +549,9 @@ class Session:
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
         self.end_abandoned(silently=True)
-        return self.run(self.trainer.begin_plain(self._reading(stream, run, begun, deliveries)))
-
-    def _reading(self, stream: str, run: str, begun: int, deliveries: Deliveries | None) -> Reading:
         known = self._iterations
         known.check(run)
-        return Reading(
+        reading = Reading(
             stream=stream,
             run=run,
             begun=begun,
@@ -561,6 +560,7 @@ class Session:
             is_over=bool(run) and known.is_over(run),
             deliveries=known.deliveries(run) if run else deliveries,
         )
+        return self.run(self.trainer.begin_plain(reading))
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
@@ -610,33 +610,5 @@ class Session:
                     self._links.close()
 
 
-class _Sessions:
-    """Every session that this process has made and that still exists.
-
-    Without a lock, which a fork could leave taken: each change and each copy of the set is one step of
-    Python's.
-    """
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._references: set[weakref.ref[Session]] = set()
-
-    def add(self, session: Session) -> None:
-        """Take note of a session."""
-        if self._pid != os.getpid():  # a forked child: it has copies of its parent's
-            self._pid, self._references = os.getpid(), set()
-        self._references.add(weakref.ref(session, self._references.discard))
-
-    def alive(self) -> list[Session]:
-        """Return them all; none in a forked child, which has copies."""
-        if self._pid != os.getpid():
-            return []
-        return [session for reference in list(self._references) if (session := reference()) is not None]
-
-
 # Of the process: two loops of one thread know nothing of each other.
-_sessions = _Sessions()
-
-
-def _nothing() -> None:
-    return
+_sessions: OfThisProcess[Session] = OfThisProcess()

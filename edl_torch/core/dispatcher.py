@@ -12,15 +12,12 @@ from typing import Any, TypeVar
 from edl_torch.core.calls import (
     ConfirmAnswer,
     ConfirmCall,
-    DatasetStatus,
     Fence,
     FencedCall,
     LeaseAnswer,
     LeaseCall,
-    MasterStatus,
     PassState,
     ProgressCall,
-    QuarantinedRecord,
     RegisterAnswer,
     RegisterCall,
     ReportAnswer,
@@ -31,16 +28,14 @@ from edl_torch.core.calls import (
     SnapshotCall,
     StatusCall,
 )
-from edl_torch.core.events import EventKind
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.measures import Measures
 from edl_torch.core.members import Member
 from edl_torch.core.mixture import parts_by_name
-from edl_torch.core.quarantine import token_bytes
+from edl_torch.core.quarantine import QuarantinedRecord, token_bytes
 from edl_torch.core.registration import check_batch_size, reconcile
-from edl_torch.core.rollback import Rollback
-from edl_torch.core.state import MasterState
+from edl_torch.core.state import MasterState, Rollback
+from edl_torch.core.status import DatasetStatus, EventKind, MasterStatus, Measures
 from edl_torch.errors import InvalidArgument, StaleLease
 from edl_torch.shard import MixtureSegment
 
@@ -91,7 +86,7 @@ class Dispatcher(MasterState):
 
     def _reconcile(self, ledger: ShardLedger, call: RegisterCall) -> None:
         member = self.members.get(call.session)
-        others = ledger.trainers - (member is not None and ledger.spec.name in member.datasets)
+        others = len(ledger.participants) - (member is not None and ledger.spec.name in member.datasets)
         spec = reconcile(ledger.spec, call.registration, alone=others == 0)
         if spec != ledger.spec:
             ledger.respecify(spec)
@@ -110,12 +105,11 @@ class Dispatcher(MasterState):
         """
         if measures is not None:
             measures.check()
-        if progress is None:
-            self.members.heard(session, member, now)
-        else:
-            self.members.beat(session, member, progress, now)
+        known = self.members.heard(session, member, now)
+        if progress is not None and progress != known.progress:
+            known.progress, known.progressed = progress, now
         if measures is not None:
-            self.measured(session, measures)
+            known.measures = measures
 
     def heard(self, call: FencedCall[Any], now: float) -> Member:
         """Note that a session called. Raises JournalWentBack, and SessionLost like `Members.find`."""
@@ -199,7 +193,7 @@ class Dispatcher(MasterState):
         )
         waiters = self._waiters.setdefault(call.dataset, {})
         waiters.pop(call.session, None)
-        if not grants and state is PassState.OPEN and not ledger.waiting_in(epoch):
+        if not grants and state is PassState.OPEN and not ledger.backlog.waiting(epoch):
             waiters[call.session] = now
         news = ledger.plan.segments_after(call.segment)
         return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants, segments=news)

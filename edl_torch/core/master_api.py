@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
-from edl_torch.core.calls import DatasetStatus, Fence, MasterStatus, Request, SetWeightsCall, StatusCall
-from edl_torch.core.measures import Measures
+from edl_torch.core.calls import Fence, Request, SetWeightsCall, StatusCall
+from edl_torch.core.status import DatasetStatus, MasterStatus, Measures
 from edl_torch.shard import MixtureSegment
 
 A = TypeVar("A")

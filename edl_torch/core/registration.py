@@ -73,6 +73,8 @@ def differences(
     then, now = reversed(prints) if asked_is_older else prints
     lines = [f"data: {describe_change(then, now)}"] if differ(then, now) else []
     passed_over = {"fingerprint", "names" if all(prints) else "below", "below" if lines else ""}
+    if lines or registered.get("size") != asked.get("size"):
+        passed_over |= {"sources"}  # a digest that says no more
     for field in dict.fromkeys((*registered, *asked)):
         option = _ORDER.get(field)
         absent = option.default if option is not None and option.metadata["rare"] else _MISSING

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.registration import but_data, data_differences, differences, identity
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN

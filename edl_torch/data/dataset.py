@@ -7,6 +7,7 @@ know when a record has been trained on.
 from __future__ import annotations
 
 import os
+import reprlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +53,7 @@ from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.counting import Deliveries, DrawnSamples
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Tally
 
 
@@ -123,7 +124,7 @@ class ShardedDataset(IterableDataset[Any]):
         service.session.read_by(reader, shuffle=shuffle, on_bad_record=on_bad_record)
         import_for_reading(reader)
         self.reader = reader
-        self.transform = transform
+        self.transform = _function("transform", transform)
         self._quarantines = on_bad_record == "quarantine"
         self._seed_transforms = seed_transforms
         self._service: DataShardService | None = service
@@ -403,7 +404,7 @@ class ImageDataset(ShardedDataset):
             on_bad_record=on_bad_record,
             seed_transforms=seed_transforms,
         )
-        self.target_transform = target_transform
+        self.target_transform = _function("target_transform", target_transform)
 
     @property
     def _record_transform(self) -> Transform | None:
@@ -415,6 +416,12 @@ class ImageDataset(ShardedDataset):
     @property
     def _draws_by_itself(self) -> bool:
         return draws_by_itself(self.transform) or draws_by_itself(self.target_transform)
+
+
+def _function(name: str, given: Transform | None) -> Transform | None:
+    if given is not None and not callable(given):
+        raise InvalidArgument(f"{name} must be a function of one record, not {reprlib.repr(given)}")
+    return given
 
 
 def transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:

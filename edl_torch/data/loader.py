@@ -187,6 +187,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             batch_size = service.batch_size
         if batch_size is not None and batch_size != service.batch_size:
             raise InvalidArgument(f"batch_size is {service.batch_size} at the service: leave it out here")
+        if not callable(collate := kwargs.get("collate_fn") or list):
+            raise InvalidArgument(f"collate_fn must be a function of a list of records, not {collate!r}")
         if batch_size is None and kwargs.get("drop_last"):
             raise InvalidArgument("drop_last needs batches made by the loader: leave out batch_size=None")
         threads = self._num_threads
@@ -256,7 +258,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         `close()` puts things back. `preempt()` is a notice too. On synchronous ranks one rank's notice is
         seen by all at the same batch, at most two after it came.
         """
-        return self.notice.look()
+        return self.notice.is_to_end()
 
     def preempt(self) -> None:
         """Make `preempted` true, here and on all synchronous ranks; from any thread or signal handler.

@@ -24,6 +24,7 @@ READERS: dict[str, str] = {
     "python_custom": "edl_torch.readers.python_custom:PythonCustomReader",
     "odps": "edl_torch.readers.odps.reader:ODPSDataReader",
     "recordio": "edl_torch.readers.recordio.reader:RecordIODataReader",
+    "tar": "edl_torch.readers.tar.reader:TarReader",
     "image_manifest": "edl_torch.readers.images.manifest:ImageManifestReader",
     "coco_captions": "edl_torch.readers.images.coco:CocoCaptionsReader",
     "coco_detection": "edl_torch.readers.images.coco:CocoDetectionReader",
@@ -58,8 +59,9 @@ def open_reader(
         if arguments is not None:
             return _construct(reader, arguments | params)
     if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):
+        home = f" (a shell makes '{os.path.expanduser(path)}' of it)" if path.startswith("~") else ""
         raise ReaderError(
-            f"the data '{path}' does not exist; check the path, or name its reader ({_BY_NAME})"
+            f"the data '{path}' does not exist{home}; check the path, or name its reader ({_BY_NAME})"
         )
     if is_url(path):
         raise ReaderError(

@@ -10,7 +10,7 @@ from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Indices, Slice
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.foreign_loop import PlainPasses
-from edl_torch.trainer.lease_queue import Mode, Pass
+from edl_torch.trainer.inflight import Mode, Pass
 from edl_torch.trainer.leasing import Leasing
 from edl_torch.trainer.loop_warnings import LoopWarnings
 from edl_torch.trainer.registrar import Confirmer
@@ -67,6 +67,15 @@ class ElasticPasses:
         self._exhausted = False
         state.close_pass()
         return state.supply.open(Mode.ELASTIC, epoch)
+
+    def set_lookahead(self, lookahead: int | None) -> Procedure[None]:
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
+        passes one on. A pass that is open is ended."""
+        yield from self.supersede()
+        if self._state.batches.is_told:
+            self._withdraw()
+        self._state.batches.set_lookahead(lookahead)
+        yield from self._reporter.send()
 
     @property
     def epoch(self) -> int:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from edl_torch.core.calls import (
-    NEW_PASS,
-    Grant,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    PassState,
-    StatusCall,
-    TrainerStatus,
-)
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState, StatusCall
+from edl_torch.core.status import MasterStatus, TrainerStatus
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import WaitLogSchedule
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter

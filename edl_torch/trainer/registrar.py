@@ -10,7 +10,7 @@ from dataclasses import replace
 from edl_torch.core.calls import ConfirmCall, Fence, ProgressCall, RegisterAnswer
 from edl_torch.core.plan import Plan
 from edl_torch.core.registration import check_data
-from edl_torch.core.rollback import went_back
+from edl_torch.core.state import went_back
 from edl_torch.errors import JournalWentBack, SessionLost, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.liveness import Liveness

@@ -256,6 +256,13 @@ class Joined:
     known_by: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataChanged:
+    """Data that the trainer reads are others than when it joined; `said` names what was changed."""
+
+    said: str
+
+
 @dataclass(frozen=True, slots=True)
 class Granted:
     """A lease arrived."""
@@ -406,5 +413,6 @@ AuditFact = (
     | TokenTaken
     | Restored
     | ModelSeen
+    | DataChanged
 )
 Fact = AuditFact | Logged

@@ -47,6 +47,7 @@ RUN_ELSEWHERE = {
     "docs/maxcompute.md": "unit/readers/odps/test_odps_docs.py",
     "docs/parquet.md": "integration/test_file_readers.py",
     "docs/recordio.md": "integration/test_file_readers.py",
+    "docs/tar.md": "integration/test_file_readers.py",
     "docs/synchronous.md": "unit/test_pages.py",
     "docs/tensorflow.md": "with_tensorflow/test_tf_page.py",
     "docs/text-and-csv.md": "integration/test_file_readers.py",

@@ -29,7 +29,7 @@ from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec, MixtureSegment
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import OWN_STREAM
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 
 
 class PlainIterations:
@@ -57,6 +57,13 @@ class PlainIterations:
 
     def worker_died(self, run: str) -> None:
         """A worker of the iteration was killed."""
+
+
+class KeepsWorkers(Protocol):
+    """A loader as its session sees it."""
+
+    def end_workers(self) -> None:
+        """End the processes that read for it."""
 
 
 class Link(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -147,6 +148,17 @@ def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
     if callable(getattr(data, "create_shards", None)):
         reader: AbstractDataReader = data
         return reader
+    if isinstance(data, type):
+        raise InvalidArgument(
+            f"the class {data.__name__} is no data: give an instance, as {data.__name__}(…)"
+        )
+    if isinstance(data, bytes):
+        raise InvalidArgument(f"{data[:40]!r} is no data: a path is a str, as {os.fsdecode(data[:40])!r}")
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        raise InvalidArgument(
+            f"a {type(data).__name__} has its columns by name and no record by number: give the loader "
+            f'data.to_dict("records"), or torch.tensor(data.to_numpy())'
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         return MapDatasetReader(data)
     if isinstance(data, Mapping):
@@ -159,9 +171,16 @@ def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
         raise InvalidArgument(
             "ElasticDataLoader takes the place of a DataLoader: give it the dataset, as loader.dataset"
         )
+    known = "a path or address, a map-style dataset, a reader, or a ShardedDataset"
+    if not hasattr(data, "__iter__"):
+        if hasattr(data, "__getitem__"):
+            raise InvalidArgument(
+                f"{type(data).__name__} has no __len__, the number of its records: write one"
+            )
+        raise InvalidArgument(f"ElasticDataLoader reads {known}, not {reprlib.repr(data)}: give it the data")
     raise InvalidArgument(
-        f"ElasticDataLoader reads a reader, a map-style dataset, a path or address that a reader knows, or a "
-        f"ShardedDataset, not {type(data).__name__}: data that can only be iterated have no records to lease"
+        f"ElasticDataLoader reads {known}, not {type(data).__name__}, which can only be iterated: give its "
+        f"records numbers (__len__ and __getitem__), or a list of them"
     )
 
 

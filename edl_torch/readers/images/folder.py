@@ -42,6 +42,7 @@ class ImageFolderReader(IndexedReader):
     """
 
     yields_images = True
+    looks_again = True
     imports = ("cv2",)
     thread_safe = True
 

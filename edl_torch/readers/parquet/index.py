@@ -24,7 +24,8 @@ from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.shared.looks import blocks, chosen, listing
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Opened, Storage, is_url, reaching, storage_error
+from edl_torch.readers.storage import FileSystems as Storage
+from edl_torch.readers.storage import Opened, is_url, reaching, storage_error
 from edl_torch.shard import IndexArray
 
 if TYPE_CHECKING:
@@ -457,7 +458,9 @@ class ParquetFile:
 
     @property
     def written(self) -> int:
-        """A checksum of when it was last written to, before it was opened; 0 where that is not known."""
+        """A checksum of its version in an object store, or of when it was last written to; 0 for neither."""
+        if self._opened.version:
+            return zlib.crc32(self._opened.version.encode())
         return 0 if self.stamp is None else zlib.crc32(b"%d" % self.stamp[1])
 
     def is_as_it_was(self) -> bool:

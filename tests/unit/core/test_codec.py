@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from edl_torch.core.calls import Grant, LeaseAnswer, PassState, QuarantinedRecord
+from edl_torch.core.calls import Grant, LeaseAnswer, PassState
 from edl_torch.core.codec import from_object, from_row, object_of, row_of
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.trainer.vocabulary import ModelSeen
 

@@ -65,7 +65,7 @@ def test_every_record_is_lent_once_and_the_job_finishes_when_all_are_acknowledge
     assert sorted(records(grants)) == [
         (0, shard, p) for shard, n in ((0, 8), (1, 8), (2, 5)) for p in range(n)
     ]
-    assert (ledger.todo, ledger.leased_records, ledger.finished) == (0, 21, False)
+    assert (ledger.backlog.records, ledger.leased_records, ledger.finished) == (0, 21, False)
     acknowledge(ledger, "s", *grants[:-1])
     assert not ledger.finished
     acknowledge(ledger, "s", grants[-1])
@@ -97,7 +97,7 @@ def test_an_epoch_that_has_not_begun_cannot_be_leased() -> None:
     ledger.join("s", 4)
     with pytest.raises(InvalidArgument, match="has not begun"):
         lease_all(ledger, "s", epoch=1)
-    assert ledger.todo == 16
+    assert ledger.backlog.records == 16
 
 
 def test_leases_shrink_towards_the_end_in_whole_batches() -> None:
@@ -250,7 +250,7 @@ def test_a_restore_makes_every_lease_void_and_opens_a_lineage() -> None:
     token = ledger.snapshot()
     grant = lease_all(ledger, "s", count=1)[0]
     ledger.restore(token)
-    assert (ledger.lineage, len(ledger.leases), ledger.todo) == (2, 0, 16)
+    assert (ledger.lineage, len(ledger.leases), ledger.backlog.records) == (2, 0, 16)
     with pytest.raises(StaleLease):
         acknowledge(ledger, "s", grant)
     assert grant.task not in {g.task for g in lease_all(ledger, "s")}, "task ids are never used again"
@@ -272,7 +272,7 @@ def test_a_restore_of_nothing_is_the_beginning_of_the_data() -> None:
     ledger.join("s", 8)
     acknowledge(ledger, "s", *lease_all(ledger, "s"))
     ledger.restore(None)
-    assert (ledger.finished, ledger.acknowledged, ledger.todo, ledger.epoch) == (False, 0, 16, 0)
+    assert (ledger.finished, ledger.acknowledged, ledger.backlog.records, ledger.epoch) == (False, 0, 16, 0)
 
 
 def test_a_refused_token_changes_nothing() -> None:
