@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,8 +16,11 @@ import numpy as np
 import pytest
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
+from edl_torch.cli.main import main
+from edl_torch.core.calls import SetWeightsCall
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError
 
+ROOT = Path(__file__).parents[2]
 SIZES = {"code": 37, "math": 5, "web": 400}
 WEIGHTS = {"web": 0.6, "code": 0.3, "math": 0.1}
 
@@ -281,8 +285,6 @@ def test_a_call_that_is_repeated_begins_one_segment_and_another_ones_is_refused(
     master = LocalMaster()
     with loader(master_client=master) as one:
         next(iter(one))
-        from edl_torch.core.calls import SetWeightsCall
-
         found = master.dataset_status("training")
         call = SetWeightsCall(
             dataset="training",
@@ -380,9 +382,36 @@ def test_another_mixture_is_not_taken_for_it() -> None:
         two.load_state_dict(token)
 
 
-def test_an_audit_proves_it_and_says_what_each_component_got(tmp_path: Path, capsys: Any) -> None:
-    from edl_torch.cli.main import main
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first block with data of five sources, of which a few batches are read, and its second in the
+    loop."""
+    page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
+    mix, change = re.findall(r"```python\n(.*?)```", page, re.S)
+    monkeypatch.chdir(tmp_path)
+    for name in ("web", "code", "books", "math", "chat"):
+        folder = tmp_path / "data" / name
+        folder.mkdir(parents=True)
+        (folder / "0.txt").write_text("".join(f"{name} {n}\n" for n in range(50)))
+    seen: list[str] = []
 
+    def note(loader: ElasticDataLoader) -> bool:
+        seen.extend(name.partition(":")[0] for name, _ in loader.records)
+        if len(seen) == 640:
+            exec(change, {"loader": loader})
+        loader.stepped()
+        return len(seen) == 6400
+
+    block = mix.replace("    ...", "    if note(loader): break")
+    assert block != mix
+    exec(block, {"parse_formula": str.strip, "tokenize": str.split, "note": note})
+    shares = {name: seen[:640].count(name) / 640 for name in set(seen)}
+    assert shares == pytest.approx(
+        {"web": 0.6, "code": 0.2, "books": 0.1, "math": 0.05, "chat": 0.05}, abs=0.002
+    )
+    assert seen[-1600:].count("code") == 480
+
+
+def test_an_audit_proves_it_and_says_what_each_component_got(tmp_path: Path, capsys: Any) -> None:
     with loader(audit_dir=tmp_path) as one:
         loop = iter(one)
         next(loop)
