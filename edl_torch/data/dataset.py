@@ -30,6 +30,7 @@ from edl_torch.data.batches.convert import tensor_rows
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.sample_reading import (
+    LeasesAhead,
     OnBad,
     ReadingTimes,
     Run,
@@ -232,19 +233,26 @@ class ShardedDataset(IterableDataset[Any]):
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
-        return self._read(link, tally, partial(SampleReader(self._reads, self._to_samples).samples, plan))
+        leases = LeasesAhead(link.next)
+        reader = SampleReader(self._reads, self._to_samples, leases)
+        return self._read(link, leases, tally, partial(reader.samples, plan))
 
     def _lists(self, link: Link, plan: Plan, setup: IterationSetup) -> Iterator[list[Any] | Collated]:
         """Lists of samples; batches, where these are made of the numbers of rows."""
         rows = tensor_rows(self.reader) if setup.collates and self._makes is None else None
         reader = self._reads if rows is None else rows.numbers
         samples = SampleList(setup.list_size, setup.times)
-        read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
-        lists = chain(self._read(link, setup.tally, read), samples.rest())
+        leases = LeasesAhead(link.next)
+        read = partial(SampleReader(reader, self._to_samples, leases).lists, samples, plan)
+        lists = chain(self._read(link, leases, setup.tally, read), samples.rest())
         return lists if rows is None else map(rows.batch, lists)
 
     def _read(
-        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBad], Iterator[Any]]
+        self,
+        link: Link,
+        leases: Iterator[Grant],
+        tally: Tally | DrawnSamples,
+        read: Callable[[Grant, Run, OnBad], Iterator[Any]],
     ) -> Iterator[Any]:
         def read_lease(grant: Grant) -> Iterator[Any]:
             def on_bad(position: int, error: ReaderError) -> Run:
@@ -253,7 +261,7 @@ class ShardedDataset(IterableDataset[Any]):
 
             return read(grant, tally.start(grant.task, grant.slice.skip), on_bad)
 
-        return chain.from_iterable(map(read_lease, iter(link.next, None)))
+        return chain.from_iterable(map(read_lease, leases))
 
     def _in_threads(
         self, link: Link, plan: Plan, setup: IterationSetup, threading: Threading

@@ -52,6 +52,7 @@ class ReadingOptions:
     on_bad_record: OnBadRecord = "raise"
     seed_transforms: bool | None = None
     service: ServiceKeywords = field(default_factory=ServiceKeywords)
+    storage_options: Mapping[str, Any] | None = None
 
     @property
     def given(self) -> list[str]:
@@ -68,7 +69,8 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
     """
     if isinstance(data, Mixture):
         return _open_mixture(data, batch_size, options)
-    reader = reader_of(data, options.service.get("task_type", TaskType.TRAINING))
+    task_type = options.service.get("task_type", TaskType.TRAINING)
+    reader = reader_of(data, task_type, options.storage_options)
     order = _order_of(reader, options)
     keywords: ServiceKeywords = {**options.service, "shuffle_window": order.window}
     service = DataShardService(
@@ -121,7 +123,7 @@ def _open_mixture(mixture: Mixture, batch_size: int, options: ReadingOptions) ->
 def _component(
     name: str, part: MixtureComponent, task_type: TaskType, options: ReadingOptions
 ) -> ComponentReader:
-    reader = reader_of(part.data, task_type)
+    reader = reader_of(part.data, task_type, options.storage_options)
     own = replace(
         options,
         shuffle=options.shuffle if part.shuffle is None else part.shuffle,
@@ -141,10 +143,15 @@ def _component(
     )
 
 
-def reader_of(data: Any, task_type: TaskType) -> AbstractDataReader:
+def reader_of(
+    data: Any, task_type: TaskType, storage_options: Mapping[str, Any] | None = None
+) -> AbstractDataReader:
     """Return the reader for what a loader was given. Raises InvalidArgument."""
     if isinstance(data, str | os.PathLike):
-        return open_reader(data, task_type)
+        options = {} if storage_options is None else {"storage_options": storage_options}
+        return open_reader(data, task_type, **options)
+    if storage_options is not None:
+        raise InvalidArgument("storage_options are for a path or URL: give them to the reader that you made")
     if callable(getattr(data, "create_shards", None)):
         reader: AbstractDataReader = data
         return reader

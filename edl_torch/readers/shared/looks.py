@@ -113,9 +113,13 @@ def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict
 
     Of XML, which has annotations and is short, checksums too. For the `whole`, digests of all of them.
     """
-    most = min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN))
-    places = range(count) if whole else chosen(count, most)
+    places = range(count) if whole else some_of(count)
     return {place: " ".join(_looked_at(path, whole) for path in files(place)) for place in places}
+
+
+def some_of(count: int) -> Sequence[int]:
+    """Return the places of the entries whose sizes are looked at."""
+    return chosen(count, min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN)))
 
 
 def _looked_at(path: str, whole: bool) -> str:
@@ -155,7 +159,8 @@ class SummedFile(io.RawIOBase):
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        if hasattr(self, "_file"):  # else it could not be opened, and Python closes it all the same
+            self._file.close()
         super().close()
 
     def text(self, **how: Any) -> io.TextIOWrapper:
