@@ -39,15 +39,14 @@ from edl_torch.trainer.vocabulary import (
     Joined,
     ModelSeen,
     Refused,
-    Relearnt,
     Reporting,
     Restored,
     Reweighed,
     Run,
+    StepShown,
     TokenTaken,
     Unanswered,
     Uncounted,
-    Unlearnt,
     Voided,
 )
 
@@ -198,8 +197,7 @@ class AuditLog:
                 self._dropped(fact)
             case Voided(runs):
                 self._write(b"".join(self._repeated_runs("void", runs)))
-            case Relearnt(runs) | Unlearnt(runs):
-                kind = "returned" if isinstance(fact, Relearnt) else "unlearnt"
+            case StepShown(what=kind, runs=runs):
                 for (task, first, after), cut in runs:
                     where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
                     self._event(kind, **where, task=task)

@@ -56,11 +56,12 @@ class Kind(IntEnum):
     RETURNED = 0  # given back by the trainer that had them
     VOID = 1  # taken back by the master
     UNLEARNT = 2  # their gradients were thrown away before the step
+    SEVERAL = 3  # an optimizer stepped on them more than once, on new gradients each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """Records that the loop had, and that were then given back, taken back, or not stepped on."""
+    """Records that the loop had, and that were then given back, taken back, or not stepped on once."""
 
     cut: Slice
     task: int
@@ -302,7 +303,7 @@ class _LogReader:
                     seen[-1] = replace(seen[-1], line=line)
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
-            case "returned" | "void" | "unlearnt":
+            case "returned" | "void" | "unlearnt" | "several":
                 self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
             case "changed":
                 self._chapters[-1].changed.append((str(values["said"]), line))

@@ -78,6 +78,8 @@ class Description:
         self._fingerprint: str | None = None
         self._known_by = ""  # of a mixture: the weakest of its components'
         self._look_s = self._looked_at = 0.0
+        self._look_is_due = False
+        self.clock = time.monotonic
         self._check()
 
     def _check(self) -> None:
@@ -222,22 +224,26 @@ class Description:
         )
 
     def _look(self, reader: AbstractDataReader) -> str:
-        began = time.monotonic()
+        began = self.clock()
         found = reader_fingerprint(reader)
-        self._looked_at = time.monotonic()
+        self._looked_at = self.clock()
         self._look_s = self._looked_at - began
         return found
 
-    def changed(self) -> str:
+    def changed(self, *, is_last: bool = False) -> str:
         """Say what differs in the data from when they were registered; "" where no difference is seen.
 
-        A look that takes long is taken seldom: it costs a hundredth of the time at most.
+        A look that takes long is taken seldom: it costs a hundredth of the time. The last one makes up
+        for one that was not taken.
         """
         reader, then = self.fallback_reader or self.reader, self._fingerprint
         if reader is None or not then or not getattr(reader, "looks_again", False):
             return ""
-        since = time.monotonic() - self._looked_at
-        if strength_of(then) == "given" or (self._look_s > _CHEAP_S and since < _RARELY * self._look_s):
+        is_soon = self.clock() - self._looked_at < _RARELY * self._look_s
+        if strength_of(then) == "given" or (is_last and not self._look_is_due):
+            return ""
+        self._look_is_due = self._look_s > _CHEAP_S and is_soon and not is_last
+        if self._look_is_due:
             return ""
         try:
             now = self._look(reader)

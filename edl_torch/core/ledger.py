@@ -403,12 +403,14 @@ class ShardLedger:
         """Go back to a token's position, or to the beginning, and open a new lineage, whose number is larger
         by `step`: all leases are void.
 
-        Raises TokenError for a token of another dataset, or one that fits no position of this one.
+        Raises TokenError for a token of another dataset, or one that fits no position of this one, as in the
+        middle of an epoch that the job does not have.
         """
         token = token or Token(identity=identity(self.spec))
         token.check(self.spec)
         plan = self._plan_of(token)
         token.check_within(plan)
+        token.check_epochs(plan)
         plan = self._with_new_weights(plan, token)
         if plan is not self.plan:
             self.plan = plan

@@ -118,6 +118,19 @@ class Token:
         except InvalidArgument as exc:
             raise TokenError(f"damaged token of dataset {plan.spec.name!r}: {exc}") from exc
 
+    def check_epochs(self, plan: Plan) -> None:
+        """Raise TokenError in the middle of an epoch behind the last: records of it would be left out."""
+        epochs = plan.spec.num_epochs
+        ahead = self.epoch * plan.size + plan.records_before(self.epoch, self.position) + self.offset
+        begun = {each.epoch for each in (*self.open, *self.remainders)} | (
+            {ahead // plan.size} if ahead % plan.size else set()
+        )
+        if epochs and (beyond := [epoch for epoch in begun if epoch >= epochs]):
+            raise TokenError(
+                f"the token is in the middle of epoch {max(beyond)} of {plan.spec.name!r}, counted from 0, "
+                f"which a job with num_epochs={epochs} has not: give num_epochs={max(beyond) + 1} or more"
+            )
+
     def _check_cursor(self, plan: Plan) -> None:
         if self.first_epoch > min((s.epoch for s in (*self.open, *self.remainders)), default=self.epoch):
             raise InvalidArgument(f"epochs before {self.first_epoch} were of other data")

@@ -321,17 +321,16 @@ class Voided:
     runs: tuple[Run, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Relearnt:
-    """A step used gradients of these records, each run of its slice, though they were given back before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShown:
+    """What a step has shown of records, each run of its slice.
 
-    runs: tuple[tuple[Run, Slice], ...]
+    `what` is "returned": it used gradients of them, though they were given back before; "unlearnt": it counts
+    them, though their gradients were thrown away; "several": it is not the first step of an optimizer that
+    used gradients of them, which were new each time.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Unlearnt:
-    """A step counts these records, each run of its slice, though their gradients were thrown away."""
-
+    what: str
     runs: tuple[tuple[Run, Slice], ...]
 
 
@@ -407,8 +406,7 @@ AuditFact = (
     | Refused
     | Dropped
     | Voided
-    | Relearnt
-    | Unlearnt
+    | StepShown
     | Uncounted
     | TokenTaken
     | Restored

@@ -443,7 +443,8 @@ def test_an_optimizer_that_is_detached_leaves_its_parameters_to_python() -> None
     learnt = weakref.ref(model.learnt)
     with ElasticDataLoader(torch.arange(RECORDS), batch_size=4, num_epochs=1) as loader:
         loader.attach(optimizer)
-        learn(model, optimizer, next(iter(loader)))
+        batches = iter(loader)
+        learn(model, optimizer, next(batches))
         loader.detach(optimizer)
         del model, optimizer
         gc.collect()

@@ -220,6 +220,7 @@ def test_the_whole_fingerprint_sees_every_byte(tmp_path: Path, make: Make) -> No
         (table, CsvReader, {"dtypes": {"COLUMN0": "float32"}}, {"dtypes": {"COLUMN0": "str"}}),
         (plain, ParquetReader, {"columns": ["COLUMN0"]}, {"columns": ["COLUMN1"]}),
         (plain, ParquetReader, {"fill_nulls": {"COLUMN0": 0}}, {"fill_nulls": {"COLUMN0": 1}}),
+        (captions, CocoCaptionsReader, {"per": "annotation"}, {"per": "image"}),
         (voc, VocReader, {"classes": ["cat", "dog"]}, {"classes": ["dog", "cat"]}),
     ],
 )
