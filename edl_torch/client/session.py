@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
@@ -356,6 +356,16 @@ class Session:
     def plan(self) -> Plan:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
+
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give the mixture other weights. Returns the index from which on they hold.
+
+        They come to this trainer as to all others, with the leases that are of them.
+        """
+        self.plan()
+        fence = self.trainer.state.fence
+        name, key = self.description.name, uuid.uuid4().hex
+        return self.master.set_weights(name, weights, key=key, fence=fence).start
 
     def follow(self) -> None:
         """Leave the master: another rank holds the leases of what this one trains on."""
