@@ -23,8 +23,17 @@ from reader_tables import TABLE, MaxComputeServer
 from serving import serving
 from torch.utils.data import Dataset, Subset
 
-from edl_torch.readers import CsvReader, ODPSDataReader, ParquetReader, RecordIODataReader, TextReader
+from edl_torch.readers import (
+    CsvReader,
+    ODPSDataReader,
+    ParquetReader,
+    RecordIODataReader,
+    TarReader,
+    TextReader,
+)
 from edl_torch.readers.base import AbstractDataReader, reader_sources
+from edl_torch.readers.storage import Storage
+from edl_torch.readers.tar.index import OpenTar, made_index
 from edl_torch.shard import Shard, Task
 
 OURS, COLUMNS, MAP_STYLE = "ours", "elastic, columnar", "map-style per record"
@@ -102,6 +111,39 @@ def _picked(title: str, path: Path, peer: peers.PyRecordIO, sizes: Sizes) -> Con
         },
         ratios=[(OURS, "pyrecordio", RANDOM), (uncached, "pyrecordio", None)],
     )
+
+
+def tar(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Contest]:
+    """Samples of 100 kB and 1 kB against `webdataset`, raw bytes both; headers against `tarfile`."""
+    shards = 4
+    for what, size in (("100 kB", 100_000), ("1 kB", 1_000)):
+        count = sizes.records["documents"] // (shards * (8 if size > 10_000 else 1))
+        paths = files.write_tars(sizes.folder / f"tars-{size}", shards, count, size)
+        reader = TarReader(paths)
+        peer = "webdataset"
+        yield Contest(
+            title=f"tar, samples of {what}: in order",
+            contenders={OURS: Scan(reader), peer: partial(peers.webdataset_samples, paths, False)},
+            ratios=[(OURS, peer, None)],
+        )
+        yield Contest(
+            title=f"tar, samples of {what}: shuffled, all of them against a buffer of 1,000",
+            contenders={OURS: Shuffled(reader), peer: partial(peers.webdataset_samples, paths, True)},
+            ratios=[(OURS, peer, None)],
+        )
+        yield Contest(
+            title=f"tar, samples of {what}: members indexed",
+            contenders={
+                OURS: partial(_indexed, paths[0], count),
+                "tarfile": partial(peers.tarfile_members, paths[0]),
+            },
+            ratios=[(OURS, "tarfile", None)],
+        )
+
+
+def _indexed(path: str, samples: int) -> int:
+    assert len(made_index(OpenTar.of(path, Storage()))) == samples + 1
+    return 2 * samples
 
 
 def csv(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Contest]:

@@ -5,7 +5,9 @@ It does not know who reads them.
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,21 @@ def write_csv(path: Path, count: int) -> None:
         file.write(",".join(COLUMNS) + "\n")
         for row, label in zip(features.tolist(), labels.tolist(), strict=True):
             file.write(",".join(map("{:.4f}".format, row)) + f",{label}\n")
+
+
+def write_tars(folder: Path, shards: int, count: int, size: int) -> list[str]:
+    """Shards of `count` samples each: `size` bytes that do not compress, and a class."""
+    folder.mkdir()
+    rng, paths = np.random.default_rng(0), []
+    for number in range(shards):
+        paths.append(str(folder / f"train-{number:03}.tar"))
+        with tarfile.open(paths[-1], "w", format=tarfile.USTAR_FORMAT) as tar:
+            for index in range(count):
+                for suffix, data in (("bin", rng.bytes(size)), ("cls", b"%d" % (index % 10))):
+                    member = tarfile.TarInfo(f"{number:03}{index:06}.{suffix}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return paths
 
 
 def write_parquet(path: Path, count: int, rows_per_group: int) -> None:

@@ -24,6 +24,7 @@ Maker = Callable[[Sizes, ExitStack, Iterable[int]], Iterator[Contest]]
 
 MAKERS: dict[str, Maker] = {
     "recordio": contests.recordio,
+    "tar": contests.tar,
     "csv": contests.csv,
     "text": contests.text,
     "parquet": contests.parquet,

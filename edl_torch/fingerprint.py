@@ -20,6 +20,7 @@ from typing import Any
 from edl_torch.errors import InvalidArgument
 
 UNKNOWN = ""  # the text of no fingerprint, which fits any
+VALUES = "values"  # the entry of data that are a list, an array or a table themselves
 LISTED = 1024  # entries
 RUNS = 64
 NAMED = 5  # entries of a message
@@ -175,10 +176,16 @@ def describe_change(before: str, now: str) -> str:
         return f"{_looked_at(old)} then, and {_looked_at(new)} now: they cannot be compared"
     if old.strength == "given":
         return f"fingerprint {old.parts[0][0]!r} then, {new.parts[0][0]!r} now"
-    counts = f"{new.entries:,} then and now"
-    if old.entries != new.entries:
-        counts = f"{old.entries:,} then, {new.entries:,} now"
-    said = f"{counts}: {_listed(old, new) if old.run == new.run == 1 else _first_run(old, new)}"
+    if {name for name, _ in (*old.parts, *old.attributes, *new.parts, *new.attributes)} == {VALUES}:
+        return "the values are others than then"
+    said = _listed(old, new) if old.run == new.run == 1 else _first_run(old, new)
+    if not (old.parts or new.parts):
+        said = f"attributes of the dataset: {said}"
+    else:
+        counts = f"{new.entries:,} then and now"
+        if old.entries != new.entries:
+            counts = f"{old.entries:,} then, {new.entries:,} now"
+        said = f"{counts}: {said}"
     if old.attributes and new.attributes:
         said += '; where that is none of the data, give fingerprint="v1"'
     return said

@@ -270,7 +270,7 @@ def _stack() -> str:
 # A trainer's parts, and those of a master that lives in its process.
 PARTS = (
     *("edl_torch.client.", "edl_torch.data.", "edl_torch.audit.log", "edl_torch.master."),
-    *("edl_torch.testing.clock", "edl_torch.testing.fake_master"),
+    *("edl_torch.testing.fake_master", "edl_torch.testing.fake_master"),
 )
 
 

@@ -8,17 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edl_torch.core.calls import (
-    DatasetStatus,
-    Fence,
-    ProgressCall,
-    RegisterCall,
-    Registration,
-    RestoreCall,
-    SnapshotCall,
-)
+from edl_torch.core.calls import Fence, ProgressCall, RegisterCall, Registration, RestoreCall, SnapshotCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.master_api import MasterApi
+from edl_torch.core.status import DatasetStatus
 
 
 def fence(dispatcher: Dispatcher, session: str, lineage: int = 1) -> Fence:

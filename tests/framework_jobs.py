@@ -24,7 +24,7 @@ from processes import quiet_port
 from edl_torch.audit.chain import final_words
 from edl_torch.audit.verdict import audit
 from edl_torch.master.journal import view
-from edl_torch.master.threaded import ThreadedMaster
+from edl_torch.master.server import ThreadedMaster
 
 JOB_S = 110.0  # on a machine that is busy with other things
 TOLD = 128 + signal.SIGTERM  # the exit status of a program that was told to end, and has saved

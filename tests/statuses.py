@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerStatus
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.status import DatasetStatus, MasterStatus, TrainerStatus
 from edl_torch.shard import TaskType
 
 

@@ -20,7 +20,7 @@ from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, all_reports, records_of
 from edl_torch.audit.reading import Answer
 from edl_torch.audit.verdict import Judgement
-from edl_torch.core.picture import cell_edges, records_by_cell
+from edl_torch.core.status import cell_edges, records_by_cell
 from edl_torch.errors import AuditError
 from edl_torch.shard import IndexArray
 

@@ -9,8 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from edl_torch.audit.coordinates import Coordinates
-from edl_torch.audit.intervals import Intervals, covered
+from edl_torch.audit.intervals import Coordinates, Intervals, covered
 from edl_torch.audit.lineage import DatasetHistory, Lineage, Reports
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Kind
@@ -124,7 +123,7 @@ class RecordRange:
 def name_records(coordinates: Coordinates, found: Intervals, limit: int) -> list[RecordRange]:
     """The first `limit` ranges of the records in `found`, by epoch, then in the order of the sources.
 
-    `found` has their numbers on the line of `audit.coordinates`; there are as few ranges as it takes.
+    `found` has their numbers on the line of `audit.intervals`; there are as few ranges as it takes.
     """
     return list(islice(_Names(coordinates).ranges(found), limit))
 

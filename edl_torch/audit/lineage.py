@@ -13,10 +13,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.audit.coordinates import Coordinates
-from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lines import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO
-from edl_torch.audit.log import token_digest
+from edl_torch.audit.intervals import Coordinates, Intervals
+from edl_torch.audit.log import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO, token_digest
 from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
 from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token
@@ -86,6 +84,7 @@ class Lineage:
     quarantined: Reports
     repeated: Reports  # that the loop had, without an outcome from that; `answers` says why, as a `Kind`
     uncounted: list[tuple[int, int, int]]  # place of the log, line, records that were reported in vain
+    changed: list[tuple[int, int, str]]  # place of the log, line, what of the data
     remainders: Intervals
     batch_size: int  # the largest of its trainers
     restored: bool = False
@@ -278,6 +277,7 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int
         quarantined=quarantined,
         repeated=Reports.join([_repeated(item, coordinates) for item in placed]),
         uncounted=[(place, line, n) for place, _, chapter in placed for n, line in chapter.uncounted],
+        changed=[(place, line, said) for place, _, chapter in placed for said, line in chapter.changed],
         remainders=coordinates.slices(cut for item in placed for cut in _remainders(item, coordinates)),
         batch_size=max(chapter.batch_size for _, _, chapter in placed),
         restored=opener is not None,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edl_torch.audit.coordinates import Coordinates
-from edl_torch.audit.intervals import Intervals, covered
+from edl_torch.audit.intervals import Coordinates, Intervals, covered
 from edl_torch.audit.lineage import Lineage, Reports
 from edl_torch.audit.reading import Answer, Kind
 from edl_torch.core.leases import Range
@@ -59,8 +58,10 @@ class Part:
     returned: Intervals
     void: Intervals
     unlearnt: Intervals  # acknowledged by a step that had no gradients of them
+    several: Intervals  # an optimizer stepped on them more than once
     late: Intervals
     uncounted: int  # records reported in vain, nobody knows which
+    changed: list[str]  # what of the data was changed while they were read
     ways: Mapping[Evidence, int]  # how the records came to be acknowledged that have their outcome from here
     doubt: str = ""
     contradictions: list[str] = field(default_factory=list)
@@ -121,8 +122,10 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
         returned=records_of(repeated.answered(Kind.RETURNED)),
         void=records_of(repeated.answered(Kind.VOID)),
         unlearnt=records_of(repeated.answered(Kind.UNLEARNT)) & trained,
+        several=records_of(repeated.answered(Kind.SEVERAL)) & trained,
         late=_late(reported, required),
         uncounted=sum(n for place, at, n in lineage.uncounted if at < question.left.get(place, at + 1)),
+        changed=[said for place, at, said in lineage.changed if at < question.left.get(place, at + 1)],
         ways=_ways(acknowledged.at(acknowledged.answers != Answer.REFUSED), trained),
     )
 

@@ -33,7 +33,7 @@ Words = Mapping[str, FinalWord]
 class Outcome(Enum):
     """Outcome of a verdict, the best first, with its exit status."""
 
-    PROVEN = "PROVEN", 0  # one model has each record once
+    PROVEN = "PROVEN", 0  # each record counts once, and one model has it; `Verdict.several` in several steps
     DELIVERED = "DELIVERED", 4  # each record was trained on once; that one model has all is not shown
     INEXACT = "INEXACT", 3  # each record has one outcome, and a model may have some more often
     UNFINISHED = "UNFINISHED", 2
@@ -93,9 +93,11 @@ class Verdict:
     counted: int  # acknowledged by counting: by reports on batches of several loader workers
     uncounted: int  # reported so, and trained on again, as the reports do not say which
     unstepped: int  # acknowledged, though no step came on them, or none that had their gradients
+    several: int  # that an optimizer stepped on more than once: chunks of a batch, or the batch again
     models: Models  # that learnt them
     known_by: str  # how sessions were seen to have the same data, the strength of their fingerprints
     inexact_tokens: int  # of those that the model went through
+    changed: tuple[str, ...] = ()  # what of the data, while they were read
     unordered: tuple[str, ...] = ()  # ledgers of which nothing tells which is the last
     doubts: tuple[str, ...] = ()  # why these are inexact
     unfinished: bool = False  # it was asked for, and records are open
@@ -124,7 +126,7 @@ class Verdict:
     def exact(self) -> bool:
         """Whether no record was, or may have been, in a model that went on without being counted there."""
         counts = (self.counted, self.uncounted, self.unstepped, self.inexact_tokens, self.unordered)
-        return not any((self.repeated, *counts))
+        return not any((self.repeated, self.changed, *counts))
 
     @property
     def outcome(self) -> Outcome:
@@ -248,6 +250,7 @@ def _judge(
     quarantined = sum((part.quarantined - part.begun).count for part in parts)
     ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Evidence}
     left_open = excused | (ahead - late)
+    changed = dict.fromkeys(said for part in parts for said in part.changed)
     doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
     verdict = Verdict(
         dataset=spec.name,
@@ -275,10 +278,12 @@ def _judge(
         counted=ways[Evidence.COUNT],
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Evidence.UNSTEPPED] + found.count("unlearnt"),
+        several=Intervals.union(part.several for part in parts).count,
         models=models,
         known_by=history.known_by,
         inexact_tokens=len(doubts),
         unordered=history.unordered,
+        changed=tuple(changed),
         doubts=tuple(doubts),
         unsettled=sum(part.unsettled for part in parts),
         assumed=sum(part.assumed.count for part in parts),

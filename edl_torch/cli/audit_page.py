@@ -22,8 +22,8 @@ from edl_torch.audit.findings import Finding
 from edl_torch.audit.verdict import Judgement, Outcome, Verdict
 from edl_torch.cli.verdict_words import MEANING, delivered, grounds, inexact, undecided, worst
 from edl_torch.core.limits import printable
-from edl_torch.core.picture import cell_edges
 from edl_torch.core.plan import Plan
+from edl_torch.core.status import cell_edges
 from edl_torch.errors import OutputError
 from edl_torch.master.web import hashes, with_style
 from edl_torch.readers.shared.files import whole_file

@@ -14,8 +14,7 @@ from typing import Any
 
 from edl_torch.checking.check import KINDS, CheckReport, Flaw, check, spread, validate_sources
 from edl_torch.checking.sheet import cells, draw, save
-from edl_torch.cli.datasets import open_data
-from edl_torch.cli.progress import ProgressLine
+from edl_torch.cli.datasets import ProgressLine, open_data
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Source, TaskType

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from edl_torch.cli.datasets import open_data
-from edl_torch.cli.progress import ProgressLine
+from edl_torch.cli.datasets import ProgressLine, open_data
 from edl_torch.shard import TaskType
 
 

@@ -154,6 +154,15 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--watch", type=_seconds, nargs="?", const=2.0, metavar="S", help=again)
 
 
+def _add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "weights", nargs="+", metavar="NAME=WEIGHT", help="of each component, 0 leaves it out"
+    )
+    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
+    _option(parser, "--dataset", default="training", metavar="NAME", help="the mixture (default: training)")
+    _add_credentials(parser)
+
+
 def _add_top(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     _add_credentials(parser)
@@ -189,6 +198,11 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
     _number(parser, "--max_chunk_bytes", 1 << 18, "records in a chunk")
     _add_reader(parser)
+
+
+def _add_index(parser: argparse.ArgumentParser) -> None:
+    what = "tars, folders of them, or globs"
+    parser.add_argument("data", nargs="+", metavar="PATH", help=what)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -253,6 +267,7 @@ _COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str, str]
     ("master", _add_master, "serve shards of datasets to trainers", "--addr 127.0.0.1:50001 --state state/"),
     ("status", _add_status, "show progress, trainers and bad records", "--addr 127.0.0.1:50001 --watch"),
     ("top", _add_top, "show the same live, in the terminal", "--addr 127.0.0.1:50001"),
+    ("weights", _add_weights, "give a mixture other weights", "--addr 127.0.0.1:50001 web=0.5 code=0.5"),
     (
         "audit",
         _add_audit,
@@ -261,4 +276,5 @@ _COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str, str]
     ),
     ("check", _add_check, "read data through its reader and report what is wrong", "images/ --limit 1000"),
     ("convert", _add_convert, "write the records of any reader to RecordIO files", "data.csv data.rio"),
+    ("index", _add_index, "write an index beside each tar", "shards/"),
 )

@@ -9,15 +9,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from edl_torch.cli.main import DEFAULT_ADDRESS
-from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerState, TrainerStatus
-from edl_torch.core.events import Departed
 from edl_torch.core.limits import printable
-from edl_torch.core.status_json import plain
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import DatasetStatus, MasterStatus, TrainerState, TrainerStatus, plain
 from edl_torch.errors import MasterUnavailable
 
 if TYPE_CHECKING:
@@ -81,81 +80,82 @@ def _lines(status: MasterStatus) -> Iterator[str]:
     if not status.datasets:
         yield "no dataset yet: trainers register theirs when they start"
     else:
-        rows = (_dataset_row(item, item.dataset in status.suspended) for item in status.datasets)
-        yield from _columns([_DATASET_HEADING, *rows])
-    for why, names in _suspended(status).items():
+        yield from _table(_DATASET, [(item, item.dataset in status.suspended) for item in status.datasets])
+    reasons: dict[str, list[str]] = {}
+    for name, why in status.suspended.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
         yield f"SUSPENDED: {', '.join(map(printable, names))}: {printable(why)}"
     for dataset in status.datasets:
         if dataset.failure:
             yield f"FAILED: {printable(dataset.failure)}"
     if status.trainers:
         yield ""
-        yield from _columns([_TRAINER_HEADING, *map(_trainer_row, status.trainers)])
+        yield from _table(_TRAINER, [(item,) for item in status.trainers])
         if (line := of_data(status)) is not None:
             yield line
     if status.departed:
         yield ""
-        gone = islice(reversed(status.departed), MOST_GONE)
-        yield from _columns([_GONE_HEADING, *(_gone_row(item, status.time) for item in gone)])
+        yield from _table(
+            _GONE, [(item, status.time) for item in islice(reversed(status.departed), MOST_GONE)]
+        )
     for dataset in status.datasets:
         yield from _quarantine(dataset)
 
 
-def _suspended(status: MasterStatus) -> dict[str, list[str]]:
-    """Datasets by the reason why nothing of them is lent."""
-    reasons: dict[str, list[str]] = {}
-    for name, why in status.suspended.items():
-        reasons.setdefault(why, []).append(name)
-    return reasons
+def _state(item: DatasetStatus, suspended: bool) -> str:
+    return "suspended" if suspended else "finished" if item.finished else "failed" if item.failure else "open"
 
 
-_DATASET_HEADING = (
-    *("DATASET", "TYPE", "EPOCH", "SIZE", "SHARDS LEFT", "TODO", "LEASED", "DONE", "BAD", "DROPPED"),
-    *("OF ALL", "RATE", "TO THE END", "CAME BACK", "STATE"),
-)
-_TRAINER_HEADING = (
-    *("TRAINER", "SESSION", "DATASETS", "LEASED", "OLDEST", "PACE", "WAITS", "READ", "TRANSFORM"),
-    *("IDLE", "PROGRESS", "STATE"),
-)
-_GONE_HEADING = ("GONE", "SESSION", "WHEN", "WHY", "TRAINED ON", "WENT BACK")
-_BAD_HEADING = ("BAD RECORD", "INDEX", "EPOCHS", "REASON")
-
-
-def _dataset_row(item: DatasetStatus, suspended: bool) -> tuple[str, ...]:
-    ended = "finished" if item.finished else "failed" if item.failure else "open"
-    state = "suspended" if suspended else ended
-    counts = (item.todo, item.leased, item.acknowledged, item.quarantined, item.dropped)
-    shards = f"{item.shards_left}/{item.shards}"
-    return (
-        item.dataset,
-        item.task_type.name.lower(),
-        epoch_of(item.epoch, item.num_epochs),
-        str(item.size),
-        shards,
-        *map(str, counts),
-        percent(item.percent),
-        rate(item.rate),
-        duration(item.eta_s),
-        str(item.returned_records),
-        state,
-    )
-
-
-def _trainer_row(item: TrainerStatus) -> tuple[str, ...]:
-    return (
-        item.worker_id,
-        item.session[:12],
-        ",".join(item.datasets),
-        str(item.leased),
-        duration(item.oldest_lease_s) if item.leases else "-",
-        rate(item.pace),
-        share(item.waiting_share),
-        short(item.mean_read_s),
-        short(item.mean_transform_s),
-        f"{item.idle_s:.1f} s",
-        f"{item.since_progress_s:.1f} s ago",
-        trainer_state(item),
-    )
+# Columns of each table: heading, and what stands below it.
+_Columns = Mapping[str, Callable[..., str]]
+_DATASET: _Columns = {
+    "DATASET": lambda item, _: item.dataset,
+    "TYPE": lambda item, _: item.task_type.name.lower(),
+    "EPOCH": lambda item, _: epoch_of(item.epoch, item.num_epochs),
+    "SIZE": lambda item, _: str(item.size),
+    "SHARDS LEFT": lambda item, _: f"{item.shards_left}/{item.shards}",
+    "TODO": lambda item, _: str(item.todo),
+    "LEASED": lambda item, _: str(item.leased),
+    "DONE": lambda item, _: str(item.acknowledged),
+    "BAD": lambda item, _: str(item.quarantined),
+    "DROPPED": lambda item, _: str(item.dropped),
+    "OF ALL": lambda item, _: percent(item.percent),
+    "RATE": lambda item, _: rate(item.rate),
+    "TO THE END": lambda item, _: duration(item.eta_s),
+    "CAME BACK": lambda item, _: str(item.returned_records),
+    "STATE": _state,
+}
+_TRAINER: _Columns = {
+    "TRAINER": lambda item: item.worker_id,
+    "SESSION": lambda item: item.session[:12],
+    "DATASETS": lambda item: ",".join(item.datasets),
+    "LEASED": lambda item: str(item.leased),
+    "OLDEST": lambda item: duration(item.oldest_lease_s) if item.leases else "-",
+    "PACE": lambda item: rate(item.pace),
+    "WAITS": lambda item: share(item.waiting_share),
+    "READ": lambda item: short(item.mean_read_s),
+    "TRANSFORM": lambda item: short(item.mean_transform_s),
+    "IDLE": lambda item: f"{item.idle_s:.1f} s",
+    "PROGRESS": lambda item: f"{item.since_progress_s:.1f} s ago",
+    "STATE": lambda item: trainer_state(item),
+}
+_GONE: _Columns = {
+    "GONE": lambda item, _: item.worker_id,
+    "SESSION": lambda item, _: item.session[:12],
+    "WHEN": lambda item, now: f"{duration(now - item.at)} ago",
+    "WHY": lambda item, _: item.why or "left",
+    "TRAINED ON": lambda item, _: str(item.trained),
+    "WENT BACK": lambda item, _: str(item.records),
+}
+_BAD: _Columns = {  # of one record, in all the epochs that met it
+    "BAD RECORD": lambda *met: met[0].name,
+    "INDEX": lambda *met: str(met[0].index),
+    "EPOCHS": lambda *met: (
+        ",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS)
+    ),
+    "REASON": lambda *met: " ".join(met[-1].cause.split()),
+}
 
 
 def trainer_state(item: TrainerStatus) -> str:
@@ -165,17 +165,6 @@ def trainer_state(item: TrainerStatus) -> str:
     return "slow" if item.state is TrainerState.LIVE and item.slow else item.state.value
 
 
-def _gone_row(item: Departed, now: float) -> tuple[str, ...]:
-    return (
-        item.worker_id,
-        item.session[:12],
-        f"{duration(now - item.at)} ago",
-        item.why or "left",
-        str(item.trained),
-        str(item.records),
-    )
-
-
 def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
     if not dataset.quarantine:
         return
@@ -183,20 +172,15 @@ def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
     for item in dataset.quarantine:
         records.setdefault((item.name, item.index), []).append(item)
     yield ""
-    yield from _columns([_BAD_HEADING, *map(_bad_row, islice(records.values(), MOST_BAD_RECORDS))])
+    yield from _table(_BAD, islice(records.values(), MOST_BAD_RECORDS))
     hidden = len(records) - MOST_BAD_RECORDS + dataset.quarantined - len(dataset.quarantine)
     if hidden > 0:
         yield f"… and {hidden} more: see --json"
 
 
-def _bad_row(met: list[QuarantinedRecord]) -> tuple[str, ...]:
-    """One record, in all the epochs that met it."""
-    epochs = ",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS)
-    return (met[0].name, str(met[0].index), epochs, " ".join(met[-1].cause.split()))
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    shown = [tuple(map(printable, row)) for row in rows]  # names are the trainers' own
+def _table(columns: _Columns, rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    cells = [tuple(columns), *(tuple(text(*row) for text in columns.values()) for row in rows)]
+    shown = [tuple(map(printable, row)) for row in cells]  # names are the trainers' own
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -18,10 +18,16 @@ from edl_torch.cli.status import (
     short,
     trainer_state,
 )
-from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState, TrainerStatus
-from edl_torch.core.events import Event, EventKind
 from edl_torch.core.limits import printable
-from edl_torch.core.picture import Picture
+from edl_torch.core.status import (
+    DatasetStatus,
+    Event,
+    EventKind,
+    MasterStatus,
+    Picture,
+    TrainerState,
+    TrainerStatus,
+)
 from edl_torch.errors import InvalidArgument, MasterUnavailable
 
 try:

@@ -64,6 +64,8 @@ def headline(verdict: Verdict) -> str:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
     if skipped := verdict.rests_on.get(Evidence.SKIPPED.label):
         said += f", {skipped:,} of {verdict.records:,} stepped over by a GradScaler"
+    if verdict.several:
+        said += f", {verdict.several:,} of {verdict.records:,} in several steps"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
     if verdict.trainers > 1 and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
@@ -92,6 +94,11 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
     if rests_on:
         yield f"acknowledged: {'; '.join(rests_on)}"
+    if verdict.several:
+        yield (
+            f"on {verdict.several} an optimizer stepped more than once, on new gradients each time: it "
+            f"learnt chunks of the batch, or all of it again"
+        )
     yield from verdict.models.shown
     yield f"data: {_DATA[verdict.known_by][1]}"
     if verdict.judged:
@@ -145,5 +152,11 @@ def inexact(verdict: Verdict) -> Iterator[str]:
             f"{len(verdict.unordered)} runs lie here ({', '.join(verdict.unordered[:_NAMED])}), and no token "
             f"ties them: which is the last nobody can tell, and {verdict.ledger} was judged. Give each run a "
             f"folder of its own: audit_dir=…; or name the last one's journal: --state STATE_DIR"
+        )
+    for said in verdict.changed[:_NAMED]:
+        yield (
+            f"the data were changed while they were read ({said}), so a record may be another one in each "
+            f"epoch. Data must stay as they are while a job runs; to some that change on purpose give "
+            f'fingerprint="v1"'
         )
     yield from verdict.doubts

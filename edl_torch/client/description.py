@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from inspect import Parameter
@@ -17,14 +18,16 @@ from edl_torch.core.calls import RegisterAnswer, RegisterCall
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.registration import check_option, identity, new_spec
 from edl_torch.core.token import Token
-from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
-from edl_torch.fingerprint import UNKNOWN, Fingerprint, strength_of
+from edl_torch.errors import DatasetConflict, InvalidArgument, ReaderError, UnknownDataset
+from edl_torch.fingerprint import STRENGTHS, UNKNOWN, Fingerprint, describe_change, differ, strength_of
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
+from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import OPTIONS, DatasetOptions, Registration, Shuffle, Source, TaskType
 
 C = TypeVar("C", bound=type[Any])
 
 _LEFT_OPEN = ("records_per_shard", "num_epochs", "shuffle_window", "fingerprint")  # where they are None
+_CHEAP_S, _RARELY = 0.1, 100  # a look that takes longer is taken again after so many times its length
 
 
 class Description:
@@ -60,7 +63,11 @@ class Description:
         self.shuffle_shards = shuffle_shards
         self.data_changed = data_changed
         given: dict[str, Any] = {"shuffle": shuffle, "shuffle_shards": shuffle_shards, **options}
-        given["task_type"] = TaskType(given.get("task_type", TaskType.TRAINING))
+        kind = given.setdefault("task_type", TaskType.TRAINING)
+        if kind not in list(TaskType):
+            known = "TaskType.TRAINING, TaskType.EVALUATION or TaskType.PREDICTION"
+            raise InvalidArgument(f"task_type must be {known}, not {kind!r}")
+        given["task_type"] = TaskType(kind)
         self.options = {n: v for n, v in given.items() if v is not None or n not in _LEFT_OPEN}
         self.fallback_reader: AbstractDataReader | None = None
         self.in_shard: bool | None = None
@@ -69,6 +76,10 @@ class Description:
         self._own_window: int | None = self.options.pop("shuffle_window", None)
         self._tokens_window: int | None = None
         self._fingerprint: str | None = None
+        self._known_by = ""  # of a mixture: the weakest of its components'
+        self._look_s = self._looked_at = 0.0
+        self._look_is_due = False
+        self.clock = time.monotonic
         self._check()
 
     def _check(self) -> None:
@@ -104,8 +115,9 @@ class Description:
     ) -> None:
         """Take in the reader of a dataset object, and whether that shuffles inside shards.
 
-        Raises InvalidArgument where the service `is_used` with another shuffle, and for `on_bad_record` that
-        is not "raise", nor "quarantine" where some records may be bad. Where the service gives no plan, the
+        Raises InvalidArgument where the service `is_used` with another shuffle, for a reader of other data
+        than the service's own, or where it `is_used` of less known data, and for `on_bad_record` that is not
+        "raise", nor "quarantine" where some records may be bad. Where the service gives no plan, the
         master that knows the dataset by name says how many.
         """
         check_is_reader(reader, "read_records")
@@ -123,8 +135,31 @@ class Description:
                 f"dataset {self.name!r} is in use with shuffle={bool(self.in_shard)}: make all "
                 f"datasets around one service with the same shuffle, before the first pass"
             )
+        self._compare(reader, is_used=is_used)
         self.in_shard = shuffle
         self.fallback_reader = reader
+
+    def _compare(self, reader: AbstractDataReader, *, is_used: bool) -> None:
+        """Look at what is read, where another reader says what there is: the weaker look counts."""
+        other = self.fallback_reader or self.reader
+        known = self._fingerprint
+        if other is None or other is reader or strength_of(known or UNKNOWN) == "given":
+            return
+        if known is None:
+            known = self._look(other)
+        found = self._look(reader)
+        told = f"dataset {self.name!r} is of {other!r}, and read by {reader!r}"
+        if differ(known, found):
+            raise InvalidArgument(
+                f"{told}, whose data are others: {describe_change(known, found)}. Give both the same data"
+            )
+        weaker = min(known, found, key=lambda text: STRENGTHS.index(strength_of(text)))
+        if is_used and strength_of(weaker) != strength_of(known):
+            raise InvalidArgument(
+                f"{told}, of which is not known that it has the same data: make all datasets around one "
+                f'service before the first pass, or give the service fingerprint="v1"'
+            )
+        self._fingerprint = weaker
 
     def adopt(self, token: Token) -> None:
         """Take from a checkpoint's token what the user left open."""
@@ -177,7 +212,7 @@ class Description:
         """Return a registration by name: options at their defaults are as the master has them."""
         if self._fingerprint is None:
             reader = self.reader or self.fallback_reader
-            self._fingerprint = UNKNOWN if reader is None else reader_fingerprint(reader)
+            self._fingerprint = UNKNOWN if reader is None else self._look(reader)
         chosen = {name: value for name, value in self.options.items() if value != OPTIONS[name].default}
         chosen["task_type"] = None
         return Registration(
@@ -188,16 +223,52 @@ class Description:
             fingerprint=self._fingerprint or None,
         )
 
+    def _look(self, reader: AbstractDataReader) -> str:
+        began = self.clock()
+        found = reader_fingerprint(reader)
+        self._looked_at = self.clock()
+        self._look_s = self._looked_at - began
+        return found
+
+    def changed(self, *, is_last: bool = False) -> str:
+        """Say what differs in the data from when they were registered; "" where no difference is seen.
+
+        A look that takes long is taken seldom: it costs a hundredth of the time. The last one makes up
+        for one that was not taken.
+        """
+        reader, then = self.fallback_reader or self.reader, self._fingerprint
+        if reader is None or not then or not getattr(reader, "looks_again", False):
+            return ""
+        is_soon = self.clock() - self._looked_at < _RARELY * self._look_s
+        if strength_of(then) == "given" or (is_last and not self._look_is_due):
+            return ""
+        self._look_is_due = self._look_s > _CHEAP_S and is_soon and not is_last
+        if self._look_is_due:
+            return ""
+        try:
+            now = self._look(reader)
+        except ReaderError as exc:
+            return str(exc)
+        return describe_change(then, now) if differ(then, now) else ""
+
     @property
     def known_by(self) -> str:
         """Strength of the fingerprint that was told to the master; "none" before."""
-        return strength_of(self._fingerprint or UNKNOWN)
+        return self._known_by or strength_of(self._fingerprint or UNKNOWN)
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
         """Return a registration with the sources, and all that orders the records."""
         named = self.by_name()
+        reader = self.reader or self.fallback_reader
+        mixture: dict[str, Any] = {}
+        if isinstance(reader, MixtureReader):
+            components = reader.components(self.task_type)
+            mixture = {"components": components, "weights": reader.weights, "stops": reader.stops}
+            strengths = (strength_of(component.fingerprint) for component in components)
+            self._known_by = min(strengths, key=STRENGTHS.index)
         return replace(
             named,
+            **mixture,
             sources=sources,
             seed=named.seed or 0,
             shuffle=self.shuffle,

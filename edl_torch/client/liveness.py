@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from edl_torch.core.measures import Measures
+from edl_torch.core.status import Measures
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 

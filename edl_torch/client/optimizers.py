@@ -89,6 +89,11 @@ class Optimizers:
 
         `one_model` is the user's word on why trainers whose parameters differ have one model.
         """
+        if not isinstance(one_model, str):
+            raise InvalidArgument(
+                f"one_model says how the trainers' models become one, as 'averaged every 16 steps': "
+                f"{one_model!r} is no text"
+            )
         optimizer = _that_steps(optimizer)
         self._model_changed(one_model)
         number = self._number_of(optimizer)
@@ -109,12 +114,16 @@ class Optimizers:
         steps: Any = EngineSteps(optimizer) if is_engine(optimizer) else optimizer
         register: Any = getattr(steps, "register_step_post_hook", None)
         if register is None:
-            raise InvalidArgument(
-                f"attach() takes a torch.optim.Optimizer, not {type(optimizer).__name__}: without one, "
-                f"leave it out"
-            )
+            found, remedy = type(optimizer).__name__, "leave the call out where nothing steps"
+            if callable(getattr(optimizer, "parameters", None)):
+                remedy = "give the one that trains this model, as loader.attach(optimizer)"
+            elif (own := getattr(optimizer, "optimizer", None)) is not None:
+                remedy = f"give its own, the {type(own).__name__}, as loader.attach(scheduler.optimizer)"
+            elif isinstance(optimizer, list | tuple):
+                remedy = "call it once for each"
+            raise InvalidArgument(f"attach() takes a torch.optim.Optimizer, not {found}: {remedy}")
         number = session.do(session.trainer.state.batches.attach, type(optimizer).__name__, insists)
-        session.gradients.watch(number, optimizer)
+        session.gradients.watch(number, optimizer, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             session.model.kept[number] = Kept(trained(optimizer))

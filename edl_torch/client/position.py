@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from edl_torch.client.peers import Doing, FollowedMaster, Lockstep, Peers, together
 from edl_torch.client.session import Session
-from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.codec import from_object, object_of
+from edl_torch.core.status import DatasetStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, Unsupported
 from edl_torch.shard import DatasetSpec
@@ -35,6 +35,7 @@ class SessionPosition:
         Synchronous ranks do it together, and get one token.
         """
         self._session.see_model("token")
+        self._session.see_data()
         if self._session.lockstep is None:
             return self._session.run(self._pure.snapshot())
         return self._snapshot_together(self._session.lockstep)
@@ -43,12 +44,11 @@ class SessionPosition:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
         self._session.see_model("end")
         self._session.end_abandoned()
-        with self._session.gradients.going_back():
-            if self._session.lockstep is not None:
-                self._restore_together(self._session.lockstep, token)
-            else:
-                self._adopt(token)
-                self._session.run(self._pure.restore(token))
+        if self._session.lockstep is not None:
+            self._restore_together(self._session.lockstep, token)
+        else:
+            self._adopt(token)
+            self._session.run(self._pure.restore(token))
         if self._session.model is not None:
             self._session.model.restored()
             self._session.see_model("restored")  # parameters may be added before the first step

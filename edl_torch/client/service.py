@@ -29,15 +29,15 @@ from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingS
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink
-from edl_torch.core.calls import DatasetStatus, QuarantinedRecord
 from edl_torch.core.master_api import MasterApi
-from edl_torch.core.measures import Measures
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import DatasetStatus, Measures
 from edl_torch.errors import InvalidArgument, MasterStartError, ServiceClosed, TokenError, TooManyBadRecords
 from edl_torch.protocols import OURS, door
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetOptions, Shard, TaskType
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 
 log = logging.getLogger("edl_torch.client")
 
@@ -129,7 +129,6 @@ class DataShardService:
         self._session = Session(
             master, self._description, None if lookahead == "manual" else lookahead, audit_dir
         )
-        self._lookahead = lookahead
         self.optimizers = Optimizers(self._session)
         self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session)
@@ -155,7 +154,8 @@ class DataShardService:
     def lookahead(self) -> int | Literal["manual"]:
         """How many batches a wrapper around the loader reads ahead; "manual" where it says when it passes one
         on."""
-        return self._lookahead
+        lookahead = self._session.trainer.state.batches.lookahead
+        return "manual" if lookahead is None else lookahead
 
     @property
     def task_type(self) -> TaskType:
@@ -222,6 +222,25 @@ class DataShardService:
                 "dataset %s was finished before this trainer came: nothing is left", self.dataset_name
             )
         return progress.finished
+
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give a mixture other weights, from the first record on that is not lent to any trainer yet.
+
+        What is lent comes first: a few leases of `records_per_shard` at each trainer. Weights that
+        it has already change nothing, so each of several ranks may set them, or one.
+
+        Args:
+            weights: A weight for each component, in any unit; 0 leaves it out.
+
+        Returns:
+            The index of the mixture from which on they hold.
+
+        Raises:
+            InvalidArgument: No such weights, or no mixture; with a stopping strategy weights with which it
+                would never end.
+            StaleLease: The data went back to a checkpoint, or others set weights at the same time.
+        """
+        return self.session.set_weights(weights)
 
     def progress(self) -> Progress:
         """Counts and rate of the dataset over all trainers, as the master has them now, and how long this
@@ -432,7 +451,7 @@ def default_master(master_timeout_s: float | None = None) -> MasterApi:
     """
     protocol = master_protocol_from_env()
     if protocol == OURS and finds_master_through_torchrun():
-        from edl_torch.client.torchrun.discovery import master_of_job
+        from edl_torch.client.torchrun.sidecar import master_of_job
 
         address: str | None
         address, credentials = master_of_job()

@@ -6,16 +6,15 @@ It holds one lock while the trainer decides, and none while it acts. It decides 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
-from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
@@ -23,7 +22,7 @@ from edl_torch.client.gradients import Gradients
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.model import Model
 from edl_torch.client.peers import FollowedMaster, Lockstep
-from edl_torch.client.workers.links import Handle, LinkServer, PlainIterations
+from edl_torch.client.workers.links import Handle, KeepsWorkers, LinkServer, PlainIterations
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.plan import Plan
@@ -36,12 +35,13 @@ from edl_torch.errors import (
 )
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
-from edl_torch.system.cuts import cut_off, is_own
+from edl_torch.system.processes import OfThisProcess
+from edl_torch.system.termination import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import Reading
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.trainer import Trainer
@@ -49,6 +49,7 @@ from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
+    DataChanged,
     Describe,
     Evidence,
     Logged,
@@ -62,20 +63,12 @@ from edl_torch.trainer.vocabulary import (
 )
 
 CLOSE_TIMEOUT_S = 5.0
-
 _NO_LOCK = nullcontext()
 
 log = logging.getLogger("edl_torch.client")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-
-class KeepsWorkers(Protocol):
-    """A loader as its session sees it."""
-
-    def end_workers(self) -> None:
-        """End the processes that read for it."""
 
 
 class Session:
@@ -127,6 +120,7 @@ class Session:
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
         self._iterations = PlainIterations()
+        self._warned_of_data = False
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
         self._links: LinkServer | None = None
         self.passes = self.trainer.elastic
@@ -161,18 +155,19 @@ class Session:
         except BaseException:  # Ctrl-C too, wherever it came
             self._given_up.append(procedure)
             if not self.cut:
-                self.do(_nothing)
+                self.do(lambda: None)
             raise
 
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Let the trainer decide something at once. Returns, or raises, what `decide` does.
 
-        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.cuts`).
+        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.termination`).
         """
         state = self.trainer.state
         with self._lock:
             if self._deciding:
-                self._refuse()
+                self._changed.notify_all()  # who waits for a decision is told, too
+                raise ServiceClosed(cut_off(f"a decision about dataset {self.description.name!r}"))
             self._deciding = True
             try:
                 while self._given_up:
@@ -191,10 +186,6 @@ class Session:
                 raise
             self._deciding = False
             return answer
-
-    def _refuse(self) -> NoReturn:
-        self._changed.notify_all()  # who waits for a decision is told, too
-        raise ServiceClosed(cut_off(f"a decision about dataset {self.description.name!r}"))
 
     @property
     def cut(self) -> bool:
@@ -233,6 +224,19 @@ class Session:
         seen = None if self.model is None else self.model.look(at, self.gradients.optimizers())
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
+
+    def see_data(self, *, is_last: bool = False) -> None:
+        """Write down what of the data was changed since they were registered, and warn once."""
+        if not self.joined or not (said := self.description.changed(is_last=is_last)):
+            return
+        self.do(self.trainer.state.facts.append, DataChanged(said=said))
+        if not self._warned_of_data:
+            self._warned_of_data = True
+            log.warning(
+                "dataset=%s the data were changed while they were read: %s. Data must stay as they are while "
+                'a job runs: start it again; to data that change on purpose give fingerprint="v1"',
+                *(self.description.name, said),
+            )
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -306,9 +310,6 @@ class Session:
         """Take note that a dataset object reads the records; `shuffle` is that inside shards."""
         self.description.read_by(reader, shuffle=shuffle, on_bad_record=on_bad_record, is_used=self.joined)
 
-    def _drawn_records(self) -> int:
-        return ticket_size(self.trainer.state.inflight.drawn())
-
     def siblings(self) -> tuple[SiblingSession, ...]:
         """Return this process's other sessions whose loops have records of the dataset, read or to be read.
 
@@ -323,7 +324,7 @@ class Session:
                 continue
             if other is self or other.closed or other.cut or other._abandoned:
                 continue
-            if records := other.do(other._drawn_records):
+            if records := ticket_size(other.do(its.inflight.drawn)):
                 same_thread = other.loop_thread == thread
                 found.append(SiblingSession(session=other.id, records=records, same_thread=same_thread))
         return tuple(found)
@@ -356,6 +357,16 @@ class Session:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give the mixture other weights. Returns the index from which on they hold.
+
+        They come to this trainer as to all others, with the leases that are of them.
+        """
+        self.plan()
+        fence = self.trainer.state.fence
+        name, key = self.description.name, uuid.uuid4().hex
+        return self.master.set_weights(name, weights, key=key, fence=fence).start
+
     def follow(self) -> None:
         """Leave the master: another rank holds the leases of what this one trains on."""
         if self.joined:
@@ -373,8 +384,8 @@ class Session:
         self.end_abandoned()
         self.look_for_writes()
         self.loop_thread = get_ident()
-        with self.gradients.leaving():
-            number = self.run(self.trainer.open(epoch))
+        self._see_gradients()
+        number = self.run(self.trainer.open(epoch))
         if lost := self.gradients.lost():
             self.end(self.passes.lose_gradients(lost))
         if self.model is not None:
@@ -385,9 +396,13 @@ class Session:
     def request(self, number: int) -> bool:
         """Note that the loop asks pass `number` for a batch. Returns whether it is still open."""
         self.loop_thread = get_ident()
+        self._see_gradients()
+        return self.run(self.passes.request(number))
+
+    def _see_gradients(self) -> None:
+        """Look for gradients of the batch in hand, which the loop is about to let go."""
         if self.trainer.state.batches.in_doubt:
             self.gradients.see()
-        return self.run(self.passes.request(number))
 
     def check_newest(self, number: int) -> None:
         """Raise ConcurrentIteration where a later iteration has ended pass `number`.
@@ -420,8 +435,7 @@ class Session:
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
-        if self.trainer.state.batches.in_doubt:
-            self.gradients.see()
+        self._see_gradients()
         batch = self.run(self.passes.passed_on())
         self.gradients.mark()
         return batch
@@ -453,22 +467,23 @@ class Session:
             self.end_abandoned()
         state, model = self.trainer.state, self.model
         is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
-        if state.batches.in_doubt:
-            self.gradients.see()
+        self._see_gradients()
         before_hand = self.gradients.gathered(optimizer)
         if state.batches.ended and state.batches.has_in_hand:
-            before_hand = self.gradients.unchanged()
-        again = self.gradients.use(optimizer, skipped=skipped)
+            before_hand = not self.gradients.has_in_hand(optimizer)
+        used = self.gradients.use(optimizer, skipped=skipped)
         if skipped:  # by a report of its own, as the log has how each came about
             self.flush()
             self.run(self.passes.stepped(optimizer, before_hand, Evidence.SKIPPED))
             self.flush()
         else:
             self.run(self.passes.stepped(optimizer, before_hand))
-        if self.gradients.left and (back := self.gradients.learnt_again()):
-            self.run(self.passes.learnt_again(back))
+        if used.back:
+            self.run(self.passes.learnt_again(used.back))
+        if used.several:
+            self.do(self.passes.learnt_in_several_steps, used.several)
         if model is not None:
-            if again:
+            if used.again:
                 self.doubt("again")
             is_due = model.stepped()
             if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
@@ -477,20 +492,26 @@ class Session:
             elif is_due:
                 self.see_model("step")
 
+    def set_lookahead(self, lookahead: int | None) -> None:
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
+        passes one on. A pass that is open is ended."""
+        self.end_abandoned()
+        self._see_gradients()
+        self.run(self.passes.set_lookahead(lookahead))
+
     def close_pass(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
-        with self.gradients.leaving():
-            self.end(self.passes.close(number))
+        self._see_gradients()
+        self.end(self.passes.close(number))
         if not self.cut:
             self.look_for_writes()
             self.see_model("end")
+            self.see_data()
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
-        if self.passes.is_open(number):
-            self.gradients.abandon()
         self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
 
     def end_abandoned(self, *, silently: bool = False) -> None:
@@ -502,8 +523,8 @@ class Session:
         if not self._abandoned:
             return
         while number := self._abandoned:
-            with self.gradients.leaving():
-                self.end(self.passes.end_abandoned(number))
+            self._see_gradients()
+            self.end(self.passes.end_abandoned(number))
             if self._abandoned == number:
                 self._abandoned = 0
         if not silently:
@@ -537,12 +558,9 @@ class Session:
         if mode is Mode.ELASTIC:
             return self.run(self.trainer.begin_stream())
         self.end_abandoned(silently=True)
-        return self.run(self.trainer.begin_plain(self._reading(stream, run, begun, deliveries)))
-
-    def _reading(self, stream: str, run: str, begun: int, deliveries: Deliveries | None) -> Reading:
         known = self._iterations
         known.check(run)
-        return Reading(
+        reading = Reading(
             stream=stream,
             run=run,
             begun=begun,
@@ -551,6 +569,7 @@ class Session:
             is_over=bool(run) and known.is_over(run),
             deliveries=known.deliveries(run) if run else deliveries,
         )
+        return self.run(self.trainer.begin_plain(reading))
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
         """The next lease of a stream."""
@@ -583,6 +602,7 @@ class Session:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
                 self.see_model("end")
+                self.see_data(is_last=True)
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)
@@ -600,33 +620,5 @@ class Session:
                     self._links.close()
 
 
-class _Sessions:
-    """Every session that this process has made and that still exists.
-
-    Without a lock, which a fork could leave taken: each change and each copy of the set is one step of
-    Python's.
-    """
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._references: set[weakref.ref[Session]] = set()
-
-    def add(self, session: Session) -> None:
-        """Take note of a session."""
-        if self._pid != os.getpid():  # a forked child: it has copies of its parent's
-            self._pid, self._references = os.getpid(), set()
-        self._references.add(weakref.ref(session, self._references.discard))
-
-    def alive(self) -> list[Session]:
-        """Return them all; none in a forked child, which has copies."""
-        if self._pid != os.getpid():
-            return []
-        return [session for reference in list(self._references) if (session := reference()) is not None]
-
-
 # Of the process: two loops of one thread know nothing of each other.
-_sessions = _Sessions()
-
-
-def _nothing() -> None:
-    return
+_sessions: OfThisProcess[Session] = OfThisProcess()

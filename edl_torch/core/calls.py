@@ -6,14 +6,12 @@ making a frozen value costs three times as much, which was a tenth of the master
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Generic, TypeVar
 
-from edl_torch.core.events import Departed, Event
-from edl_torch.core.measures import Measures
-from edl_torch.core.picture import Picture
-from edl_torch.shard import DatasetSpec, Slice, TaskType
+from edl_torch.core.status import DatasetStatus, MasterStatus
+from edl_torch.shard import DatasetSpec, MixtureSegment, Slice
 from edl_torch.shard import Registration as Registration  # a call's part, declared with the options
 
 A = TypeVar("A")
@@ -107,7 +105,7 @@ class SnapshotCall(FencedCall[str]):
 
 
 @dataclass(slots=True, kw_only=True)
-class ProgressCall(FencedCall["DatasetStatus"]):
+class ProgressCall(FencedCall[DatasetStatus]):
     """Call for the dataset's progress, by a trainer that is still part of its history."""
 
 
@@ -138,6 +136,7 @@ class LeaseCall(FencedCall["LeaseAnswer"]):
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits to hear whether the
     pass is over. `ahead` says that it would read ahead: a trainer that needs records sooner goes first.
+    `segment` is the newest segment of a mixture that it knows.
     """
 
     request: int
@@ -145,16 +144,21 @@ class LeaseCall(FencedCall["LeaseAnswer"]):
     count: int
     drained: bool = False
     ahead: bool = False
+    segment: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAnswer:
-    """Leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state."""
+    """Leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state.
+
+    Of a mixture also the segments that have begun since the one which the call names.
+    """
 
     request: int
     epoch: int
     state: PassState
     grants: tuple[Grant, ...] = ()
+    segments: tuple[MixtureSegment, ...] = ()
 
     @property
     def nothing_yet(self) -> bool:
@@ -234,207 +238,23 @@ class ConfirmAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatusCall(Request["MasterStatus"]):
-    """Call for the master's whole state, or for that of one `dataset` alone, by anybody."""
+class SetWeightsCall(Request[MixtureSegment]):
+    """Call that gives a mixture other weights from the first index on that is not lent; the segment answers.
 
-    dataset: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinedRecord:
-    """A record that could not be read in one epoch, with its place in the order and in its storage."""
-
-    epoch: int
-    shard: int
-    position: int
-    name: str
-    index: int
-    reason: str
-
-    @property
-    def cause(self) -> str:
-        """The reason without the record's name, which a reader's error begins with."""
-        return self.reason.removeprefix(f"record {self.index} of {self.name!r}: ")
-
-    def __str__(self) -> str:
-        return f"record {self.index} of {self.name!r}: {self.cause}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetStatus:
-    """State of a dataset for people.
-
-    Counts are of records unless said otherwise; those of outcomes are totals of all epochs. `quarantine` may
-    be its beginning alone; `quarantined` counts all. `lineage` of `ledger` is the history that the counts are
-    of; 0 where the master keeps none.
-
-    `rate` is in records a second, over the last 10 to 20 s. Since the start of the master count
-    `returned_slices` and `returned_records` what was taken from trainers that died, left or stalled,
-    `given_back` the records that trainers gave back themselves, `checkpoints` and `restores` tokens given and
-    gone back to. `picture` is in the master's whole status alone.
+    `weights` are by component, none left out. It takes the place of segment `replaces` of this lineage:
+    compare and swap. `key` names the call: one that was carried out and is repeated gets the segment of then.
     """
 
     dataset: str
     ledger: str
     lineage: int
-    task_type: TaskType
-    epoch: int
-    num_epochs: int
-    size: int
-    shards: int
-    shards_left: int
-    todo: int
-    leased: int
-    leases: int
-    acknowledged: int
-    quarantined: int
-    dropped: int
-    finished: bool
-    trainers: int
-    failure: str = ""
-    quarantine: tuple[QuarantinedRecord, ...] = ()
-    rate: float = 0.0
-    returned_slices: int = 0
-    returned_records: int = 0
-    given_back: int = 0
-    checkpoints: int = 0
-    restores: int = 0
-    picture: Picture | None = None
-
-    @property
-    def outcomes(self) -> int:
-        """Records that have an outcome, of all epochs."""
-        return self.acknowledged + self.quarantined + self.dropped
-
-    @property
-    def epochs_done(self) -> int:
-        """Epochs that the outcomes make up."""
-        return self.outcomes // self.size if self.size else 0
-
-    @property
-    def total(self) -> int | None:
-        """Records of all epochs; None where they are endless."""
-        return self.size * self.num_epochs or None
-
-    @property
-    def percent(self) -> float:
-        """Part of all records that has an outcome, 0 to 100; where epochs are endless, of this epoch."""
-        if self.finished:
-            return 100.0
-        if self.total is None:
-            return self.epoch_percent
-        return min(100.0, 100.0 * self.outcomes / self.total)
-
-    @property
-    def epoch_percent(self) -> float:
-        """Part of the records of the epoch that has an outcome, 0 to 100."""
-        if self.finished or not self.size:
-            return 100.0
-        return 100.0 * max(0, self.size - self.todo - self.leased) / self.size
-
-    @property
-    def epoch_eta_s(self) -> float | None:
-        """Seconds to the end of the epoch at the present rate; None where nothing moves."""
-        return self._eta(self.todo + self.leased)
-
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds to the end of the last epoch at the present rate; None where there is none, or no rate."""
-        return None if self.total is None else self._eta(self.total - self.outcomes)
-
-    def _eta(self, left: int) -> float | None:
-        if self.finished:
-            return 0.0
-        return max(0, left) / self.rate if self.rate > 0 else None
-
-
-class TrainerState(Enum):
-    """State of a trainer, as its master sees it; the values are those of the wire and of JSON."""
-
-    LIVE = "live"
-    STREAM_GONE = "stream_gone"
-    STALLED = "stalled"
+    replaces: int
+    key: str
+    weights: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerStatus:
-    """State of a session for people. `idle_s` is the time since its last call.
+class StatusCall(Request[MasterStatus]):
+    """Call for the master's whole state, or for that of one `dataset` alone, by anybody."""
 
-    `since_progress_s` is the time since its training loop was last known to move on. `pace` is in records a
-    second, over the last 10 to 20 s; `slow` says that it is below half of the trainers' median. `trained`
-    counts records, since it registered or the master started. `oldest_lease_s` is the age of its oldest
-    lease, to about a second. `measures` are those of its last heartbeat; None where it sends none.
-    """
-
-    session: str
-    worker_id: str
-    datasets: tuple[str, ...]
-    leased: int
-    idle_s: float
-    since_progress_s: float = 0.0
-    state: TrainerState = TrainerState.LIVE
-    pace: float = 0.0
-    slow: bool = False
-    trained: int = 0
-    leases: int = 0
-    oldest_lease_s: float = 0.0
-    measures: Measures | None = None
-
-    @property
-    def waiting_share(self) -> float | None:
-        """Share of its time that its loop waited for data; None where that was not measured."""
-        return None if self.measures is None else self.measures.waiting_share
-
-    @property
-    def mean_read_s(self) -> float | None:
-        """Seconds in which the records of one of its batches are read; None where that was not measured."""
-        return None if self.measures is None else self.measures.mean_read_s
-
-    @property
-    def mean_transform_s(self) -> float | None:
-        """Seconds in which the records of one of its batches are transformed; None: not measured."""
-        return None if self.measures is None else self.measures.mean_transform_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MasterStatus:
-    """State of a master for people: what `edl-torch status` shows.
-
-    `suspended` says of datasets why nothing of them is lent until they are restored. `time` and `started_at`
-    are in seconds since 1970; the last `events` and the trainers that `departed` last stand in order, and
-    `event_counts` has how many of each kind there were since the start.
-    """
-
-    ledger: str
-    durable: bool
-    datasets: tuple[DatasetStatus, ...]
-    trainers: tuple[TrainerStatus, ...]
-    suspended: dict[str, str] = field(default_factory=dict)
-    time: float = 0.0
-    started_at: float = 0.0
-    events: tuple[Event, ...] = ()
-    departed: tuple[Departed, ...] = ()
-    event_counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def waiting_share(self) -> float | None:
-        """Share of their time that the loops of all trainers together waited for data; None: not measured."""
-        known = [trainer.measures for trainer in self.trainers if trainer.measures is not None]
-        waited = sum(measures.waited.sum_s for measures in known)
-        whole = waited + sum(measures.stepped.sum_s for measures in known)
-        return waited / whole if whole else None
-
-    @property
-    def mean_read_s(self) -> float | None:
-        """Seconds in which the records of a batch are read, of all trainers; None: not measured."""
-        return self._mean("read_s")
-
-    @property
-    def mean_transform_s(self) -> float | None:
-        """Seconds in which the records of a batch are transformed, of all trainers; None: not measured."""
-        return self._mean("transform_s")
-
-    def _mean(self, what: str) -> float | None:
-        known = [trainer.measures for trainer in self.trainers if trainer.measures is not None]
-        timed = sum(measures.timed for measures in known)
-        return sum(getattr(measures, what) for measures in known) / timed if timed else None
+    dataset: str | None = None

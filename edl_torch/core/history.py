@@ -14,12 +14,21 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
-from edl_torch.core.calls import DatasetStatus, TrainerState, TrainerStatus
-from edl_torch.core.events import NAME_CHARS, TEXT_CHARS, Departed, Event, EventKind
 from edl_torch.core.ledger import ShardLedger, Stage
 from edl_torch.core.limits import shortened
 from edl_torch.core.members import Member
-from edl_torch.core.picture import Picture, draw
+from edl_torch.core.status import (
+    NAME_CHARS,
+    TEXT_CHARS,
+    DatasetStatus,
+    Departed,
+    Event,
+    EventKind,
+    Picture,
+    TrainerState,
+    TrainerStatus,
+    draw,
+)
 from edl_torch.shard import Slice
 
 EVENTS = 300
@@ -106,7 +115,7 @@ class RateMeter:
         drawn = self._picture
         if drawn is None or drawn.epoch != epoch or not 0 <= now - self._drawn < self._costs_s:
             slices = self._ledger.slices_by_state(epoch)
-            passed = self._ledger.passed_of(epoch)
+            passed = self._ledger.backlog.passed_of(epoch)
             drawn = draw(self._ledger.plan, epoch, passed, **slices)
             self._picture, self._drawn = drawn, now
             much = sum(map(len, slices.values())) - SLICES_AT_ONCE
@@ -181,10 +190,10 @@ class History:
         dataset: str = "",
         worker_id: str = "",
         count: int = 1,
-        slices: int = 0,
+        lost: tuple[Slice, ...] = (),
         records: int = 0,
         text: str = "",
-    ) -> None:
+    ) -> Event:
         """Add an event. One that repeats the last one is counted with it."""
         self.now = max(self.now, now)
         self.counts[kind] += count
@@ -196,8 +205,8 @@ class History:
             dataset=shortened(dataset, NAME_CHARS),
             worker_id=shortened(worker_id, NAME_CHARS),
             count=count,
-            slices=slices,
-            records=records,
+            slices=len(lost),
+            records=records + sum(item.limit for item in lost),
             text=shortened(text, TEXT_CHARS),
         )
         last = self.events[-1] if self.events else None
@@ -205,29 +214,28 @@ class History:
             self.events[-1] = replace(event, count=last.count + count)
         else:
             self.events.append(event)
+        return event
 
-    def gone(self, member: Member, lost: Iterable[tuple[Slice, ...]], trained: int, now: float) -> None:
+    def gone(self, member: Member, lost: tuple[Slice, ...], trained: int, now: float) -> None:
         """Note that a trainer has left, or died, and what it gave back."""
         died, why = bool(member.dead_because), member.dead_because
-        slices = [item for some in lost for item in some]
-        records = sum(item.limit for item in slices)
         kind = EventKind.DIED if died else EventKind.LEFT
-        self.add(kind, now, worker_id=member.worker_id, text=why, slices=len(slices), records=records)
+        event = self.add(kind, now, worker_id=member.worker_id, text=why, lost=lost)
         self.departed.append(
             Departed(
                 session=shortened(member.session, NAME_CHARS),
-                worker_id=shortened(member.worker_id, NAME_CHARS),
-                at=self.wall(now),
+                worker_id=event.worker_id,
+                at=event.at,
                 died=died,
                 why=why,
                 trained=trained,
-                slices=len(slices),
-                records=records,
+                slices=event.slices,
+                records=event.records,
             )
         )
 
-    def look(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> list[End]:
-        """Add what has come about since the last look: ends of epochs, which are returned, and suspensions.
+    def note_ends(self, ledgers: Iterable[ShardLedger], suspended: dict[str, str], now: float) -> list[End]:
+        """Add what has come about since the last call: ends of epochs, which are returned, and suspensions.
 
         A restore is no end, though it may leave less to do.
         """
@@ -283,38 +291,32 @@ def _rate(records: int, seconds: float) -> float:
 SLOW = 0.5  # of the median pace
 
 
-class Watching:
-    """Look at all members at one time."""
-
-    def __init__(
-        self, members: Iterator[Member], ledgers: Mapping[str, ShardLedger], history: History, now: float
-    ) -> None:
-        self._members = tuple(members)
-        self._shown = {name: (ledger, history.watch(ledger, now)) for name, ledger in ledgers.items()}
-        self._now = now
-
-    def trainers(self) -> Iterator[TrainerStatus]:
-        """Return the state of each."""
-        seen = [(member, self._pace(member), self._is_judged(member)) for member in self._members]
-        known = [pace for _, pace, is_judged in seen if is_judged]
-        least = SLOW * median(known) if known else 0.0
-        for member, pace, is_judged in seen:
-            yield self._trainer(member, pace, slow=is_judged and pace < least)
-
-    def _trainer(self, member: Member, pace: float, *, slow: bool) -> TrainerStatus:
-        session, now = member.session, self._now
+def trainer_statuses(
+    members: Iterable[Member], ledgers: Mapping[str, ShardLedger], history: History, now: float
+) -> Iterator[TrainerStatus]:
+    """Return the state of each member. One is slow that has had time, holds records, and lags behind."""
+    shown = {name: (ledger, history.watch(ledger, now)) for name, ledger in ledgers.items()}
+    seen: list[tuple[Member, float, bool]] = []
+    for member in members:
+        parts = [shown[name] for name in member.datasets]
+        pace = sum([watch.pace(member.session, member.since, now) for _, watch in parts])
+        holds = any(ledger.leases.holds(member.session) for ledger, _ in parts)
+        seen.append((member, pace, holds and now - member.since >= WINDOW_S))
+    known = [pace for _, pace, is_judged in seen if is_judged]
+    least = SLOW * median(known) if known else 0.0
+    for member, pace, is_judged in seen:
         leased = trained = leases = 0
         oldest_lease_s = 0.0
         for name in member.datasets:
-            ledger, watch = self._shown[name]
-            trained += ledger.trained_by(session)
-            held = tuple(ledger.leases.of(session))
+            ledger, watch = shown[name]
+            trained += ledger.participants.throughput.shown(member.session)
+            held = tuple(ledger.leases.of(member.session))
             if held:
                 leases += len(held)
                 leased += sum([lease.open_records for lease in held])
                 oldest_lease_s = max(oldest_lease_s, watch.age(min([lease.task for lease in held]), now))
-        return TrainerStatus(
-            session=session,
+        yield TrainerStatus(
+            session=member.session,
             worker_id=member.worker_id,
             datasets=tuple(sorted(member.datasets)),
             leased=leased,
@@ -322,22 +324,12 @@ class Watching:
             since_progress_s=max(0.0, now - member.progressed),
             state=_state(member),
             pace=pace,
-            slow=slow,
+            slow=is_judged and pace < least,
             trained=trained,
             leases=leases,
             oldest_lease_s=oldest_lease_s,
             measures=member.measures,
         )
-
-    def _pace(self, member: Member) -> float:
-        watches = [self._shown[name][1] for name in member.datasets]
-        return sum([watch.pace(member.session, member.since, self._now) for watch in watches])
-
-    def _is_judged(self, member: Member) -> bool:
-        """Return whether its pace says something: it has had time, and holds records."""
-        if self._now - member.since < WINDOW_S:
-            return False
-        return any(self._shown[name][0].holds(member.session) for name in member.datasets)
 
 
 def _state(member: Member) -> TrainerState:

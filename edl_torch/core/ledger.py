@@ -8,43 +8,42 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from edl_torch.core.backlog import Backlog, Waiting, WindowsInProgress
-from edl_torch.core.calls import (
-    NEW_PASS,
-    DatasetStatus,
-    Failure,
-    Grant,
-    LeaseId,
-    PassState,
-    QuarantinedRecord,
-)
+from edl_torch.core.calls import NEW_PASS, Failure, Grant, LeaseId, PassState
 from edl_torch.core.changes import Mark, Version, unrecorded
-from edl_torch.core.leases import Lease, Leases, new_failures
-from edl_torch.core.lending import LeaseRequest, Lending
+from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_failures
 from edl_torch.core.members import Participants
+from edl_torch.core.mixture import needed, restored, reweighed
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import Quarantine
+from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
 from edl_torch.core.registration import identity
+from edl_torch.core.status import ComponentStatus, DatasetStatus
 from edl_torch.core.token import Token
-from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
-from edl_torch.shard import DatasetSpec, Slice
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, TooManyBadRecords
+from edl_torch.shard import DatasetSpec, MixtureSegment, Slice
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
     """What the journal keeps of a ledger: its cursor, counts of outcomes, and the ids that come next."""
 
     lineage: int
-    opened_by: tuple[int, int]  # the member that opened the lineage by a restore, and its request's number
     first_epoch: int
-    cursor: tuple[int, int, int]  # epoch, position of the next window in its order, next record in it
+    epoch: int  # of the cursor, with the two below
+    position: int  # of the next window in the epoch's order
+    offset: int  # of the next record in that window
     acknowledged: int
     dropped: int
     next_task: int
     next_bundle: int
+    opened_by_member: int  # by a restore, with the number of its request
+    opened_by_request: int
 
 
 class Stage(NamedTuple):
@@ -58,9 +57,9 @@ class Stage(NamedTuple):
 class ShardLedger:
     """Records of one dataset: those that wait, those that are lent, and counts of the rest.
 
-    Others may use `leases` and `participants`. `mark` is called with the key of each part that changes,
-    for the journal. `version` grows when a trainer that waits may find something: records that came back, or
-    a pass that may be over.
+    Others may read `backlog`, `leases` and `participants`. `mark` is called with the key of each part that
+    changes, for the journal. `version` grows when a trainer that waits may find something: records that came
+    back, or a pass that may be over.
     """
 
     def __init__(self, spec: DatasetSpec, mark: Mark = unrecorded, version: Version | None = None) -> None:
@@ -76,10 +75,10 @@ class ShardLedger:
         # left or stalled, their records, and the records that trainers gave back themselves.
         self.returned_slices = self.returned_records = self.given_back = 0
         self._in_progress = WindowsInProgress()
-        self._backlog = Backlog(self.plan, self._in_progress, mark)
+        self.backlog = Backlog(self.plan, self._in_progress, mark)
         self.participants = Participants(mark)
         self.leases = Leases(self._in_progress, mark, self._version)
-        self._lending = Lending(self._backlog, self.leases, self.participants)
+        self._lending = Lending(self.backlog, self.leases, self.participants)
 
     # What it is -----------------------------------------------------------------------------------------
 
@@ -93,38 +92,62 @@ class ShardLedger:
 
         Raises DatasetConflict for fewer epochs than have begun: records that wait would be dropped.
         """
-        epoch, ahead = self._backlog.cursor_epoch, self._backlog.ahead
+        epoch, ahead = self.backlog.cursor_epoch, self.backlog.ahead
         if 0 < spec.num_epochs <= epoch and 0 < ahead < self.plan.size:
             raise DatasetConflict(
                 f"dataset {spec.name!r} is in the middle of epoch {epoch}: num_epochs={spec.num_epochs} "
                 f"would drop {ahead} waiting records. Give num_epochs={epoch + 1} or more, or first go "
                 f"back to a checkpoint, or to the beginning with load_state_dict(None)"
             )
+        if spec.weights != self.spec.weights and not self.backlog.past_end:
+            spec = reweighed(spec, self.backlog.passed, oldest=self._oldest_index())
+        self._replan(spec)
+
+    def set_weights(self, parts: tuple[int, ...], key: str) -> MixtureSegment:
+        """Begin a segment with other weights at the first index that is not lent. Returns it.
+
+        Raises InvalidArgument where all is lent, and for weights with which the mixture would not end.
+        """
+        if self.backlog.past_end or not self.backlog.ahead:
+            raise InvalidArgument(
+                f"mixture {self.spec.name!r} has no records left that other weights are for"
+            )
+        index = self.backlog.passed
+        self._replan(reweighed(self.spec, index, parts, oldest=self._oldest_index(), key=key))
+        return self.spec.segments[-1]
+
+    def _replan(self, spec: DatasetSpec) -> None:
         self.plan = Plan(spec)
         self._version.grow()
         self._mark("dataset")
-        self._backlog.replan(self.plan)
+        self.backlog.replan(self.plan)
         self._close_epochs()
+
+    def _oldest_index(self) -> int:
+        """The first index of a mixture that has no outcome."""
+        lent = (item for lease in self.leases for item in lease.slices())
+        waiting = chain(lent, self.backlog.returned(), self.backlog.remainders())
+        return min(map(self.plan.index_of, waiting), default=self.backlog.passed)
 
     @property
     def epoch(self) -> int:
         """Epoch that the next pass reads: the oldest with waiting records, else that of the cursor."""
-        return self._backlog.oldest
+        return self.backlog.oldest
 
     @property
     def finished(self) -> bool:
         """Whether every record of every epoch has an outcome."""
-        return not self.leases and self._backlog.empty
+        return not self.leases and self.backlog.empty
 
     def goes_on(self, stage: Stage) -> bool:
         """Return whether the dataset is where it was, in the middle of an epoch; cheap."""
-        backlog = self._backlog
+        backlog = self.backlog
         return backlog.cursor_epoch == stage.epoch and self.lineage == stage.lineage and not backlog.past_end
 
     @property
     def stage(self) -> Stage:
         """Where the dataset is."""
-        return Stage(self.lineage, self._backlog.cursor_epoch, self.finished)
+        return Stage(self.lineage, self.backlog.cursor_epoch, self.finished)
 
     @property
     def failure(self) -> str:
@@ -132,45 +155,23 @@ class ShardLedger:
         return self.quarantine.failure(self.spec)
 
     @property
-    def todo(self) -> int:
-        """Records of the epochs begun that wait to be lent, remainders included."""
-        return self._backlog.records
-
-    def waiting_in(self, epoch: int) -> bool:
-        """Return whether there is something to lend to a pass over `epoch`, apart from remainders."""
-        return self._backlog.waiting(epoch) > 0
-
-    @property
     def leased_records(self) -> int:
         """Lent records that have no outcome yet: those before the cursor that are nowhere else."""
         outcomes = self.acknowledged + self.dropped + len(self.quarantine)
-        return self._backlog.passed - self._backlog.behind - outcomes
+        return self.backlog.passed - self.backlog.behind - outcomes
 
     @property
     def shards_left(self) -> int:
         """Shards of the epochs begun that are in windows with records that wait or are lent."""
         if self.plan.window == 1:
-            begun = len(self._in_progress) - (self._backlog.cut in self._in_progress)
+            begun = len(self._in_progress) - (self.backlog.cut in self._in_progress)
         else:
-            begun = sum(self.plan.num_shards_in(*w) for w in self._in_progress if w != self._backlog.cut)
-        return self._backlog.shards_ahead + begun
-
-    @property
-    def trainers(self) -> int:
-        """Sessions that have joined and were not released."""
-        return len(self.participants)
-
-    def holds(self, session: str) -> bool:
-        """Return whether `session` has a live lease."""
-        return self.leases.holds(session)
-
-    def trained_by(self, session: str) -> int:
-        """Return how many records `session` has trained on since it joined, or the master started."""
-        return self.participants.throughput.shown(session)
+            begun = sum(self.plan.num_shards_in(*w) for w in self._in_progress if w != self.backlog.cut)
+        return self.backlog.shards_ahead + begun
 
     def __repr__(self) -> str:
         return (
-            f"<ShardLedger {self.spec.name!r} epoch={self.epoch} todo={self.todo} "
+            f"<ShardLedger {self.spec.name!r} epoch={self.epoch} todo={self.backlog.records} "
             f"leased={self.leased_records} done={self.acknowledged}>"
         )
 
@@ -194,7 +195,7 @@ class ShardLedger:
         lost: list[Slice] = []
         for lease in self.leases.take_back(session):
             for item in lease.slices():
-                self._backlog.put_back(item, lease.attempt + 1)
+                self.backlog.put_back(item, lease.attempt + 1)
                 lost.append(item)
         self.returned_slices += len(lost)
         self.returned_records += sum(item.limit for item in lost)
@@ -222,11 +223,11 @@ class ShardLedger:
         batch_size = self._batch_size(session)
         if self.failure:
             raise TooManyBadRecords(self.failure)
-        if not NEW_PASS <= epoch <= self._backlog.cursor_epoch:
+        if not NEW_PASS <= epoch <= self.backlog.cursor_epoch:
             raise InvalidArgument(
                 f"epoch {epoch} of dataset {self.spec.name!r} has not begun: it is in {self.epoch}"
             )
-        self.participants.look(session)
+        self.participants.ask(session)
         if drained:  # it has handed all that it holds to its loop: no more batches come of it
             self.leases.hand_over(session)
         self._close_epochs()
@@ -316,12 +317,12 @@ class ShardLedger:
         back = [] if lease is None else lease.give_back(start, upto)
         if lease is None or not back:
             return
-        put = self._backlog.put_remainder if remainder else self._backlog.put_back
+        put = self.backlog.put_remainder if remainder else self.backlog.put_back
         for item in back:
             put(item, lease.attempt)
             self.given_back += item.limit
         # Remainders too few for all that wait do not wake them: each trainer has some at an epoch's end.
-        if not remainder or self.participants.can_use(self._backlog.remainder_records(lease.epoch)):
+        if not remainder or self.participants.can_use(self.backlog.remainder_records(lease.epoch)):
             self._version.grow()
         self._changed(lease)
 
@@ -348,7 +349,7 @@ class ShardLedger:
 
     def _close_epochs(self) -> None:
         """Move the cursor into the next epoch when this one's pass is over, and drop what fills no batch."""
-        backlog = self._backlog
+        backlog = self.backlog
         if backlog.ahead and not backlog.has_remainders:
             return  # the usual case
         if self.spec.epoch_barrier:
@@ -363,11 +364,11 @@ class ShardLedger:
 
     def _is_over(self, epoch: int) -> bool:
         """Return whether a pass over the epoch waits for nothing but the death of a drained trainer."""
-        if self._backlog.waiting(epoch):
+        if self.backlog.waiting(epoch):
             return False
         if self.leases.unhanded(epoch if self.spec.epoch_barrier else None):
             return False
-        return not self.participants.can_use(self._backlog.remainder_records(epoch))
+        return not self.participants.can_use(self.backlog.remainder_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
         if not self.spec.epoch_barrier:
@@ -378,36 +379,49 @@ class ShardLedger:
 
     def snapshot(self) -> Token:
         """Return the whole position: cursor, slices without outcome, remainders, quarantine, counts."""
-        epoch, position, offset = self._backlog.cursor
+        epoch, position, offset = self.backlog.cursor
         lent = [item for lease in self.leases for item in lease.slices()]
         return Token(
             identity=identity(self.spec),
-            first_epoch=self._backlog.first_epoch,
+            first_epoch=self.backlog.first_epoch,
             epoch=epoch,
             position=position,
             offset=offset,
-            open=(*lent, *self._backlog.returned()),
-            remainders=tuple(self._backlog.remainders()),
+            open=(*lent, *self.backlog.returned()),
+            remainders=tuple(self.backlog.remainders()),
             quarantine=tuple(self.quarantine),
             acknowledged=self.acknowledged,
             dropped=self.dropped,
+            weights=self.spec.weights,
+            segments=self._segments_of_token(),
         )
+
+    def _segments_of_token(self) -> tuple[MixtureSegment, ...]:
+        return needed(self.plan.mixed.segments, self._oldest_index()) if self.plan.mixed else ()
 
     def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0), step: int = 1) -> None:
         """Go back to a token's position, or to the beginning, and open a new lineage, whose number is larger
         by `step`: all leases are void.
 
-        Raises TokenError for a token of another dataset, or one that fits no position of this one.
+        Raises TokenError for a token of another dataset, or one that fits no position of this one, as in the
+        middle of an epoch that the job does not have.
         """
         token = token or Token(identity=identity(self.spec))
         token.check(self.spec)
-        token.check_within(self.plan)
+        plan = self._plan_of(token)
+        token.check_within(plan)
+        token.check_epochs(plan)
+        plan = self._with_new_weights(plan, token)
+        if plan is not self.plan:
+            self.plan = plan
+            self._mark("dataset")
         if token.fingerprint and not self.spec.fingerprint:  # the first known one binds the dataset
             self.plan = Plan(replace(self.spec, fingerprint=token.fingerprint))
             self._mark("dataset")
         self.leases.clear()
         self.participants.nobody_waits()
-        self._backlog.restore(token)
+        self.backlog.replan(self.plan)
+        self.backlog.restore(token)
         self.quarantine.replace(map(self._named_here, token.quarantine))
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += step
@@ -415,8 +429,32 @@ class ShardLedger:
         self._version.grow()
         self._close_epochs()
 
+    def _plan_of(self, token: Token) -> Plan:
+        """The plan with the segments that a mixture had when the token was taken."""
+        if self.plan.mixed is None:
+            return self.plan
+        try:
+            return Plan(restored(self.spec, token.segments))
+        except InvalidArgument as exc:
+            raise TokenError(f"damaged token of dataset {self.spec.name!r}: {exc}") from exc
+
+    def _with_new_weights(self, plan: Plan, token: Token) -> Plan:
+        """The plan with a segment from the cursor on, where the program gives other weights than then."""
+        if not token.segments or token.weights == self.spec.weights or token.epoch:
+            return plan
+        index = plan.records_before(0, token.position) + token.offset
+        if index == plan.size:
+            return plan
+        oldest = min(map(plan.index_of, (*token.open, *token.remainders)), default=index)
+        return Plan(reweighed(plan.spec, index, oldest=oldest))
+
     def _named_here(self, bad: QuarantinedRecord) -> QuarantinedRecord:
-        """Return a bad record of a token by its name here: the same data may have lain elsewhere."""
+        """Return a bad record of a token by its name here: the same data may have lain elsewhere.
+
+        Of a mixture it keeps its name: the weights of then, which say what it is, are kept no more.
+        """
+        if self.plan.mixed is not None:
+            return bad
         name, index = self.plan.locate(bad.epoch, bad.shard, bad.position)
         return replace(bad, name=name, index=index)
 
@@ -426,17 +464,11 @@ class ShardLedger:
         last = self.spec.num_epochs - 1 if self.spec.num_epochs else self.epoch
         return min(self.epoch, last)
 
-    def passed_of(self, epoch: int) -> int:
-        """Return how many records of an epoch lie before the cursor."""
-        return self._backlog.passed_of(epoch)
-
     def slices_by_state(self, epoch: int) -> dict[str, list[Slice]]:
         """Return the slices of an epoch that are lent, came back or are in quarantine, by these names."""
         lent = (item for lease in self.leases if lease.epoch == epoch for item in lease.slices())
         back = (
-            item
-            for item in chain(self._backlog.returned(), self._backlog.remainders())
-            if item.epoch == epoch
+            item for item in chain(self.backlog.returned(), self.backlog.remainders()) if item.epoch == epoch
         )
         bad = (
             Slice(epoch=epoch, shard=bad.shard, skip=bad.position, limit=1)
@@ -457,19 +489,46 @@ class ShardLedger:
             size=self.plan.size,
             shards=self.plan.num_shards,
             shards_left=self.shards_left,
-            todo=self.todo,
+            todo=self.backlog.records,
             leased=self.leased_records,
             leases=len(self.leases),
             acknowledged=self.acknowledged,
             quarantined=len(self.quarantine),
             dropped=self.dropped,
             finished=self.finished,
-            trainers=self.trainers,
+            trainers=len(self.participants),
             failure=self.failure,
             quarantine=quarantine,
             returned_slices=self.returned_slices,
             returned_records=self.returned_records,
             given_back=self.given_back,
+            components=self._components(),
+            segment=max((segment.number for segment in self.spec.segments), default=0),
+        )
+
+    def _components(self) -> tuple[ComponentStatus, ...]:
+        mixed = self.plan.mixed
+        if mixed is None:
+            return ()
+        segments, index = mixed.segments, self.backlog.passed
+        counts, lags, turns = segments.counts(index), segments.lags(index), segments.turns_at(index)
+        parts = turns.segment.parts
+        lent = (item for lease in self.leases for item in lease.slices())
+        unfinished = np.zeros_like(counts)
+        for item in chain(lent, self.backlog.returned(), self.backlog.remainders()):
+            first = self.plan.index_of(item)
+            components, _ = segments.at(first, first + item.limit)
+            unfinished += np.bincount(components, minlength=len(parts))
+        return tuple(
+            ComponentStatus(
+                name=component.name,
+                size=component.size,
+                share=parts[c] / sum(parts),
+                wanted=float(int(counts[c]) + lags[c]),
+                given=int(counts[c]),
+                open=int(unfinished[c]),
+            )
+            for c, component in enumerate(self.spec.components)
         )
 
     # As rows of a journal -------------------------------------------------------------------------------
@@ -477,34 +536,21 @@ class ShardLedger:
     @property
     def head(self) -> Head:
         """Numbers of the ledger."""
+        epoch, position, offset = self.backlog.cursor
+        member, request = self.opened_by
         return Head(
             lineage=self.lineage,
-            opened_by=self.opened_by,
-            first_epoch=self._backlog.first_epoch,
-            cursor=self._backlog.cursor,
+            first_epoch=self.backlog.first_epoch,
+            epoch=epoch,
+            position=position,
+            offset=offset,
             acknowledged=self.acknowledged,
             dropped=self.dropped,
             next_task=self.leases.next_task,
             next_bundle=self._lending.next_bundle,
+            opened_by_member=member,
+            opened_by_request=request,
         )
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        """Tasks with a live lease."""
-        return tuple(lease.task for lease in self.leases)
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """Numbers of the slices that wait, remainders included."""
-        return tuple(self._backlog.numbers())
-
-    def lease_of(self, task: int) -> Lease | None:
-        """Return the live lease of this task, or None."""
-        return self.leases.find(task)
-
-    def waiting_slice(self, number: int) -> tuple[bool, Waiting] | None:
-        """Return whether the slice of this number is a remainder, and the slice; None: it does not wait."""
-        return self._backlog.find(number)
 
     def resume(
         self,
@@ -516,14 +562,14 @@ class ShardLedger:
         batch_sizes: Mapping[str, int],
         closed: Mapping[str, dict[int, int]],
     ) -> None:
-        """Take over what the properties and methods above said of another ledger; for a new one.
+        """Take over what another ledger and its parts said; for a new one.
 
         Sessions that wait are not among it: they will ask again.
         """
         self.lineage, self.acknowledged, self.dropped = head.lineage, head.acknowledged, head.dropped
-        self.opened_by = head.opened_by
+        self.opened_by = head.opened_by_member, head.opened_by_request
         self._lending.next_bundle = head.next_bundle
-        self._backlog.resume(head.first_epoch, head.cursor, waiting)
+        self.backlog.resume(head.first_epoch, (head.epoch, head.position, head.offset), waiting)
         self.quarantine.replace(quarantine)
         for session, batch_size in batch_sizes.items():
             self.participants.enter(session, batch_size)

@@ -9,10 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from edl_torch.core.calls import LeaseAnswer
 from edl_torch.core.changes import Mark, unrecorded
-from edl_torch.core.measures import Measures
+from edl_torch.core.status import Measures
 from edl_torch.errors import SessionLost
 
 HEARTBEATS_PER_TIMEOUT = 3
@@ -55,6 +56,20 @@ class Member:
         return 0 if answer is None else answer.request
 
 
+class Patience(TypedDict, total=False):
+    """Options of a master that say when a session is dead or stalled, with `Members`' defaults.
+
+    Args:
+        lease_timeout_s: how long it may be silent.
+        grace_s: how long its stream may stay broken.
+        progress_timeout_s: how long its loop may not move on while it holds leases; 0: for ever.
+    """
+
+    lease_timeout_s: float
+    grace_s: float
+    progress_timeout_s: float
+
+
 class Members:
     """All sessions by id. A session is dead when it was silent too long, or when its stream stays broken.
 
@@ -64,7 +79,9 @@ class Members:
     One whose loop does not move on for `progress_timeout_s` (0: never) is stalled: alive, and yet of no use.
     """
 
-    def __init__(self, *, lease_timeout_s: float, grace_s: float, progress_timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, *, lease_timeout_s: float = 30.0, grace_s: float = 1.0, progress_timeout_s: float = 0.0
+    ) -> None:
         self.lease_timeout_s = lease_timeout_s
         self.grace_s = grace_s
         self.progress_timeout_s = progress_timeout_s
@@ -152,12 +169,6 @@ class Members:
         if member is not None and member.gone_since is None:
             member.gone_since = now
 
-    def beat(self, session: str, number: int, progress: int, now: float) -> None:
-        """Note a heartbeat, with the training loop's count. Raises SessionLost like `heard`."""
-        member = self.heard(session, number, now)
-        if progress != member.progress:
-            member.progress, member.progressed = progress, now
-
     def resume(self, now: float) -> None:
         """Begin after a start of the master: every session has its full time to come back."""
         for member in self:
@@ -203,7 +214,7 @@ class Members:
 
 
 WINDOW = 64  # batches of each session: what was before them counts half, then a quarter, …
-LOOKS = 8  # a trainer that let the others ask so often each has stopped waiting
+ASKS = 8  # a trainer that let the others ask so often each has stopped waiting
 
 
 class Throughput:
@@ -264,16 +275,16 @@ class Throughput:
 
 
 class Participants:
-    """Sessions of a dataset, by id. A session waits from a `look` until it is `served` or gone."""
+    """Sessions of a dataset, by id. A session waits from when it `ask`s until it is `served` or gone."""
 
     def __init__(self, mark: Mark = unrecorded) -> None:
         self._mark = mark
         self.throughput = Throughput()
         self._batch_sizes: dict[str, int] = {}
         self._sizes: Counter[int] = Counter()  # batch size -> how many take part with it
-        # Of those sent away empty: batch size -> session -> its last look; the last entry is the latest.
+        # Of those sent away empty: batch size -> session -> its last asking; the last entry is the latest.
         self._waiting: dict[int, dict[str, int]] = {}
-        self._looks = 0
+        self._asked = 0
 
     def __len__(self) -> int:
         return len(self._batch_sizes)
@@ -309,12 +320,12 @@ class Participants:
             if not self._sizes[size]:
                 del self._sizes[size]
 
-    def look(self, session: str) -> None:
+    def ask(self, session: str) -> None:
         """Note that a session asks for records."""
-        self._looks += 1
+        self._asked += 1
         waiting = self._waiting.setdefault(self._batch_sizes[session], {})
         waiting.pop(session, None)
-        waiting[session] = self._looks
+        waiting[session] = self._asked
 
     def served(self, session: str) -> None:
         """Note that a session got what it asked for, or no longer asks."""
@@ -331,9 +342,9 @@ class Participants:
         """Return whether remainders are enough for a trainer that waits; while none does, for any trainer."""
         if not remainders:
             return False
-        since = self._looks - LOOKS * len(self._batch_sizes)
-        # One look for each batch size, not for each session: ten thousand may wait for the last records.
-        asking = [size for size, looks in self._waiting.items() if next(reversed(looks.values())) > since]
+        since = self._asked - ASKS * len(self._batch_sizes)
+        # One for each batch size, not for each session: ten thousand may wait for the last records.
+        asking = [size for size, asked in self._waiting.items() if next(reversed(asked.values())) > since]
         return remainders >= min(asking or self._sizes, default=1)
 
     def __repr__(self) -> str:

@@ -27,18 +27,19 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 from edl_torch.core.backlog import Waiting
-from edl_torch.core.calls import LeaseAnswer, QuarantinedRecord
+from edl_torch.core.calls import LeaseAnswer
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.codec import Row, from_object, from_row, object_of, row_of
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.leases import Lease, Range
+from edl_torch.core.leases import Lease
 from edl_torch.core.ledger import Head, ShardLedger
-from edl_torch.core.members import Member
+from edl_torch.core.members import Patience
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.registration import check_batch_size
 from edl_torch.shard import DatasetSpec, Slice
 
@@ -47,6 +48,7 @@ VERSION = 5  # of the meaning of rows; older ones were never released
 Rows = dict[Key, Row]
 Update = dict[Key, Row | None]  # None: there is no such part any more
 _Parts = dict[str, dict[Any, Row]]  # of one dataset: by kind, and by the rest of the key
+_KINDS = ("head", "waiting", "leases", "bad", "member", "answer", "report")  # of these parts
 
 
 # To rows ------------------------------------------------------------------------------------------------
@@ -54,7 +56,7 @@ _Parts = dict[str, dict[Any, Row]]  # of one dataset: by kind, and by the rest o
 
 def update(dispatcher: Dispatcher, keys: Iterable[Key]) -> Update:
     """Return the parts of these keys as they are now."""
-    return {key: _ROW[str(key[0])](dispatcher, *key[1:]) for key in keys}
+    return {key: _row(dispatcher, *key) for key in keys}
 
 
 def dump(dispatcher: Dispatcher) -> Rows:
@@ -67,142 +69,75 @@ def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
     yield from (("next", "member"), ("next", "gaps"), ("ledger", "id"))
     yield from (("departed_members", number) for number in dispatcher.members.departed_members)
     yield from (("suspended", name) for name in dispatcher.suspended)
-    for member in members:
-        yield "session", member.session
+    yield from (("session", member.session) for member in members)
     for ledger in dispatcher.ledgers:
         name = ledger.spec.name
-        yield "dataset", name
-        yield "head", name
-        yield from (("waiting", name, number) for number in ledger.waiting)
+        yield from (("dataset", name), ("head", name))
+        yield from (("waiting", name, number) for number in ledger.backlog.numbers())
         yield from (("leases", name, session, page) for session, page in ledger.leases.pages())
         yield from (("bad", name, number) for number in range(len(ledger.quarantine)))
         yield from ((kind, name, m.session) for m in members for kind in ("member", "answer", "report"))
 
 
-def _dataset(dispatcher: Dispatcher, dataset: str) -> Row | None:
-    for place, ledger in enumerate(dispatcher.ledgers):
-        if ledger.spec.name == dataset:
-            return place, object_of(ledger.spec)
-    return None
+def _row(dispatcher: Dispatcher, kind: str | int, name: Any, *rest: Any) -> Row | None:
+    """Return the row of a key; None where there is no such part any more."""
+    members = dispatcher.members
+    match kind:
+        case "session":
+            member = members.get(name)
+            return None if member is None else (member.worker_id, member.number)
+        case "next":
+            if name == "gaps":
+                return tuple(members.gaps) or None
+            return (members.next_number,) if members.next_number > 1 else None
+        case "departed_members":
+            found = members.departed_members.get(name, {})
+            return tuple([(dataset, *numbers) for dataset, numbers in found.items()]) or None
+        case "ledger":
+            return (dispatcher.ledger_id,) if dispatcher.ledger_id != dispatcher.first_ledger_id else None
+        case "suspended":
+            why = dispatcher.suspended.get(name)
+            return None if why is None else (why,)
+    ledger = dispatcher.find_ledger(name)
+    return None if ledger is None else _part(dispatcher, ledger, kind, *rest)
 
 
-def _of_ledger(
-    row: Callable[..., Row | None],
-) -> Callable[..., Row | None]:
-    """Return the row of a part of a ledger, which is not there where the ledger is not."""
-
-    def find(dispatcher: Dispatcher, dataset: str, *key: str | int) -> Row | None:
-        ledger = dispatcher.find_ledger(dataset)
-        return None if ledger is None else row(ledger, *key)
-
-    return find
-
-
-def _head(ledger: ShardLedger) -> Row:
-    head = ledger.head
-    return (
-        head.lineage,
-        head.first_epoch,
-        *head.cursor,
-        *(head.acknowledged, head.dropped),
-        *(head.next_task, head.next_bundle),
-        *head.opened_by,
-    )
-
-
-def _waiting(ledger: ShardLedger, number: int) -> Row | None:
-    found = ledger.waiting_slice(number)
-    if found is None:
-        return None
-    remainder, item = found
-    return int(remainder), item.attempt, *row_of(item.slice)
-
-
-def _leases(ledger: ShardLedger, session: str, page: int) -> Row | None:
-    leases = ledger.leases.on(session, page)
-    return tuple([_lease_row(lease) for lease in leases]) if leases else None
+def _part(dispatcher: Dispatcher, ledger: ShardLedger, kind: str | int, *rest: Any) -> Row | None:
+    """Return the row of a part of a dataset."""
+    name, members = ledger.spec.name, dispatcher.members
+    match kind:
+        case "leases":
+            return tuple(map(_lease_row, ledger.leases.on(*rest))) or None
+        case "head":
+            return row_of(ledger.head)
+        case "answer":
+            member = members.get(*rest)
+            answer = None if member is None else member.answers.get(name)
+            return None if answer is None else row_of(answer)
+        case "report":
+            member, closed = members.get(*rest), ledger.leases.ended(*rest)
+            number = 0 if member is None else member.reports.get(name, 0)
+            refused = () if member is None else member.refused.get(name, ())
+            return (number, tuple(closed.items()), *refused) if number or closed else None
+        case "waiting":
+            found = ledger.backlog.find(*rest)
+            return None if found is None else (int(found[0]), found[1].attempt, *row_of(found[1].slice))
+        case "bad":
+            (number,) = rest
+            return row_of(ledger.quarantine[number]) if number < len(ledger.quarantine) else None
+        case "member":
+            batch_size = ledger.participants.batch_size(*rest)
+            return None if batch_size is None else (batch_size,)
+        case "dataset":
+            return tuple(dispatcher.ledgers).index(ledger), object_of(ledger.spec)
+    raise LookupError(kind)
 
 
 def _lease_row(lease: Lease) -> Row:
     row = lease.task, lease.attempt, lease.epoch, lease.shard, lease.done, lease.stop
     if not (lease.handed or lease.holes or lease.returned):
         return row
-    return (*row, int(lease.handed), _flat(lease.holes), _flat(lease.returned))
-
-
-def _flat(ranges: Iterable[Range]) -> Row:
-    return tuple(chain.from_iterable(ranges))
-
-
-def _bad(ledger: ShardLedger, number: int) -> Row | None:
-    if number >= len(ledger.quarantine):
-        return None
-    return row_of(ledger.quarantine[number])
-
-
-def _member(ledger: ShardLedger, session: str) -> Row | None:
-    batch_size = ledger.participants.batch_size(session)
-    return None if batch_size is None else (batch_size,)
-
-
-def _session(dispatcher: Dispatcher, session: str) -> Row | None:
-    member = dispatcher.members.get(session)
-    return None if member is None else (member.worker_id, member.number)
-
-
-def _next(dispatcher: Dispatcher, what: str) -> Row | None:
-    members = dispatcher.members
-    if what == "gaps":
-        return tuple(members.gaps) or None
-    return (members.next_number,) if members.next_number > 1 else None
-
-
-def _ledger(dispatcher: Dispatcher, _: str) -> Row | None:
-    return (dispatcher.ledger_id,) if dispatcher.ledger_id != dispatcher.first_ledger_id else None
-
-
-def _departed_members(dispatcher: Dispatcher, number: int) -> Row | None:
-    found = dispatcher.members.departed_members.get(number, {})
-    return tuple([(dataset, *numbers) for dataset, numbers in found.items()]) or None
-
-
-def _suspended(dispatcher: Dispatcher, dataset: str) -> Row | None:
-    why = dispatcher.suspended.get(dataset)
-    return None if why is None else (why,)
-
-
-def _answer(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
-    member = dispatcher.members.get(session)
-    answer = None if member is None else member.answers.get(dataset)
-    if answer is None:
-        return None
-    return row_of(answer)
-
-
-def _report(dispatcher: Dispatcher, dataset: str, session: str) -> Row | None:
-    member, ledger = dispatcher.members.get(session), dispatcher.find_ledger(dataset)
-    number = 0 if member is None else member.reports.get(dataset, 0)
-    refused = () if member is None else member.refused.get(dataset, ())
-    closed = {} if ledger is None else ledger.leases.ended(session)
-    row = number, tuple(closed.items())
-    return (*row, *refused) if number or closed else None
-
-
-_ROW: dict[str, Callable[..., Row | None]] = {
-    "dataset": _dataset,
-    "head": _of_ledger(_head),
-    "waiting": _of_ledger(_waiting),
-    "leases": _of_ledger(_leases),
-    "bad": _of_ledger(_bad),
-    "member": _of_ledger(_member),
-    "session": _session,
-    "next": _next,
-    "ledger": _ledger,
-    "suspended": _suspended,
-    "departed_members": _departed_members,
-    "answer": _answer,
-    "report": _report,
-}
+    return (*row, int(lease.handed), *(tuple(chain(*ranges)) for ranges in (lease.holes, lease.returned)))
 
 
 # From rows ----------------------------------------------------------------------------------------------
@@ -213,22 +148,14 @@ def load(
     *,
     ledger_id: str,
     now: float,
-    lease_timeout_s: float = 30.0,
-    grace_s: float = 1.0,
-    progress_timeout_s: float = 0.0,
     changes: Changes | None = None,
+    **patience: Unpack[Patience],
 ) -> Dispatcher:
     """The dispatcher that `dump` describes. Every session counts as heard at `now`, its stream as unbroken.
 
     Raises LookupError, TypeError or ValueError for rows that no dump has.
     """
-    dispatcher = Dispatcher(
-        ledger_id=ledger_id,
-        lease_timeout_s=lease_timeout_s,
-        grace_s=grace_s,
-        progress_timeout_s=progress_timeout_s,
-        changes=changes,
-    )
+    dispatcher = Dispatcher(ledger_id=ledger_id, changes=changes, **patience)
     specs: dict[str, Row] = {}
     parts: dict[str, _Parts] = {}
     for (kind, name, *rest), row in rows.items():
@@ -250,14 +177,23 @@ def load(
         elif kind == "dataset":
             specs[str(name)] = row
         else:
-            of_it = parts.setdefault(str(name), {of: {} for of in _ROW})
+            of_it = parts.setdefault(str(name), {of: {} for of in _KINDS})
             of_it[str(kind)][rest[0] if len(rest) == 1 else tuple(rest)] = row
     if any(member.number >= dispatcher.members.next_number for member in dispatcher.members):
         raise ValueError("a member has a number that is still to be given")
     for name, (_, spec) in sorted(specs.items(), key=lambda item: int(item[1][0])):
         ledger = dispatcher.add(from_object(DatasetSpec, spec))
         _resume(ledger, parts[name])
-        _resume_members(dispatcher, name, parts[name])
+        for session in parts[name]["member"]:
+            member = dispatcher.members.get(session)
+            if member is None:
+                raise ValueError(f"session {session!r} takes part and is not known")
+            member.datasets.add(name)
+            if (answer := parts[name]["answer"].get(session)) is not None:
+                member.answers[name] = from_row(LeaseAnswer, answer)
+            report = parts[name]["report"].get(session)
+            if report is not None and report[0]:
+                member.reports[name], member.refused[name] = report[0], tuple(map(int, report[2:]))
     if changes is not None:
         changes.take()  # it is as written
     return dispatcher
@@ -271,19 +207,8 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     for size in batch_sizes.values():
         check_batch_size(size)
     (head,) = of_it["head"].values()
-    lineage, first_epoch, *cursor, acknowledged, dropped, next_task, next_bundle, member, request = head
-    epoch, position, offset = cursor
     ledger.resume(
-        Head(
-            lineage=lineage,
-            opened_by=(member, request),
-            first_epoch=first_epoch,
-            cursor=(epoch, position, offset),
-            acknowledged=acknowledged,
-            dropped=dropped,
-            next_task=next_task,
-            next_bundle=next_bundle,
-        ),
+        from_row(Head, head),
         leases=(_lease_from(session, row) for (session, _), rows in of_it["leases"].items() for row in rows),
         waiting={number: _waiting_from(row) for number, row in of_it["waiting"].items()},
         quarantine=(from_row(QuarantinedRecord, row) for _, row in sorted(of_it["bad"].items())),
@@ -296,25 +221,10 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
     )
 
 
-def _resume_members(dispatcher: Dispatcher, name: str, of_it: _Parts) -> None:
-    members = {session: dispatcher.members.get(session) for session in of_it["member"]}
-    for session, member in members.items():
-        if member is None:
-            raise ValueError(f"session {session!r} takes part and is not known")
-        member.datasets.add(name)
-        _resume_member(member, name, of_it["answer"].get(session), of_it["report"].get(session))
-
-
-def _resume_member(member: Member, name: str, answer: Row | None, report: Row | None) -> None:
-    if answer is not None:
-        member.answers[name] = from_row(LeaseAnswer, answer)
-    if report is not None and report[0]:
-        member.reports[name], member.refused[name] = report[0], tuple(map(int, report[2:]))
-
-
 def _lease_from(session: str, row: Row) -> Lease:
     task, attempt, epoch, shard, done, stop, *more = row
-    handed, holes, returned = more or (0, (), ())
+    handed, *ranges = more or (0, (), ())
+    holes, returned = (list(zip(flat[::2], flat[1::2], strict=True)) for flat in ranges)
     return Lease(
         task=task,
         attempt=attempt,
@@ -324,13 +234,9 @@ def _lease_from(session: str, row: Row) -> Lease:
         done=done,
         stop=stop,
         handed=bool(handed),
-        holes=_ranges(holes),
-        returned=_ranges(returned),
+        holes=holes,
+        returned=returned,
     )
-
-
-def _ranges(flat: Row) -> list[Range]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _waiting_from(row: Row) -> tuple[bool, Waiting]:

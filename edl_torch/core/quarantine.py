@@ -9,11 +9,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from edl_torch.core.calls import QuarantinedRecord
 from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.codec import row_maker
 from edl_torch.shard import DatasetSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRecord:
+    """A record that could not be read in one epoch, with its place in the order and in its storage."""
+
+    epoch: int
+    shard: int
+    position: int
+    name: str
+    index: int
+    reason: str
+
+    @property
+    def cause(self) -> str:
+        """The reason without the record's name, which a reader's error begins with."""
+        return self.reason.removeprefix(f"record {self.index} of {self.name!r}: ")
+
+    def __str__(self) -> str:
+        return f"record {self.index} of {self.name!r}: {self.cause}"
 
 
 def token_bytes(records: Iterable[QuarantinedRecord]) -> int:

@@ -6,27 +6,23 @@ has to write. Calls of trainers are answered by `dispatcher`, which checks that 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn, Unpack
 
-from edl_torch.core.calls import (
-    DatasetStatus,
-    MasterStatus,
-    Registration,
-)
-from edl_torch.core.changes import Changes, Version, unrecorded
-from edl_torch.core.events import EventKind
-from edl_torch.core.history import End, History, Watching
+from edl_torch.core.calls import FencedCall, Registration, RestoreCall
+from edl_torch.core.changes import Changes, Mark, Version, unrecorded
+from edl_torch.core.history import End, History, trainer_statuses
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.limits import Limits
-from edl_torch.core.measures import Measures
-from edl_torch.core.members import Member, Members
+from edl_torch.core.members import Member, Members, Patience
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.registration import new_spec, option_differences, reconcile
+from edl_torch.core.status import DatasetStatus, EventKind, MasterStatus
 from edl_torch.core.token import Token
-from edl_torch.errors import UnknownDataset
+from edl_torch.errors import JournalWentBack, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
 SHOWN = 20  # records in quarantine of a status that trainers ask for
@@ -42,6 +38,14 @@ class Released:
     dataset: str
     slices: tuple[Slice, ...]
     stalled: bool = False
+
+    @classmethod
+    def by(
+        cls, member: Member, dataset: str, slices: tuple[Slice, ...], *, stalled: bool = False
+    ) -> Released:
+        """Return what a member lost of a dataset."""
+        session, worker_id = member.session, member.worker_id
+        return cls(session=session, worker_id=worker_id, dataset=dataset, slices=slices, stalled=stalled)
 
 
 class _Ledgers(dict[str, ShardLedger]):
@@ -61,17 +65,13 @@ class MasterState:
         self,
         *,
         ledger_id: str,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         changes: Changes | None = None,
         limits: Limits | None = None,
+        **patience: Unpack[Patience],
     ) -> None:
         self.ledger_id = self.first_ledger_id = ledger_id
         self.durable = changes is not None
-        self.members = Members(
-            lease_timeout_s=lease_timeout_s, grace_s=grace_s, progress_timeout_s=progress_timeout_s
-        )
+        self.members = Members(**patience)
         self.limits = limits or Limits()
         self._changes = changes
         self._mark = unrecorded if changes is None else changes.mark
@@ -143,24 +143,6 @@ class MasterState:
 
     # Sessions -----------------------------------------------------------------------------------------
 
-    def measured(self, session: str, measures: Measures) -> None:
-        """Keep what a session has measured; nothing where it is no member."""
-        member = self.members.get(session)
-        if member is not None:
-            member.measures = measures
-
-    def resume(self, now: float) -> None:
-        """Begin after a start of the master: every lease stays live for one full timeout."""
-        self.members.resume(now)
-
-    def stream_opened(self, session: str, now: float) -> None:
-        """Note that the session's stream stands, for the first time or again."""
-        self.members.stream_opened(session, now)
-
-    def stream_broke(self, session: str, now: float) -> None:
-        """Note that the session's stream ended: `expire` gives it up unless it is back within the grace."""
-        self.members.stream_broke(session, now)
-
     def leave(self, session: str, member: int, now: float | None = None) -> tuple[Released, ...]:
         """End the session of that `member` at its own request; what it did not train on waits again.
 
@@ -173,12 +155,20 @@ class MasterState:
 
     def give_up(self, member: Member, now: float) -> tuple[Released, ...]:
         """End a session; all that it held waits again."""
-        trained = sum(self._ledgers[name].trained_by(member.session) for name in member.datasets)
+        parts = [self._ledgers[name].participants for name in member.datasets]
+        trained = sum(part.throughput.shown(member.session) for part in parts)
         self.members.leave(member.session)
         self._mark("departed_members", member.number)
-        released = tuple(self._release(member))
-        self.history.gone(member, (item.slices for item in released), trained, now)
-        return released
+        self._mark("session", member.session)
+        released = []
+        for dataset in sorted(member.datasets):
+            self._mark("answer", dataset, member.session)
+            self._mark("report", dataset, member.session)
+            self._waiters.get(dataset, {}).pop(member.session, None)
+            slices = self._ledgers[dataset].release(member.session)
+            released.append(Released.by(member, dataset, slices))
+        self.history.gone(member, _all_of(released), trained, now)
+        return tuple(released)
 
     def void_members(self) -> None:
         """End all sessions, and forget those that ended before: their calls are of another ledger."""
@@ -209,22 +199,9 @@ class MasterState:
 
     def _holds(self, member: Member) -> bool:
         for name in member.datasets:  # noqa: SIM110  with every lease call: a generator costs twice as much
-            if self._ledgers[name].holds(member.session):
+            if self._ledgers[name].leases.holds(member.session):
                 return True
         return False
-
-    def _release(self, member: Member) -> list[Released]:
-        self._mark("session", member.session)
-        lost = []
-        for dataset in sorted(member.datasets):
-            self._mark("answer", dataset, member.session)
-            self._mark("report", dataset, member.session)
-            self._waiters.get(dataset, {}).pop(member.session, None)
-            slices = self._ledgers[dataset].release(member.session)
-            lost.append(
-                Released(session=member.session, worker_id=member.worker_id, dataset=dataset, slices=slices)
-            )
-        return lost
 
     def _take_back(self, member: Member, now: float) -> list[Released]:
         """Take all leases of a stalled member, and nothing else."""
@@ -236,24 +213,10 @@ class MasterState:
             if answer is not None:  # a repeat must not lend it again
                 member.answers[dataset] = replace(answer, grants=())
                 self._mark("answer", dataset, member.session)
-            lost.append(
-                Released(
-                    session=member.session,
-                    worker_id=member.worker_id,
-                    dataset=dataset,
-                    slices=slices,
-                    stalled=True,
-                )
-            )
-        taken = [item for released in lost for item in released.slices]
-        self.history.add(
-            EventKind.STALLED,
-            now,
-            worker_id=member.worker_id,
-            slices=len(taken),
-            records=sum(item.limit for item in taken),
-            text=f"its loop did not move on for {self.members.progress_timeout_s:g} s",
-        )
+            lost.append(Released.by(member, dataset, slices, stalled=True))
+        why = f"its loop did not move on for {self.members.progress_timeout_s:g} s"
+        worker = member.worker_id
+        self.history.add(EventKind.STALLED, now, worker_id=worker, lost=_all_of(lost), text=why)
         return lost
 
     # Who waits ----------------------------------------------------------------------------------------
@@ -273,7 +236,7 @@ class MasterState:
     def asked_back(self, dataset: str, now: float) -> tuple[str, ...]:
         """Return the sessions that hold leases while another trainer waits: they may give some back."""
         ledger = self._ledgers[dataset]
-        holders = (member.session for member in self.members if ledger.holds(member.session))
+        holders = (member.session for member in self.members if ledger.leases.holds(member.session))
         return tuple(session for session in holders if self.wanted(dataset, session, now))
 
     # Tokens -------------------------------------------------------------------------------------------
@@ -327,18 +290,18 @@ class MasterState:
         status = ledger.status(self.ledger_id, ledger.quarantine.first(SHOWN))
         return self.history.watch(ledger, now).filled(status, now)
 
-    def look(self, now: float) -> list[End]:
+    def epoch_ends(self, now: float) -> list[End]:
         """Note in the history what has come about; to be called when `version` has changed.
 
         Returns the ends of epochs and datasets.
         """
-        return self.history.look(self._ledgers.values(), self.suspended, now)
+        return self.history.note_ends(self._ledgers.values(), self.suspended, now)
 
     def status(self, now: float) -> MasterStatus:
         """Return the state of the master; of all quarantines together as much as one may have."""
         history = self.history
         history.tick(self._ledgers.values(), now)
-        self.look(now)
+        self.epoch_ends(now)
         datasets, left = [], self.limits.quarantine_bytes
         for ledger in self._ledgers.values():
             shown = ledger.quarantine.within(left)
@@ -349,7 +312,7 @@ class MasterState:
             ledger=self.ledger_id,
             durable=self.durable,
             datasets=tuple(datasets),
-            trainers=tuple(Watching(iter(self.members), self._ledgers, history, now).trainers()),
+            trainers=tuple(trainer_statuses(self.members, self._ledgers, history, now)),
             suspended=dict(self.suspended),
             time=history.wall(now),
             started_at=history.started_at or 0.0,
@@ -361,3 +324,116 @@ class MasterState:
     def __repr__(self) -> str:
         counts = f"datasets={len(self._ledgers)} sessions={len(self.members)}"
         return f"<{type(self).__name__} {self.ledger_id} {counts}>"
+
+
+def _all_of(released: Iterable[Released]) -> tuple[Slice, ...]:
+    return tuple(item for some in released for item in some.slices)
+
+
+# A journal that went back in time ---------------------------------------------------------------------
+
+LINEAGES = 1 << 20  # how far apart the numbers of lineages may be that follow each other
+
+
+class Rollback:
+    """Check of calls for a rollback of the journal of a state, and suspension of all datasets then."""
+
+    def __init__(self, state: MasterState, mark: Mark) -> None:
+        self._state = state
+        self._mark = mark
+        self._nonce = 0
+
+    def begin_again(self, nonce: int) -> None:
+        """Start on a state of before, which may have had a future that is lost.
+
+        What that future named is not named again: `nonce` is a large random number, of this start alone.
+        """
+        self._nonce = nonce
+        self._state.lineage_step = 1 + nonce % LINEAGES
+        self._state.members.skip(nonce)
+        self._mark("next", "member")
+        self._mark("next", "gaps")
+
+    def check(self, call: FencedCall[Any]) -> None:
+        """Raise JournalWentBack if this state is older than what the caller was told, or known to be."""
+        state = self._state
+        own = call.fence.ledger == state.ledger_id
+        why = state.suspended.get(call.dataset)
+        if why is not None and not (isinstance(call, RestoreCall) and own):
+            raise JournalWentBack(why)
+        if own:
+            found = evidence(call, state.members, state.find_ledger(call.dataset))
+            if found:
+                raise JournalWentBack(self.suspend(f"a call of session {call.session!r} names {found}"))
+
+    def suspend(self, why: str) -> str:
+        """Lend nothing of any dataset until it is restored: the state is older than what trainers were told.
+
+        All leases and members are void at once: from now on this is another ledger. Returns the message for
+        trainers.
+        """
+        self._become_another_ledger(why)
+        reason = went_back(why)
+        for ledger in self._state.ledgers:
+            self._state.suspended[ledger.spec.name] = reason
+            self._mark("suspended", ledger.spec.name)
+        return reason
+
+    def accept_older(self) -> None:
+        """Go on from this state though it may be older than what trainers were told.
+
+        Each dataset gets a new lineage, in another ledger. What the state has forgotten is lent again.
+        """
+        self._become_another_ledger("accepted")
+        for ledger in self._state.ledgers:
+            self._state.open_lineage(ledger, ledger.snapshot())
+
+    def _become_another_ledger(self, why: str) -> None:
+        state = self._state
+        text = f"{state.ledger_id} {self._nonce} {why}"
+        state.ledger_id = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+        self._mark("ledger", "id")
+        state.void_members()
+
+    def __repr__(self) -> str:
+        return f"<Rollback suspended={len(self._state.suspended)}>"
+
+
+def evidence(call: FencedCall[Any], members: Members, ledger: ShardLedger | None) -> str:
+    """Return the number in the call that was never given, and the known one, in words; '' for none.
+
+    The call is of this master's ledger. `ledger` is that of its dataset, None where there is none of
+    the name. A call of an older lineage proves nothing: a restore has made it void, whatever was lost before.
+    """
+    fence = call.fence
+    if ledger is not None and fence.lineage != ledger.lineage:
+        return _beyond("lineage", fence.lineage, ledger.lineage)
+    member = members.get(call.session)
+    if member is None or member.number != fence.member:
+        if not members.may_have_given(fence.member):
+            return (
+                f"member {fence.member}, which the journal never gave: its next one is {members.next_number}"
+            )
+        known = members.departed_members.get(fence.member, {}).get(call.dataset)
+        if known is None:
+            return ""  # it registered since the start, or the journal has its end: nothing of it is lost
+        asked, reported = known
+    else:
+        asked, reported = member.asked(call.dataset), member.reports.get(call.dataset, 0)
+    return _beyond("the answer to lease call", call.asked, asked) or _beyond(
+        "the answer to report", call.reported, reported
+    )
+
+
+def _beyond(what: str, named: int, known: int) -> str:
+    return f"{what} {named}, and the journal knows none beyond {known}" if named > known else ""
+
+
+def went_back(why: str) -> str:
+    """Return the message for trainers and people."""
+    return (
+        f"the master's journal is older than what its trainers were told: {why}. Nothing is lent until the "
+        f"dataset is restored: start all trainers again from one checkpoint (load_state_dict, "
+        f"load_checkpoint), or from the beginning (load_state_dict(None)). Or start the master once with "
+        f"--accept-older-journal: it goes on from the journal, and lends again what that has forgotten"
+    )

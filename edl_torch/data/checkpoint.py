@@ -107,7 +107,9 @@ def load_checkpoint(
 
     def choose() -> str:
         session = service.session
-        session.run(session.trainer.position.look())  # first: whatever others restore from here on is seen
+        session.run(
+            session.trainer.position.note_history()
+        )  # first: whatever others restore from here on is seen
         return _newest(Path(directory))
 
     name = _on_first(service, Doing.LOAD_CHECKPOINT, choose)
@@ -162,8 +164,12 @@ def _on_first(service: DataShardService, doing: Doing, ask: Callable[[], str]) -
     return ask() if lockstep is None else together(lockstep.peers, doing, lambda: None, ask)
 
 
-def _check_ranks(service: DataShardService) -> None:
-    """Raise unless all ranks of the job write to one place."""
+def _check_ranks(service: Any) -> None:
+    """Raise unless it is a service, and all ranks of the job write to one place."""
+    if not isinstance(service, DataShardService):
+        own = isinstance(getattr(service, "service", None), DataShardService)
+        remedy = "give loader.service" if own else "give that of the loader, as loader.service"
+        raise InvalidArgument(f"service must be a DataShardService, not {type(service).__name__}: {remedy}")
     lockstep = service.session.lockstep
     agreeing = 1 if lockstep is None else lockstep.peers.size
     ranks = 1 if _alone() else dist.get_world_size()

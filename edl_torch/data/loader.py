@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
@@ -88,8 +88,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
     `ElasticDataLoader(reader, batch_size=32, num_epochs=3, shuffle=True, transform=shrink, num_workers=2)`.
 
     A batch is acknowledged when the optimizer has stepped on it; where nothing steps, when the next one is
-    asked for. Batches arrive as `collate_fn` made them. With `batch_size=None` the reader makes the batches where it
-    has `read_batch`, of the service's `batch_size` records each; else samples arrive one by one.
+    asked for. Batches arrive as `collate_fn` made them. With `batch_size=None` the reader makes the batches
+    where it has `read_batch`, of the service's `batch_size` records each; else samples arrive one by one.
 
     With `synchronous=True` all ranks of a `torch.distributed` job step together, for models whose gradients
     are reduced over them (DDP, FSDP): every rank gets the same number of batches. One that has none while
@@ -121,6 +121,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             in each loader worker; "auto" for as many as there are cores, eight at most. They are up to
             `prefetch_factor` (2) batches ahead of the loop. Batches are those of one thread; `transform` is
             called by several at once.
+        storage_options: endpoint, region, credentials of the store that `data` is a URL of.
         options: those of `DatasetOptions`.
         master_client, dataset_name, num_minibatches_per_shard, data_changed, lookahead, master_timeout_s,
             audit_dir: those of `DataShardService`.
@@ -149,6 +150,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         mesh: DeviceMesh | None = None,
         dp: str | tuple[str, ...] = "dp",
         num_threads: NumThreads = None,
+        storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
         kwargs: dict[str, Any] = {**keywords}
@@ -162,6 +164,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             on_bad_record=on_bad_record,
             seed_transforms=seed_transforms,
             service=given,
+            storage_options=storage_options,
         )
         self._owns_service = not isinstance(data, ShardedDataset)
         dataset = _dataset_of(data, batch_size, options)
@@ -187,6 +190,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             batch_size = service.batch_size
         if batch_size is not None and batch_size != service.batch_size:
             raise InvalidArgument(f"batch_size is {service.batch_size} at the service: leave it out here")
+        if not callable(collate := kwargs.get("collate_fn") or list):
+            raise InvalidArgument(f"collate_fn must be a function of a list of records, not {collate!r}")
         if batch_size is None and kwargs.get("drop_last"):
             raise InvalidArgument("drop_last needs batches made by the loader: leave out batch_size=None")
         threads = self._num_threads
@@ -256,7 +261,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         `close()` puts things back. `preempt()` is a notice too. On synchronous ranks one rank's notice is
         seen by all at the same batch, at most two after it came.
         """
-        return self.notice.look()
+        return self.notice.is_to_end()
 
     def preempt(self) -> None:
         """Make `preempted` true, here and on all synchronous ranks; from any thread or signal handler.

@@ -140,14 +140,14 @@ class Weights:
     @property
     def own(self) -> int:
         """Records of the batch in hand; 0 for a padding batch, or one that has failed."""
-        self._look()
+        self._notice_discarded()
         self._heeded = True
         return self._own
 
     def step(self, own: int) -> None:
         """Note that a batch of `own` records goes to the loop."""
         if self._batches.discarded != self._seen:
-            self._look()
+            self._notice_discarded()
         if self._masks.are_put:
             self._masks.remove()
         self._batch += 1
@@ -170,7 +170,7 @@ class Weights:
         self._seen, self._own = self._batches.discarded, 0
         self._windows.clear()
 
-    def _look(self) -> None:
+    def _notice_discarded(self) -> None:
         """Notice whether the batch in hand has failed or went back."""
         if (discarded := self._batches.discarded) != self._seen:
             self._seen, self._own = discarded, 0
@@ -181,7 +181,7 @@ class Weights:
 
         Where that is 0 it is 0, and so is every gradient that comes of it, whatever the loss was.
         """
-        self._look()
+        self._notice_discarded()
         weight = float(self._own) if count is None else _checked(count)
         self._weighed = self._heeded = self._weighs = True
         if not self._own:
@@ -217,7 +217,7 @@ class Weights:
 
         Every rank calls it, with the same optimizers: they add up what they have weighed.
         """
-        self._look()
+        self._notice_discarded()
         if self._peers is None:
             found = self._found(optimizers)
             for window, parameters in found:

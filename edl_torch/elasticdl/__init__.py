@@ -1,7 +1,7 @@
 """ElasticDL's protocol, from both sides.
 
 Its unmodified clients on our master's port (`servicer`, `adapter`), and its master as a trainer of ours sees
-it (`client`, `tasks`). `calls` has its calls as values, `wire` turns them into bytes. The functions here are
+it (`client`, `tasks`). `wire` has its calls as values and bytes. The functions here are
 the door of the room: see `edl_torch.protocols.Door`.
 """
 

@@ -7,9 +7,8 @@ argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -29,7 +28,7 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.registration import check_option, new_spec
 from edl_torch.core.state import Released
-from edl_torch.elasticdl.calls import (
+from edl_torch.elasticdl.wire import (
     ForeignTask,
     GetTaskCall,
     TaskNames,
@@ -64,11 +63,6 @@ class ElasticDLOptions:
 
     task_timeout_s: float = 300.0  # as ElasticDL's own master has it
     max_bad_records: int = 0
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any], *, task_timeout_s: float) -> ElasticDLOptions:
-        """Take those of a command line."""
-        return cls(task_timeout_s=task_timeout_s, max_bad_records=options.get("max_bad_records", 0))
 
     def __post_init__(self) -> None:
         if not self.task_timeout_s > 0:
@@ -114,7 +108,10 @@ class ElasticDLAdapter:
 
         Returns a line for each thing in which it is another one. Raises DatasetConflict for another size.
         """
-        _check(params)
+        for field, least in (("batch_size", 1), ("dataset_size", 1), ("num_minibatches_per_shard", 0)):
+            value = getattr(params, field)
+            if value < least:
+                raise InvalidArgument(f"report_training_params: {field} is {value}: give {least} or more")
         ledger = self.find(TaskType.TRAINING)
         if ledger is not None:
             self._batch_sizes.setdefault(ledger.spec.name, params.batch_size)
@@ -171,7 +168,7 @@ class ElasticDLAdapter:
             epoch=NEW_PASS,
             count=1,
         )
-        return lease, not ledger.holds(session)
+        return lease, not ledger.leases.holds(session)
 
     def hand_out(self, lease: LeaseCall, grants: tuple[Grant, ...], now: float) -> ForeignTask:
         """Return the task for the first grant; the other grants, parts of a batch, wait again."""
@@ -189,7 +186,10 @@ class ElasticDLAdapter:
         return ForeignTask(
             task_id=self._task_names().name(first.task, plan.spec.task_type),
             type=plan.spec.task_type,
-            name=_storage(plan.spec, source),
+            # One where they are mixed, as `check_expressible` says.
+            name=plan.spec.sources[source].name
+            if source >= 0
+            else next(s.name for s in plan.spec.sources if s.count),
             start=start + first.slice.skip,
             end=start + first.slice.stop,
             numbers=None if plan.order is Shuffle.NONE else plan.indices(first.slice).numbers,
@@ -205,7 +205,7 @@ class ElasticDLAdapter:
         check_expressible(spec)
         # Its clients ask for the next task before they have reported the last one, and take WAIT for the end:
         # no barrier may stand between epochs, unless trainers of ours go by it.
-        lift = not (spec.epoch_barrier and ledger.trainers)
+        lift = not (spec.epoch_barrier and len(ledger.participants))
         self._dispatcher.register(
             RegisterCall(
                 session=session,
@@ -291,7 +291,7 @@ class ElasticDLAdapter:
     def _lent(self, task_id: int) -> tuple[ShardLedger, Lease] | None:
         task, kind = self._task_names().resolve(task_id)
         for ledger in self._dispatcher.ledgers:
-            lease = ledger.lease_of(task) if ledger.spec.task_type is kind else None
+            lease = ledger.leases.find(task) if ledger.spec.task_type is kind else None
             if lease is not None and lease.session.startswith(SESSION):
                 return ledger, lease
         return None
@@ -331,10 +331,9 @@ class ElasticDLAdapter:
                 self._heard[member.session] = now
                 self._mind(member.session)
         for ledger in self._dispatcher.ledgers:
-            for task in ledger.tasks:
-                lease = ledger.lease_of(task)
-                if lease is not None and lease.session.startswith(SESSION):
-                    self._deadlines[ledger.spec.name, task] = now + self.task_timeout_s
+            for lease in ledger.leases:
+                if lease.session.startswith(SESSION):
+                    self._deadlines[ledger.spec.name, lease.task] = now + self.task_timeout_s
 
     @property
     def pause_s(self) -> float:
@@ -343,48 +342,29 @@ class ElasticDLAdapter:
 
     def tend(self, now: float) -> tuple[tuple[LostTask, ...], tuple[Released, ...]]:
         """Take back overdue tasks, and end the sessions of workers that were silent for as long."""
-        lost = tuple(self._overdue(now))
-        released: list[Released] = []
-        for session, heard in tuple(self._heard.items()):
-            if self._dispatcher.members.get(session) is None:
-                del self._heard[session]
-            elif heard + self.task_timeout_s <= now and not self._holds(session):
-                del self._heard[session]
-                released += self._dispatcher.leave(session, self._member(session).number, now)
-        return lost, tuple(released)
-
-    def _overdue(self, now: float) -> list[LostTask]:
         lost = []
         for (dataset, task), deadline in tuple(self._deadlines.items()):
             ledger = self._ledger(dataset)
-            lease = ledger.lease_of(task)
+            lease = ledger.leases.find(task)
             if lease is None or deadline <= now:
                 del self._deadlines[dataset, task]
             if lease is not None and deadline <= now:
                 lost.append(self._lose(ledger, lease, now))
-        return lost
+        released: list[Released] = []
+        for session, heard in tuple(self._heard.items()):
+            if self._dispatcher.members.get(session) is None:
+                del self._heard[session]
+            elif heard + self.task_timeout_s <= now and not any(
+                ledger.leases.holds(session) for ledger in self._dispatcher.ledgers
+            ):
+                del self._heard[session]
+                released += self._dispatcher.leave(session, self._member(session).number, now)
+        return tuple(lost), tuple(released)
 
     def _lose(self, ledger: ShardLedger, lease: Lease, now: float) -> LostTask:
         name, records = ledger.spec.name, lease.open_records
         self._report(ledger, lease.session, now, give_backs=(_back(lease),))
         return LostTask(session=lease.session, dataset=name, task=lease.task, records=records)
-
-    def _holds(self, session: str) -> bool:
-        return any(ledger.holds(session) for ledger in self._dispatcher.ledgers)
-
-
-def _storage(spec: DatasetSpec, source: int) -> str:
-    """The name of a shard's storage; one where they are mixed, as `check_expressible` says."""
-    if source >= 0:
-        return spec.sources[source].name
-    return next(s.name for s in spec.sources if s.count)
-
-
-def _check(params: TrainingParams) -> None:
-    for field, least in (("batch_size", 1), ("dataset_size", 1), ("num_minibatches_per_shard", 0)):
-        value = getattr(params, field)
-        if value < least:
-            raise InvalidArgument(f"report_training_params: {field} is {value}: give {least} or more")
 
 
 def _compare(spec: DatasetSpec, params: TrainingParams) -> list[str]:

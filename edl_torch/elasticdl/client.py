@@ -14,18 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
-from edl_torch.client.grpc.calling import Caller
 from edl_torch.client.grpc.channel import MasterChannel, build_channel
-from edl_torch.client.grpc.heartbeat import backoff
+from edl_torch.client.grpc.client import Caller, backoff
 from edl_torch.core.calls import (
     NEW_PASS,
     ConfirmAnswer,
     ConfirmCall,
-    DatasetStatus,
     Fence,
     LeaseAnswer,
     LeaseCall,
-    MasterStatus,
     PassState,
     ProgressCall,
     RegisterAnswer,
@@ -36,9 +33,10 @@ from edl_torch.core.calls import (
     StatusCall,
 )
 from edl_torch.core.master_api import Listener, MasterApi
+from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.elasticdl import wire
-from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, GetTaskCall, TaskResult
 from edl_torch.elasticdl.tasks import ForeignDataset
+from edl_torch.elasticdl.wire import MAX_INT32, ForeignTask, GetTaskCall, TaskResult
 from edl_torch.errors import EdlError, InvalidArgument, TooManyBadRecords, UnknownDataset, Unsupported
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType

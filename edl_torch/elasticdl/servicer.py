@@ -20,7 +20,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import printable
 from edl_torch.elasticdl import wire
 from edl_torch.elasticdl.adapter import ElasticDLAdapter
-from edl_torch.elasticdl.calls import ForeignTask, GetTaskCall
+from edl_torch.elasticdl.wire import ForeignTask, GetTaskCall
 from edl_torch.errors import EdlError, MasterUnavailable, StaleLease, UnknownDataset
 from edl_torch.master.host import MasterHost, log_released
 from edl_torch.rpc.status import to_status

@@ -13,21 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edl_torch.core.calls import (
-    Acknowledgement,
-    DatasetStatus,
-    Failure,
-    GiveBack,
-    Grant,
-    QuarantinedRecord,
-    RegisterCall,
-    ReportCall,
-)
+from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant, RegisterCall, ReportCall
 from edl_torch.core.leases import Lease
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import Quarantine
-from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, TaskResult, TrainingParams
+from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
+from edl_torch.core.status import DatasetStatus
+from edl_torch.elasticdl.wire import MAX_INT32, ForeignTask, TaskResult, TrainingParams
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset, Unsupported
 from edl_torch.shard import DatasetSpec, IndexArray, Slice, TaskType
 
@@ -128,14 +120,14 @@ class TaskLedger:
             )
         )
         self._tasks[task].failed += 1
-        self._settle(task, lease, 1)
+        self._count(task, 1, lease)
 
     def _acknowledge(self, done: Acknowledgement) -> None:
         task, lease = self._leases.get(done.task, (0, None))
         records = 0 if lease is None else lease.acknowledge(done.start, done.upto)
         if lease is not None and records:
             self.acknowledged += records
-            self._settle(task, lease, records)
+            self._count(task, records, lease)
 
     def _give_back(self, back: GiveBack) -> None:
         task, lease = self._leases.get(back.task, (0, None))
@@ -143,15 +135,12 @@ class TaskLedger:
         if lease is not None and items:
             queue = self._remainders if back.remainder else self._waiting
             queue.extend((task, item) for item in items)
-            self._settle(task, lease, 0)
+            self._count(task, 0, lease)
 
-    def _settle(self, task: int, lease: Lease, records: int) -> None:
-        """Note that so many records of a task have their outcome."""
-        if lease.is_done:
+    def _count(self, task: int, records: int, lease: Lease | None = None) -> None:
+        """Note that so many records of a task, of this lease, have their outcome."""
+        if lease is not None and lease.is_done:
             del self._leases[lease.task]
-        self._count(task, records)
-
-    def _count(self, task: int, records: int) -> None:
         held = self._tasks[task]
         held.left -= records
         if not held.left:
@@ -226,6 +215,11 @@ class ForeignDataset:
             raise UnknownDataset(
                 f"dataset {registration.name!r}: ElasticDL's master does not tell a trainer what it has, so "
                 f"the name alone is not enough: give the service a reader or dataset_size"
+            )
+        if registration.components:
+            raise Unsupported(
+                f"dataset {registration.name!r} is a mixture, and ElasticDL's master hands out ranges of one "
+                f"dataset: start `edl-torch master`, or train on one component"
             )
         self.kind = registration.task_type or TaskType.TRAINING
         if self.kind is TaskType.PREDICTION:

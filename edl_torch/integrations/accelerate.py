@@ -11,7 +11,7 @@ from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import InvalidArgument
-from edl_torch.integrations.adapter import ModelPosition, check_synchronous, check_told, needed_by
+from edl_torch.integrations.adapter import ModelPosition, check_synchronous, needed_by, read_ahead
 
 with needed_by("accelerate"):
     from accelerate.data_loader import DataLoaderStateMixin
@@ -30,10 +30,8 @@ def prepare(accelerator: Any, loader: ElasticDataLoader, *optimizers: Any) -> Pr
     or not. The position is saved and loaded by `accelerator.save_state` and `load_state` from now on.
 
     Raises:
-        InvalidArgument: a loader without `lookahead="manual"`, one that is not synchronous where there are
-            several processes, or no optimizer.
+        InvalidArgument: a loader that is not synchronous where there are several processes, or no optimizer.
     """
-    check_told(loader, "one batch is read ahead, so that Accelerate knows the last one")
     ranks: int = accelerator.num_processes
     check_synchronous(loader, ranks, f"Accelerate trains one model in {ranks} processes")
     if not optimizers:
@@ -41,6 +39,7 @@ def prepare(accelerator: Any, loader: ElasticDataLoader, *optimizers: Any) -> Pr
             "prepare(accelerator, loader, optimizer) needs the optimizers that train on the loader: a batch "
             "counts when each of them has stepped on it"
         )
+    read_ahead(loader)  # by one batch, so that Accelerate knows the last one
     for optimizer in optimizers:
         loader.attach(optimizer, scaler=accelerator.scaler)
     prepared = PreparedLoader(accelerator, loader, optimizers)

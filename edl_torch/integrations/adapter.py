@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edl_torch.errors import IntegrationUnavailable, InvalidArgument
 
@@ -25,10 +24,17 @@ def needed_by(extra: str) -> Iterator[None]:
         ) from exc
 
 
-def check_told(loader: ElasticDataLoader, reads_ahead: str) -> None:
-    """Raise InvalidArgument for a loader that does not wait for the word of who reads ahead of the loop."""
-    if loader.service.lookahead != "manual":
-        raise InvalidArgument(f"{reads_ahead}: make the ElasticDataLoader with lookahead='manual'")
+def read_ahead(loader: ElasticDataLoader, lookahead: int | Literal["manual"] = "manual") -> None:
+    """Let a framework read ahead of the loop, and say by `loader.passed_on()` which batch that gets.
+
+    A pass over the loader that is open ends. `lookahead` takes back how it was before.
+    """
+    loader.service.session.set_lookahead(None if lookahead == "manual" else lookahead)
+
+
+def records_read(loader: ElasticDataLoader) -> int:
+    """Return the records of the batch that was read last, and that no loop has got yet; 0 for padding."""
+    return loader.service.session.trainer.state.batches.ahead[-1].records
 
 
 def check_synchronous(loader: ElasticDataLoader, ranks: int, trains: str) -> None:
@@ -64,11 +70,3 @@ class ModelPosition:
             return False
         self.load(self._loader.state_dict() if self._is_known else None)
         return True
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or as it was, whenever this process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

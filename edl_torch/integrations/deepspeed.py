@@ -13,8 +13,9 @@ from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import AccountingError, CheckpointError, InvalidArgument
-from edl_torch.integrations.adapter import check_synchronous, write_whole
+from edl_torch.integrations.adapter import check_synchronous
 from edl_torch.integrations.engines import check_steps
+from edl_torch.readers.shared.files import whole_file
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -84,7 +85,8 @@ class PreparedLoader:
             later = engine.checkpoint_engine.is_decoupled()  # then DeepSpeed says when it is whole
             saved = save(save_dir, tag, client_state=state, save_latest=save_latest and later, **kwargs)
             if save_latest and not later and engine.global_rank == 0:
-                write_whole(Path(save_dir, "latest"), tag)  # DeepSpeed empties it first, and may die there
+                with whole_file(Path(save_dir, "latest")) as file:  # DeepSpeed empties it, and may die there
+                    file.write(tag.encode())
             return saved
 
         def load_with_position(*args: Any, **kwargs: Any) -> tuple[Any, Any]:

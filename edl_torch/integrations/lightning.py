@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import CheckpointError, InvalidArgument
-from edl_torch.integrations.adapter import ModelPosition, check_synchronous, check_told, needed_by
+from edl_torch.integrations.adapter import ModelPosition, check_synchronous, needed_by, read_ahead
 from edl_torch.system.user_warnings import warn_user
 
 with needed_by("lightning"):
@@ -31,7 +31,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
     """Lets `Trainer.fit` train on an `ElasticDataLoader`, and keeps the data position in its checkpoints.
 
     `Trainer(callbacks=[ElasticCallback(loader)])`, and `fit` gets the same loader, by an argument or from
-    `train_dataloader()`. The loader is made with `lookahead="manual"`: Lightning reads one batch ahead.
+    `train_dataloader()`.
 
     A batch counts once every optimizer of the model has stepped on it. Each `fit` begins where its model
     does: at the position in the checkpoint that it loads, and without one at the beginning of the data; a
@@ -42,13 +42,10 @@ class ElasticCallback(Callback):  # type: ignore[misc]
 
     On a notice (SIGTERM, `loader.preempt()`) `fit` saves a checkpoint after the step under way, on all ranks
     after the same one, and raises Lightning's `SIGTERMException`, which ends the program with status 143.
-
-    Raises:
-        InvalidArgument: a loader without `lookahead="manual"`.
     """
 
     def __init__(self, loader: ElasticDataLoader) -> None:
-        check_told(loader, "Lightning reads one batch ahead of its training step")
+        read_ahead(loader)  # Lightning does, by one batch
         self._loader = loader
         self._fitting = False
         self._position = ModelPosition(loader)
@@ -80,22 +77,19 @@ class ElasticCallback(Callback):  # type: ignore[misc]
             if dataloader is not self._loader:
                 return process(dataloader)
             self._is_in_use = True
-            return _Epochs(self)
+            return _Epochs(self._epoch)
 
         trainer.strategy.process_dataloader = processed
         self._notices = _Notices(self._loader)
         trainer.callbacks.append(self._notices)
 
-    def begin_epoch(self) -> Any:
-        """Return an iterator over the epoch that runs, and over nothing after the last one."""
+    def _epoch(self) -> Iterator[Any]:
+        """Read the epoch that runs, and nothing after the last one."""
         self._position.begin()
         self._has_read, self._is_read = True, False
         self._pass = iter(()) if self._loader.service.finished else iter(self._loader)
-        return self._pass
-
-    def end_epoch(self) -> None:
-        """Note that all of it is read; Lightning has yet to train on the last batch."""
-        self._is_read = True
+        yield from self._pass
+        self._is_read = True  # Lightning has yet to train on the last batch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Raise InvalidArgument where `fit` trains on something else than the loader, or on windows that it
@@ -167,15 +161,8 @@ class ElasticCallback(Callback):  # type: ignore[misc]
                     if parameter.grad is not None:  # Lightning has divided every loss of the window by this
                         parameter.grad.mul_(trainer.accumulate_grad_batches)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         """Leave optimizers and Trainer as they were."""
-        self._let_go(trainer)
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave optimizers and Trainer as they were."""
-        self._let_go(trainer)
-
-    def _let_go(self, trainer: Any) -> None:
         if self._fitting:
             self._fitting = False
             vars(trainer.strategy).pop("process_dataloader", None)
@@ -184,6 +171,8 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         self._end_pass()  # before the optimizers go: the batch that they have not stepped on goes back
         while self._optimizers:
             self._loader.detach(self._optimizers.pop())
+
+    on_exception = teardown
 
     def _end_pass(self) -> None:
         if hasattr(self._pass, "close"):
@@ -289,16 +278,12 @@ def _save_last(trainer: Any) -> None:
 class _Epochs:
     """The loader without a length, by which Lightning would end epochs, and without a state of its own."""
 
-    def __init__(self, callback: ElasticCallback) -> None:
-        self._callback = callback
+    def __init__(self, epoch: Callable[[], Iterator[Any]]) -> None:
+        self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        # Nothing is raised before the first batch is asked for: Lightning's own error would hide it.
-        yield from self._callback.begin_epoch()
-        self._callback.end_epoch()
-
-    def __repr__(self) -> str:
-        return f"<epochs of {self._callback!r}>"
+        # A generator: what is raised before the first batch is asked for, Lightning's own error would hide.
+        return self._epoch()
 
 
 def _check_takes_batches(pl_module: Any) -> None:

@@ -18,12 +18,7 @@ from typing import Any
 
 from edl_torch.client.grpc.channel import FollowingChannel
 from edl_torch.client.grpc.client import MasterClient
-from edl_torch.errors import (
-    EdlError,
-    InvalidArgument,
-    MasterStartError,
-    MasterUnavailable,
-)
+from edl_torch.errors import EdlError, InvalidArgument, MasterStartError, MasterUnavailable
 from edl_torch.integrations.adapter import needed_by
 from edl_torch.rpc.credentials import Credentials
 
@@ -46,7 +41,7 @@ class MasterActor:
         credentials: dict[str, str],
         patience: dict[str, float],
     ) -> None:
-        from edl_torch.master.threaded import ThreadedMaster
+        from edl_torch.master.server import ThreadedMaster
         from edl_torch.rpc.credentials import ServerCredentials
         from edl_torch.system.address import HostPort
 
@@ -189,23 +184,18 @@ def master_client(
     patience_s = iter((master_timeout_s,))  # of the first look; the channel repeats those that follow
 
     def find() -> str:
-        return _address_within(next(patience_s, 0.0), name, namespace)
+        deadline = time.monotonic() + next(patience_s, 0.0)
+        while True:
+            try:
+                return master_address(name, namespace=namespace)
+            except MasterUnavailable as error:
+                nobody = isinstance(error.__cause__, ValueError)  # Ray knows no actor of the name
+                if nobody or time.monotonic() >= deadline:
+                    raise
+            time.sleep(LOOK_S)
 
     channel = FollowingChannel(find, credentials)
     return MasterClient(channel, worker_id, master_timeout_s=master_timeout_s)
-
-
-def _address_within(seconds: float, name: str, namespace: str | None) -> str:
-    """As `master_address`, and patient with an actor that Ray is starting again."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return master_address(name, namespace=namespace)
-        except MasterUnavailable as error:
-            nobody = isinstance(error.__cause__, ValueError)  # Ray knows no actor of the name
-            if nobody or time.monotonic() >= deadline:
-                raise
-        time.sleep(LOOK_S)
 
 
 def stop_master(name: str = NAME, *, namespace: str | None = None) -> None:

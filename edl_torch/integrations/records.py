@@ -18,7 +18,7 @@ from edl_torch.errors import AccountingError, BadRecord, ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
 from edl_torch.trainer.counting import DrawnSamples
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 
 
 class ShardedRecords:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.data.ranks.process_group import ProcessGroupPeers
 from edl_torch.errors import InvalidArgument
-from edl_torch.integrations.adapter import ModelPosition, needed_by
+from edl_torch.integrations.adapter import ModelPosition, needed_by, records_read
 
 with needed_by("torchtitan"):
     import tyro
@@ -148,10 +148,12 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
             persistent_workers=workers > 0 and config.persistent_workers,
             pin_memory=config.pin_memory,
             prefetch_factor=config.prefetch_factor if workers else None,
+            lookahead="manual",
         )
         self._attached = False
         self._position = ModelPosition(self._loader)
         self._unstepped = 0  # batches of the step that is being gathered; the same on every rank
+        self._waiting = 0  # of them, with records or not, the ones that are read and not trained on
 
     def __repr__(self) -> str:
         return f"<ElasticLoader of {self._loader!r}>"
@@ -163,9 +165,16 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
 
     def attach(self, optimizers: torch.optim.Optimizer) -> None:
         """Let batches count when `optimizers`, torchtitan's container of all, has stepped on them."""
+        optimizers.register_step_pre_hook(lambda *_: self.pass_on(self._waiting))
         self._loader.attach(optimizers, one_model=_ONE_MODEL)
         optimizers.register_step_post_hook(self._stepped)
         self._attached = True
+
+    def pass_on(self, count: int = 1) -> None:
+        """Note that the trainer goes on to train on the oldest batches that it has read."""
+        for _ in range(min(count, self._waiting)):
+            self._waiting -= 1
+            self._loader.passed_on()
 
     def _stepped(self, *_: object) -> None:
         self._unstepped = 0
@@ -189,13 +198,15 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
         labels = torch.empty(0)
         for batch in self._loader:
             inputs, labels = self._whole(*batch)
-            if not self._loader.weight:  # other ranks have records for this step, and this one has none
+            if not records_read(self._loader):  # other ranks have some for this step, and this one has none
                 labels = _ignored(labels)
             self._unstepped += 1
+            self._waiting += 1
             yield dict(inputs), labels
         while self._unstepped:
             self._unstepped += 1
             yield dict(inputs), _ignored(labels)
+        self._loader.passed_on()  # torchtitan asks for more, and there is none
 
     def _whole(self, inputs: dict[str, Any], labels: torch.Tensor) -> Batch:
         """Fill a batch up to its number of rows with copies of its first row that have no labels."""
@@ -250,6 +261,12 @@ class ElasticTrainer(Trainer):  # type: ignore[misc]
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.dataloader.attach(self.optimizers)
+
+    def forward_backward_step(self, *, labels: Any, **named: Any) -> torch.Tensor:
+        """Train on a batch, or on those that a pipeline takes at once."""
+        self.dataloader.pass_on(len(labels) if isinstance(labels, list) else 1)
+        loss: torch.Tensor = super().forward_backward_step(labels=labels, **named)
+        return loss
 
     def train_step(self, data_iterator: Iterator[Batch]) -> None:
         """Train on as many batches as make a step."""

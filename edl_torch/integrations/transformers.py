@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import signal
 import sys
 from collections import deque
@@ -28,9 +27,9 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.data.loader import ElasticDataLoader
-from edl_torch.data.padding import Statistics
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
-from edl_torch.integrations.adapter import check_synchronous, write_whole
+from edl_torch.integrations.adapter import check_synchronous, read_ahead, records_read
+from edl_torch.readers.shared.files import whole_file
 from edl_torch.system.user_warnings import warn_user
 
 log = logging.getLogger("edl_torch.client")
@@ -38,10 +37,12 @@ log = logging.getLogger("edl_torch.client")
 POSITION = "elastic_loader.json"  # in a checkpoint's folder; `{}` while the checkpoint is being written
 _PRIVATE = ("_init_training_state", "_run_epoch", "_get_num_items_in_batch", "_save_checkpoint")
 _LABELS = ("labels", "shift_labels")  # what the Trainer counts
-_FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
-class ElasticTrainer:
+_Trainer: Any = object  # a transformers.Trainer comes behind the mixin
+
+
+class ElasticTrainer(_Trainer):  # type: ignore[misc]
     """A mixin for `transformers.Trainer` and its subclasses: `class MyTrainer(ElasticTrainer, Trainer)`.
 
     Batches come from the loader as it is, records count when the optimizer has stepped, and an epoch ends
@@ -62,54 +63,33 @@ class ElasticTrainer:
         IntegrationUnavailable: the Trainer of another version of transformers, without what this overrides.
     """
 
-    # The Trainer's
-    args: Any
-    accelerator: Any
-    add_callback: Any
-    compute_loss_func: Any
-    control: Any
-    deepspeed: Any
-    is_deepspeed_enabled: bool
-    optimizer: Any
-    state: Any
-    training_step: Any
-    get_cp_size: Any
-    get_sp_size: Any
-    get_tp_size: Any
-    _get_num_items_in_batch: Any
-    _get_output_dir: Any
+    training_step: Any  # the Trainer's
 
     def __init__(self, *args: Any, elastic_loader: ElasticDataLoader, **kwargs: Any) -> None:
-        trainer: Any = super()
-        missing = [name for name in _PRIVATE if not hasattr(trainer, name)]
+        behind: Any = super()
+        missing = [name for name in _PRIVATE if not hasattr(behind, name)]
         if missing:
             raise IntegrationUnavailable(
                 f"ElasticTrainer needs a Trainer with {missing[0]}(), as transformers 5.23 has it: declare "
                 f"class MyTrainer(ElasticTrainer, Trainer), and pip install 'edl-torch[transformers]'"
             )
-        trainer.__init__(*args, **kwargs)
+        behind.__init__(*args, **kwargs)
         self.elastic_loader = elastic_loader
         self._epoch = _EpochSize(1)
         self._before = 0.0  # share of the first epoch that the data position has behind it
         self._is_last = False
         self._stepping: Any = None  # the optimizer, or the engine, that is attached
-        self._sizes: deque[int] = deque()  # records of the micro-batches that were read
-        self._shares: deque[float] = deque()  # of these, in the gradient
-        self._statistics = Statistics()
+        self._shares: deque[float] = deque()  # of the micro-batches that were read, in the gradient
         self._check_arguments()
         self._notices = self._end_on_notice()
         if elastic_loader.synchronous:
             self.training_step = self._weighed(self.training_step)  # outside of what subclasses make of it
-        self.training_step = self._of_batch_in_hand(self.training_step)
+        self.training_step = self._of_next_batch(self.training_step)
 
     def _check_arguments(self) -> None:
         loader, args = self.elastic_loader, self.args
         if not isinstance(loader, ElasticDataLoader):
             raise InvalidArgument(f"elastic_loader must be an ElasticDataLoader, not {type(loader).__name__}")
-        if loader.service.lookahead != 0:
-            raise InvalidArgument(
-                f"nothing reads ahead of an ElasticTrainer: leave out lookahead={loader.service.lookahead!r}"
-            )
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if ranks > 1 and self.accelerator.distributed_type == "NO":
             raise InvalidArgument(
@@ -153,15 +133,17 @@ class ElasticTrainer:
             CheckpointError: for a checkpoint without a data position.
             SystemExit: with status 143, where a notice has ended the training. All is saved.
         """
-        trainer: Any = super()
+        lookahead = self.elastic_loader.service.lookahead
+        read_ahead(self.elastic_loader)  # the Trainer does, by the micro-batches of a step
         self._check_epochs()  # the service registers here: what others restore from now on is seen
-        folder = _whole_checkpoint(_folder_of(resume_from_checkpoint, self.args.output_dir))
-        self.elastic_loader.load_state_dict(None if folder is None else _position(folder))
+        folder, position = _beginning(resume_from_checkpoint, self.args.output_dir)
+        self.elastic_loader.load_state_dict(position)
         try:
-            output = trainer.train(folder, *args, **kwargs)
+            output = super().train(folder, *args, **kwargs)
         finally:
             with suppress(ServiceClosed):
                 self._attach(None)  # another Trainer on the same loader decides by its own steps
+                read_ahead(self.elastic_loader, lookahead)
         if self._notices.ended:  # not finished: the program must not evaluate and publish what it has
             sys.exit(128 + signal.SIGTERM)
         return output
@@ -181,14 +163,12 @@ class ElasticTrainer:
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
         """Return the Trainer's numbers; with `max_steps` there are as many epochs as it takes."""
-        trainer: Any = super()
-        epochs, *others = trainer.set_initial_training_values(*args, **kwargs)
+        epochs, *others = super().set_initial_training_values(*args, **kwargs)
         return (sys.maxsize if self.args.max_steps > 0 else epochs, *others)
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Begin in the epoch of the data position, and skip nothing: the loader is there."""
-        trainer: Any = super()
-        trainer._init_training_state(*args, **kwargs)
+        super()._init_training_state(*args, **kwargs)
         if self.elastic_loader.service.finished:  # there is no step, and no estimate of any
             self.state.max_steps = self.state.global_step
         status = self.elastic_loader.progress()
@@ -200,16 +180,15 @@ class ElasticTrainer:
 
     def _run_epoch(self, *, model: Any, epoch: int, **kwargs: Any) -> None:
         """Train until the loader ends the epoch: how many batches it has is not known before."""
-        trainer: Any = super()
         loader = self.elastic_loader
         self._attach(self.deepspeed if self.is_deepspeed_enabled else self.optimizer)
         if loader.synchronous:
-            self._statistics.watch(model)
+            loader.freeze_statistics(model)
         self._epoch = _EpochSize(max(1, len(loader)))
         self._epoch.before, self._before = self._before, 0.0
         self._is_last = self._by_epochs and epoch + 1 >= self.args.num_train_epochs
         kwargs.update(steps_in_epoch=self._epoch, num_update_steps_per_epoch=sys.maxsize)
-        trainer._run_epoch(model=model, epoch=epoch, **kwargs)
+        super()._run_epoch(model=model, epoch=epoch, **kwargs)
 
     def _attach(self, stepping: Any) -> None:
         """Let the steps of this optimizer decide, in place of the one before; None: of no more."""
@@ -236,23 +215,19 @@ class ElasticTrainer:
                 self._epoch.last = self._epoch.read
             else:
                 self._epoch.read += 1
-                weights.append(self.elastic_loader.weight)
+                weights.append(records_read(self.elastic_loader))
         if not batches:
             self._end_epoch()
             return batches, None
         if self._by_epochs:  # the number of steps was an estimate
             self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
-        self._sizes = deque(weights)
         return batches, self._share(batches, weights, device)
 
-    def _of_batch_in_hand(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a training step in which the loader's `weight` is that of the step's own micro-batch."""
+    def _of_next_batch(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a training step that gets the oldest micro-batch of those that were read."""
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            if self._sizes:
-                self.elastic_loader.begin_batch(self._sizes.popleft())
-                # It trains on all that it has read for the step, in their order.
-                self.elastic_loader.service.session.trainer.state.batches.mark_window()
+            self.elastic_loader.passed_on()
             return training_step(*args, **kwargs)
 
         return step
@@ -260,6 +235,7 @@ class ElasticTrainer:
     def _end_epoch(self) -> None:
         """Make the Trainer leave its loop over steps, and do what follows the last step of all."""
         control, state, args = self.control, self.state, self.args
+        self.elastic_loader.passed_on()  # the Trainer asks for more, and there is none
         control.should_epoch_stop = True
         state.epoch = float(math.ceil(state.epoch or 0.0))  # the last step's share was an estimate
         if self._is_last:
@@ -306,13 +282,10 @@ class ElasticTrainer:
                 backward(loss * share if share else self.elastic_loader.weigh(loss, count=0), **more)
 
             self.accelerator.backward = backward_share
-            if not share:
-                self._statistics.keep()
             try:
                 loss = training_step(model, inputs, *args, **kwargs)
             finally:
                 del self.accelerator.backward
-                self._statistics.let_go()
             if not passes:
                 raise InvalidArgument(
                     f"training_step() of {type(self).__name__} does not call "
@@ -328,22 +301,22 @@ class ElasticTrainer:
         """Save the Trainer's checkpoint, and the data position last: only then it is whole."""
         from transformers.trainer_utils import rotate_checkpoints
 
-        trainer: Any = super()
         args = self.args
         run = self._get_output_dir(trial=trial)
         folder = Path(run, f"checkpoint-{self.state.global_step}")
         if args.should_save:
-            write_whole(folder / POSITION, "{}")
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(folder, {})
         self.accelerator.wait_for_everyone()
         limit = args.save_total_limit
         args.save_total_limit = None  # the one before goes when this one is whole
         try:
-            trainer._save_checkpoint(model, trial)
+            super()._save_checkpoint(model, trial)
         finally:
             args.save_total_limit = limit
         position = self.elastic_loader.state_dict()
         if args.should_save:
-            write_whole(folder / POSITION, json.dumps(position))
+            _write(folder, position)
             rotate_checkpoints(
                 output_dir=run,
                 save_total_limit=limit,
@@ -415,49 +388,43 @@ def _without_labels(batch: Any, weight: int) -> Any:
     return {**batch, **labels}
 
 
-def _folder_of(resume: str | bool | None, output: str) -> Path | None:
-    """Return the folder that a caller of `train()` means."""
+def _beginning(resume: str | bool | None, output: str) -> tuple[str | None, dict[str, str] | None]:
+    """Return the checkpoint that a caller of `train()` means, or the newest before it that is whole, and its
+    data position. Neither is where there is none."""
+    from transformers.trainer_utils import sort_checkpoints
+
     if not resume:
-        return None
-    if resume is not True:
-        return Path(resume)
-    found = _checkpoints(Path(output))
-    if not found:
+        return None, None
+    found = sort_checkpoints(output if resume is True else str(Path(resume).parent))
+    if resume is True and not found:
         raise CheckpointError(f"there is no checkpoint in {output!r}: call train() without one to begin")
-    return found[-1]
+    meant = found[-1] if resume is True else str(Path(resume))
+    before = found[: found.index(meant)] if meant in found else []
+    whole = next((folder for folder in (meant, *reversed(before)) if _position(folder)), None)
+    if whole != meant:
+        log.warning(
+            "the job was killed as it saved %s: training goes on from %s", meant, whole or "the beginning"
+        )
+    return whole, None if whole is None else _position(whole)
 
 
-def _checkpoints(output: Path) -> list[Path]:
-    """Return the folders of checkpoints, oldest first."""
-    found = {path: _FOLDER.fullmatch(path.name) for path in output.glob("checkpoint-*") if path.is_dir()}
-    numbers = {path: int(match[1]) for path, match in found.items() if match}
-    return sorted(numbers, key=numbers.__getitem__)
+def _write(folder: Path, position: Mapping[str, Any]) -> None:
+    with whole_file(folder / POSITION) as file:
+        file.write(json.dumps(position).encode())
 
 
-def _whole_checkpoint(folder: Path | None) -> str | None:
-    """Return that checkpoint, or the newest before it that is whole; None where there is none."""
-    if folder is None:
-        return None
-    if _position(folder):
-        return str(folder)
-    before = _checkpoints(folder.parent)
-    before = before[: before.index(folder)] if folder in before else []
-    whole = next((str(path) for path in reversed(before) if _position(path)), None)
-    log.warning(
-        "the job was killed as it saved %s: training goes on from %s", folder, whole or "the beginning"
-    )
-    return whole
+def _position(folder: str) -> dict[str, str]:
+    """Return the data position of a checkpoint; empty where it is not whole. Raises CheckpointError.
 
-
-def _position(folder: Path | str) -> dict[str, str]:
-    """Return the data position of a checkpoint; empty where it is not whole. Raises CheckpointError."""
+    A folder with hidden files alone was made for one, which was not begun.
+    """
     path = Path(folder, POSITION)
     try:
         found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if not Path(folder).is_dir():
             raise CheckpointError(f"there is no folder '{folder}' to go on from") from None
-        if not any(Path(folder).iterdir()):
+        if all(file.name.startswith(".") for file in Path(folder).iterdir()):
             return {}
         raise CheckpointError(
             f"'{folder}' has no data position ({POSITION}): it was not saved by an ElasticTrainer, and "

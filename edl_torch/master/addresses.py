@@ -13,6 +13,12 @@ from edl_torch.system.address import HostPort, parse_address
 
 log = logging.getLogger("edl_torch.master")
 
+_HINTS = {
+    errno.EADDRINUSE: ": another process has this port; stop it, or take another one (port 0 picks one)",
+    errno.EADDRNOTAVAIL: ": no interface of this machine has this address",
+    errno.EACCES: ": ports below 1024 need privileges; take a higher one",
+}
+
 
 def checked_address(text: str, *, insecure: bool, credentials: ServerCredentials) -> HostPort:
     """Return the address to listen on. Raises MasterStartError for a wrong one, or one too open.
@@ -71,13 +77,5 @@ def check_free(address: HostPort) -> None:
                 probe.bind(where)
                 probe.listen(1)
             except OSError as exc:
-                raise MasterStartError(f"cannot listen on {address}: {exc.strerror}{_hint(exc)}") from exc
-
-
-def _hint(error: OSError) -> str:
-    hints = {
-        errno.EADDRINUSE: ": another process has this port; stop it, or take another one (port 0 picks one)",
-        errno.EADDRNOTAVAIL: ": no interface of this machine has this address",
-        errno.EACCES: ": ports below 1024 need privileges; take a higher one",
-    }
-    return hints.get(error.errno or 0, "")
+                hint = _HINTS.get(exc.errno or 0, "")
+                raise MasterStartError(f"cannot listen on {address}: {exc.strerror}{hint}") from exc

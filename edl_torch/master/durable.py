@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Unpack
 
 from edl_torch.core import persistence
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.limits import printable
+from edl_torch.core.members import Patience
 from edl_torch.errors import EdlError, JournalError, MasterStartError, MasterUnavailable
 from edl_torch.master.journal import Journal, encoded
 
@@ -49,20 +51,16 @@ class Writer:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             work, ended = job
-            error = _error_of(work)
+            error: Exception | None = None
+            try:
+                work()
+            except Exception as exc:  # noqa: BLE001  whoever asked for the work judges it
+                error = exc
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
                 self._loop.call_soon_threadsafe(ended, error)
 
     def __repr__(self) -> str:
         return f"<Writer {self._thread.name} jobs={self._jobs.qsize()}>"
-
-
-def _error_of(work: Work) -> Exception | None:
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001  whoever asked for the work judges it
-        return error
-    return None
 
 
 class GroupCommit:
@@ -122,7 +120,11 @@ class GroupCommit:
 
     def _end(self, error: Exception | None) -> None:
         if error is not None:
-            self._fail(error)
+            if not isinstance(error, JournalError):
+                log.error("commit failed", exc_info=error)
+                error = JournalError(f"cannot write the journal: {error!r}")
+            self.failure = error
+            self._failed.set()
         waiting, self._running = self._running, None
         _wake(waiting)
         if self.failure is not None:
@@ -130,13 +132,6 @@ class GroupCommit:
             _wake(waiting)
         elif self._next is not None:
             self._begin()
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, JournalError):
-            log.error("commit failed", exc_info=error)
-            error = JournalError(f"cannot write the journal: {error!r}")
-        self.failure = error
-        self._failed.set()
 
     def __repr__(self) -> str:
         state = "failed" if self.failure else "busy" if self._running is not None else "idle"
@@ -161,10 +156,8 @@ class DurableState:
         folder: Path,
         *,
         now: float,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         accept_older: bool = False,
+        **patience: Unpack[Patience],
     ) -> None:
         self._journal = Journal(folder)
         self._changes = Changes()
@@ -173,17 +166,20 @@ class DurableState:
                 self._journal.read(),
                 ledger_id=self._journal.ledger_id,
                 now=now,
-                lease_timeout_s=lease_timeout_s,
-                grace_s=grace_s,
-                progress_timeout_s=progress_timeout_s,
                 changes=self._changes,
+                **patience,
             )
         except (LookupError, TypeError, ValueError, EdlError) as exc:
             self._journal.close()
             raise MasterStartError(
                 f"the journal in {folder} is damaged ({exc!r}): give another --state folder"
             ) from exc
-        self._log(folder)
+        ledgers = tuple(self.dispatcher.ledgers)
+        log.info(
+            "%s dir=%s ledger=%s datasets=%d leases=%d sessions=%d",
+            *("resumed" if ledgers else "new journal", folder, self.dispatcher.ledger_id),
+            *(len(ledgers), sum(len(ledger.leases) for ledger in ledgers), len(self.dispatcher.members)),
+        )
         if not self._journal.is_new:
             self._begin_again(accept_older)
 
@@ -201,21 +197,14 @@ class DurableState:
         for dataset, why in self.dispatcher.suspended.items():
             log.error("dataset=%s is suspended: %s", printable(dataset), why)
 
-    def _log(self, folder: Path) -> None:
-        ledgers = tuple(self.dispatcher.ledgers)
-        log.info(
-            "%s dir=%s ledger=%s datasets=%d leases=%d sessions=%d",
-            *("resumed" if ledgers else "new journal", folder, self.dispatcher.ledger_id),
-            *(len(ledgers), sum(len(ledger.leases) for ledger in ledgers), len(self.dispatcher.members)),
-        )
-
     def group_commit(self) -> GroupCommit:
         """Return the group commit that a host waits for before it answers."""
-        return GroupCommit(self._changes, self._collect)
 
-    def _collect(self, keys: tuple[Key, ...]) -> Callable[[], None]:
-        batch = encoded(persistence.update(self.dispatcher, keys))
-        return functools.partial(self._journal.write, batch)
+        def collect(keys: tuple[Key, ...]) -> Callable[[], None]:
+            batch = encoded(persistence.update(self.dispatcher, keys))
+            return functools.partial(self._journal.write, batch)
+
+        return GroupCommit(self._changes, collect)
 
     def close(self) -> None:
         """Close the journal: another master may open the folder."""

@@ -14,11 +14,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
-from edl_torch.core.calls import LeaseAnswer, LeaseCall, MasterStatus, ReportCall, Request, StatusCall
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, ReportCall, Request, StatusCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.master_api import Listener, MasterApi
+from edl_torch.core.status import MasterStatus
 from edl_torch.errors import EdlError, ServiceClosed
-from edl_torch.system.cuts import cut_off, is_own
+from edl_torch.system.termination import cut_off, is_own
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class LocalMaster(MasterApi):
         if version != self._version:
             self._version = version
             self._changed.notify_all()
-            self._dispatcher.look(self._clock())
+            self._dispatcher.epoch_ends(self._clock())
         self._deciding = False
 
     def call(self, request: Request[A], wait_s: float = 0.0) -> A:
@@ -123,7 +124,7 @@ class LocalMaster(MasterApi):
         """
         with self._lock:
             self._listeners[session] = listener
-        self.apply(Dispatcher.stream_opened, session)
+        self.apply(lambda dispatcher, now: dispatcher.members.stream_opened(session, now))
 
     def _wait_for_lease(self, call: LeaseCall, wait_s: float) -> LeaseAnswer | None:
         deadline = time.monotonic() + wait_s
@@ -134,12 +135,12 @@ class LocalMaster(MasterApi):
             if answer is not None:
                 return answer
             self._call_back(call)
-            self._wait_for_change(version, min(left, LOOK_AGAIN_S))
+            with self._lock:
+                self._changed.wait_for(
+                    lambda: self._closed or self._version != version,  # noqa: B023  waited for here
+                    min(left, LOOK_AGAIN_S),
+                )
         return None
-
-    def _wait_for_change(self, version: int, timeout_s: float) -> None:
-        with self._lock:
-            self._changed.wait_for(lambda: self._closed or self._version != version, timeout_s)
 
     def _call_back(self, call: LeaseCall) -> None:
         with self._lock:
@@ -154,7 +155,9 @@ class LocalMaster(MasterApi):
 
     def _observe(self, dispatcher: Dispatcher, call: StatusCall, wall: float, now: float) -> MasterStatus:
         for session, listener in self._listeners.items():  # there are no heartbeats that tell it
-            dispatcher.measured(session, listener.measures)
+            member = dispatcher.members.get(session)
+            if member is not None:
+                member.measures = listener.measures
         dispatcher.history.set_wall(now, wall)
         return dispatcher.observe(call, now)
 

@@ -66,7 +66,7 @@ class Health:
         """Answer with the state now."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
-        return self._answer()
+        return _answer(self.serving)
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """Answer with the state now, and again when the master stops."""
@@ -74,29 +74,26 @@ class Health:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} watch already: ask by Check"
             )
-        self._watchers += 1
-        try:
-            await self._tell(request, context)
-        finally:
-            self._watchers -= 1
-
-    async def _tell(self, request: pb.HealthCheckRequest, context: Context) -> None:
         known = request.service in self._services
         serving = self.serving  # as told first: it may change while that is on its way
-        await context.write(self._answer() if known else _answer("SERVICE_UNKNOWN"))
-        await self._stopped.wait()
-        if known and serving:
-            await context.write(self._answer())
-
-    def _answer(self) -> pb.HealthCheckResponse:
-        return _answer("SERVING" if self.serving else "NOT_SERVING")
+        self._watchers += 1
+        try:
+            await context.write(_answer(serving if known else None))
+            await self._stopped.wait()
+            if known and serving:
+                await context.write(_answer(False))
+        finally:
+            self._watchers -= 1
 
     def __repr__(self) -> str:
         return f"<Health {'serving' if self.serving else 'stopped'}>"
 
 
-def _answer(status: str) -> pb.HealthCheckResponse:
-    return pb.HealthCheckResponse(status=status)
+def _answer(serving: bool | None) -> pb.HealthCheckResponse:
+    """Return what to say; None of a service that is not known."""
+    return pb.HealthCheckResponse(
+        status="SERVICE_UNKNOWN" if serving is None else "SERVING" if serving else "NOT_SERVING"
+    )
 
 
 class HealthPort:

@@ -13,18 +13,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from edl_torch.core.calls import (
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    RegisterCall,
-    Request,
-    RestoreCall,
-    StatusCall,
-)
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, RegisterCall, Request, RestoreCall, StatusCall
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import printable
 from edl_torch.core.state import Released
+from edl_torch.core.status import MasterStatus
 from edl_torch.errors import EdlError, JournalError
 from edl_torch.master.durable import GroupCommit
 
@@ -98,8 +91,8 @@ class MasterHost:
 
     def start(self) -> None:
         """Begin to expire sessions; those known from before get their full time to come back."""
-        self.dispatcher.resume(self._clock())
-        self._look()
+        self.dispatcher.members.resume(self._clock())
+        self._log_ends()
         self._reaper = asyncio.create_task(self._reap(), name="edl-reaper")
 
     def drain(self) -> None:
@@ -153,7 +146,7 @@ class MasterHost:
             version = self.dispatcher.version
             if version != self._version:
                 self._version = version
-                self._look()
+                self._log_ends()
                 self.wake()
             if self._commits is not None:
                 self._commits.changed()
@@ -161,8 +154,8 @@ class MasterHost:
                 self._ledger_id = self.dispatcher.ledger_id
                 log.error("suspended: %s", printable(next(iter(self.dispatcher.suspended.values()), "")))
 
-    def _look(self) -> None:
-        for ledger, epoch, seconds in self.dispatcher.look(self._clock()):
+    def _log_ends(self) -> None:
+        for ledger, epoch, seconds in self.dispatcher.epoch_ends(self._clock()):
             name, epochs = printable(ledger.spec.name), ledger.spec.num_epochs or "endless"
             bad = len(ledger.quarantine)
             counts = f"acknowledged={ledger.acknowledged} quarantined={bad} dropped={ledger.dropped}"
@@ -261,7 +254,7 @@ class MasterHost:
         self._streams[session] = stream
         if self.draining:
             stream.end()
-        self.apply(lambda dispatcher, now: dispatcher.stream_opened(session, now))
+        self.apply(lambda dispatcher, now: dispatcher.members.stream_opened(session, now))
         try:
             yield stream
         finally:
@@ -273,7 +266,7 @@ class MasterHost:
         del self._streams[session]
         if not self.draining:
             log.info("stream broke session=%s", printable(session))
-            self.apply(lambda dispatcher, now: dispatcher.stream_broke(session, now))
+            self.apply(lambda dispatcher, now: dispatcher.members.stream_broke(session, now))
             self._reap_within(self.dispatcher.members.grace_s)
 
     def _call_back(self, dataset: str) -> None:

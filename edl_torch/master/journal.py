@@ -38,7 +38,7 @@ WAL_PAGES = 1000  # before they are carried over into the main file
 WAL_BYTES = 8 << 20  # of the file between two uses
 FREE_PAGES = 256  # that may lie unused in the file
 LOOK_EVERY = 32  # writes, for free pages
-KEYS_KNOWN = 4096  # whose text is kept: those of trainers come again with every call
+KEYS_KNOWN = 8192  # whose text is kept: those of trainers come again with every call
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -58,19 +58,15 @@ Connect = Callable[[Path], sqlite3.Connection]
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
+@functools.lru_cache(KEYS_KNOWN)
+def _known(key: Key | str) -> str:
+    """Return a key, or the text of one, as text."""
+    return _encode(key)
+
+
 def encoded(update: Update) -> dict[str, str]:
     """Return the rows of `update` by key, as text; null for those that are no more."""
-    return {_key_text(key): _encode(row) for key, row in update.items()}
-
-
-@functools.lru_cache(KEYS_KNOWN)
-def _key_text(key: Key) -> str:
-    return _encode(key)
-
-
-@functools.lru_cache(KEYS_KNOWN)
-def _quoted(key: str) -> str:
-    return _encode(key)
+    return {_known(key): _encode(row) for key, row in update.items()}
 
 
 def _checksum(key: str, value: str) -> int:
@@ -106,7 +102,10 @@ class Journal:
                 self.ledger_id = self._meta("ledger")
                 self._take_up()
                 self._check_log(has_log)
-                self._begin()
+                # From now on the main file says that there is a log, which is never empty once it does.
+                self._set_log("open")
+                self._connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+                self._placed = self._places()
                 _sync(folder)
             except (sqlite3.Error, OSError) as exc:
                 raise MasterStartError(
@@ -143,7 +142,11 @@ class Journal:
         run(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         self.is_new = not found
         if not found:
-            self._create()
+            self._connection.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA}"
+                f"INSERT INTO meta VALUES ('ledger', '{uuid.uuid4().hex}');"
+                f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
+            )
         (verdict,) = run("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise OSError(f"the file is damaged: {verdict}")
@@ -170,12 +173,6 @@ class Journal:
         elif self._meta("log") and not has_log and self._commits > told + 1:  # else it is known to be whole
             self.lost = f"its log ({LOG}) is missing or empty, and it was not closed"
 
-    def _begin(self) -> None:
-        """From now on the main file says that there is a log; and the log, once it does, is never empty."""
-        self._set_log("open")
-        self._connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
-        self._placed = self._places()
-
     def _set_log(self, state: str) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('log', ?)", (state,))
 
@@ -192,13 +189,6 @@ class Journal:
                 f"the journal in {self.folder} has version {found}, this edl-torch knows {VERSION}: "
                 f"start the master with the edl-torch that wrote it, or give another --state folder"
             )
-
-    def _create(self) -> None:
-        self._connection.executescript(
-            f"BEGIN IMMEDIATE; {_SCHEMA}"
-            f"INSERT INTO meta VALUES ('ledger', '{uuid.uuid4().hex}');"
-            f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
-        )
 
     def _meta(self, name: str) -> str:
         found = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
@@ -220,20 +210,21 @@ class Journal:
             self._shrink()
             sums = {key: _checksum(key, value) for key, value in batch.items()}
             total = self._sum + sum(sums.values()) - sum(map(self._sums.get, sums, itertools.repeat(0)))
-            parts = [f"{_quoted(key)}:{value}" for key, value in batch.items()]
-            parts.append(f"{_quoted(_COMMIT)}:[{self._commits + 1},{total}]")
+            parts = [f"{_known(key)}:{value}" for key, value in batch.items()]
+            parts.append(f"{_known(_COMMIT)}:[{self._commits + 1},{total}]")
             self._connection.execute(_WRITE, (f"{{{','.join(parts)}}}",))
             self._commits, self._sum = self._commits + 1, total
-            self._note(sums)
+            self._sums |= sums
+            for key in [key for key, number in sums.items() if not number]:
+                del self._sums[key]
             self._check_place()
             _tell_commits(self._lock, self._commits)
         except (sqlite3.Error, OSError) as exc:
-            raise self._failure(exc) from exc
-
-    def _note(self, sums: dict[str, int]) -> None:
-        self._sums |= sums
-        for key in [key for key, number in sums.items() if not number]:
-            del self._sums[key]
+            raise JournalError(
+                f"cannot write the journal in {self.folder}: {exc}. The master stops; nothing that it "
+                f"answered is lost. Make the folder writable, with room, and start it again with the same "
+                f"--state"
+            ) from exc
 
     def _check_place(self) -> None:
         """Raise JournalError if the files are not those any more that others see under their names."""
@@ -249,12 +240,6 @@ class Journal:
         except FileNotFoundError:
             return []
         return [(file.st_dev, file.st_ino) for file in found]
-
-    def _failure(self, error: sqlite3.Error | OSError) -> JournalError:
-        return JournalError(
-            f"cannot write the journal in {self.folder}: {error}. The master stops; nothing that it answered "
-            f"is lost. Make the folder writable, with room, and start it again with the same --state"
-        )
 
     def _shrink(self) -> None:
         """Now and then give free pages back to the disk, some at a time."""
@@ -300,7 +285,7 @@ def _locked(folder: Path) -> BinaryIO:
         raise MasterStartError(f"cannot keep a journal in {folder}: {exc.strerror}") from exc
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _sign(file)
+        os.pwrite(file.fileno(), f"{os.getpid():<{_PLACES}}".encode(), 0)
     except BlockingIOError:
         holder = _holder(file)
         file.close()
@@ -342,10 +327,6 @@ def _size(path: Path) -> int:
 
 # The lock file: the process that holds it, and the number of the last transaction that it wrote.
 _PLACES = 20  # of each
-
-
-def _sign(file: BinaryIO) -> None:
-    os.pwrite(file.fileno(), f"{os.getpid():<{_PLACES}}".encode(), 0)
 
 
 def _holder(file: BinaryIO) -> str:

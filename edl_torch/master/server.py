@@ -1,4 +1,7 @@
-"""Master as a process: binds an address, authenticates calls, serves until a signal, then drains."""
+"""Server of a master: binds an address, authenticates calls, serves, then drains.
+
+As a process it serves until a signal; on a thread, in a process that does something else besides, until told.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,23 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 import grpc.aio
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.limits import MESSAGE_BYTES
+from edl_torch.core.members import Patience
 from edl_torch.errors import AccessDenied, EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
-from edl_torch.master.durable import GroupCommit
+from edl_torch.master.durable import DurableState, GroupCommit
 from edl_torch.master.health import SERVICE as HEALTH_SERVICE
 from edl_torch.master.health import Health, HealthPort
 from edl_torch.master.host import MasterHost
@@ -30,8 +38,7 @@ from edl_torch.rpc.credentials import METADATA_KEY, AccessToken, ServerCredentia
 from edl_torch.rpc.status import to_status
 from edl_torch.system import descriptors
 from edl_torch.system.address import HostPort
-from edl_torch.system.forks import keep_children_alive
-from edl_torch.system.processes import until_gone
+from edl_torch.system.processes import keep_children_alive, until_gone
 
 _OPEN = f"/{HEALTH_SERVICE}/"
 
@@ -56,13 +63,11 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Continuation, details: Details) -> Any:
         """Return the call's own handler, or one that refuses it."""
-        if details.method.startswith(_OPEN) or self._has_token(details):
+        given = [value for key, value in details.invocation_metadata if key == METADATA_KEY]
+        has_token = len(given) == 1 and self._token.opens(given[0])
+        if details.method.startswith(_OPEN) or has_token:
             return await continuation(details)
         return self._refusal
-
-    def _has_token(self, details: Details) -> bool:
-        given = [value for key, value in details.invocation_metadata if key == METADATA_KEY]
-        return len(given) == 1 and self._token.opens(given[0])
 
 
 async def _refuse(requests: Any, context: Any) -> None:
@@ -109,8 +114,12 @@ class MasterServer:
     async def start(self) -> HostPort:
         """Bind and serve. Returns the address with its real port; raises MasterStartError."""
         check_free(self._wanted)
+        tls = self._credentials.server_credentials()
         try:
-            port = self._bind()
+            if tls is None:
+                port = self._server.add_insecure_port(str(self._wanted))
+            else:
+                port = self._server.add_secure_port(str(self._wanted), tls)
         except (RuntimeError, ValueError) as exc:
             hint = "; do the certificate and its key belong together?" if self._credentials.encrypted else ""
             raise MasterStartError(f"cannot listen on {self._wanted}: {exc}{hint}") from exc
@@ -124,12 +133,6 @@ class MasterServer:
             asyncio.create_task(self._watch_connections(), name="edl-connections"),
         ]
         return HostPort(self._wanted.host, port)
-
-    def _bind(self) -> int:
-        tls = self._credentials.server_credentials()
-        if tls is None:
-            return self._server.add_insecure_port(str(self._wanted))
-        return self._server.add_secure_port(str(self._wanted), tls)
 
     async def _stop_health(self) -> None:
         await self.host.failed()
@@ -305,3 +308,91 @@ def write_address_file(path: Path, address: HostPort) -> None:
             part.unlink(missing_ok=True)
     except OSError as exc:
         raise MasterStartError(f"cannot write the address file {path}: {exc.strerror}") from exc
+
+
+# On a thread of its own, in a process that does something else besides --------------------------------
+
+START_S = 60.0
+STOP_S = 10.0
+
+
+class ThreadedMaster:
+    """Serves `address` from the constructor, which raises MasterStartError, to `stop()`.
+
+    It goes on where the journal in the folder `state` ends. `on_failure` is called, on its thread,
+    when the journal cannot be written any more: nothing is answered then.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        state: Path,
+        insecure: bool = False,
+        credentials: ServerCredentials | None = None,
+        on_failure: Callable[[EdlError], None] = lambda _: None,
+        **patience: Unpack[Patience],
+    ) -> None:
+        self._open = partial(DurableState, state, **patience)
+        self._server = partial(MasterServer, address=address, insecure=insecure, credentials=credentials)
+        self._on_failure = on_failure
+        self._ready: Future[str] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._unwanted = False
+        self._thread = threading.Thread(target=self._run, name="edl-master", daemon=True)
+        self._thread.start()
+        try:
+            self.address = self._ready.result(START_S)
+        except TimeoutError:
+            self._ask_to_stop()
+            raise MasterStartError(
+                f"the master on {address} with its journal in {state} did not start within {START_S:g} s: "
+                f"is the disk of the journal slow, or the machine overloaded?"
+            ) from None
+
+    def stop(self) -> None:
+        """Answer the calls that are here, commit, and end the thread."""
+        self._ask_to_stop()
+        self._thread.join(STOP_S)
+
+    def _ask_to_stop(self) -> None:
+        self._unwanted = True  # looked at once there is a loop
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def _run(self) -> None:
+        try:
+            with closing(self._open(now=time.monotonic())) as state:
+                asyncio.run(self._serve(state))
+        except Exception as error:  # the top of a thread
+            if not self._ready.done():
+                self._ready.set_exception(error)
+                return
+            log.exception("the master failed")
+            failure = (
+                error if isinstance(error, EdlError) else MasterStartError(f"the master failed: {error!r}")
+            )
+            self._on_failure(failure)
+
+    async def _serve(self, state: DurableState) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._unwanted:
+            return
+        commits = state.group_commit()
+        try:
+            server = self._server(state.dispatcher, commits=commits)
+        except EdlError:
+            await commits.close()
+            raise
+        try:
+            self._ready.set_result(str(await server.start()))
+            await first_of(self._stopping.wait(), server.host.failed())
+        finally:
+            await server.drain()
+        if server.host.failure is not None:
+            raise server.host.failure
+
+    def __repr__(self) -> str:
+        return f"<ThreadedMaster {self.address}>"

@@ -17,7 +17,6 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.master.host import MasterHost
 from edl_torch.rpc import convert
@@ -66,20 +65,15 @@ class MasterServicer:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the methods to this server."""
-        handlers = {method.name: self._handler(method) for method in convert.SERVICE.methods}
+        handlers: dict[str, Any] = {}
+        for method in convert.SERVICE.methods:
+            stream, unary = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+            handlers[method.name] = (stream if method.server_streaming else unary)(
+                self.answers[method.name],
+                request_deserializer=reader(GetMessageClass(method.input_type)),
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-
-    def _handler(self, method: Any) -> Any:
-        make = (
-            grpc.unary_stream_rpc_method_handler
-            if method.server_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        return make(
-            self.answers[method.name],
-            request_deserializer=reader(GetMessageClass(method.input_type)),
-            response_serializer=GetMessageClass(method.output_type).SerializeToString,
-        )
 
     def _guarded(self, answer: Handler) -> Handler:
         """Turn errors of ours into statuses; any other error is a bug, logged by grpc with its traceback.
@@ -111,16 +105,23 @@ class MasterServicer:
         elif isinstance(request, pb.ConfirmRequest):
             self._limits.check_entries("leases", len(request.leases))
         elif isinstance(request, pb.RegisterRequest):
-            self._limits.check_sources(len(request.registration.sources.sources))
+            mixed = sum(len(c.sources) for c in request.registration.components.components)
+            self._limits.check_sources(len(request.registration.sources.sources) + mixed)
 
     async def _attend(self, request: pb.AttendRequest, context: Context) -> None:
         # A coroutine that writes, not a generator: its `finally` runs at once when the stream breaks.
         with self._host.attending(request.session) as stream:
             await self._host.committed()
-            asks = pb.AttendEvent(attending=_attending(self._host.dispatcher))
+            members = self._host.dispatcher.members
+            attending = pb.Attending(
+                ledger=self._host.dispatcher.ledger_id,
+                lease_timeout_s=members.lease_timeout_s,
+                grace_s=members.grace_s,
+                progress_timeout_s=members.progress_timeout_s,
+            )
             while not stream.ended:
-                await context.write(asks)
-                until = asyncio.get_running_loop().time() + self._host.dispatcher.members.heartbeat_s
+                await context.write(pb.AttendEvent(attending=attending))
+                until = asyncio.get_running_loop().time() + members.heartbeat_s
                 while (dataset := await stream.next(until)) is not None:
                     await context.write(pb.AttendEvent(wanted=pb.Wanted(dataset=dataset)))
 
@@ -137,13 +138,3 @@ class MasterServicer:
     async def _leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         self._host.leave(request.session, request.member)
         return pb.LeaveResponse()
-
-
-def _attending(dispatcher: Dispatcher) -> pb.Attending:
-    members = dispatcher.members
-    return pb.Attending(
-        ledger=dispatcher.ledger_id,
-        lease_timeout_s=members.lease_timeout_s,
-        grace_s=members.grace_s,
-        progress_timeout_s=members.progress_timeout_s,
-    )

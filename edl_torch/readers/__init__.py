@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from edl_torch.readers.images.manifest import ImageManifestReader as ImageManifestReader
     from edl_torch.readers.images.voc import VocReader as VocReader
     from edl_torch.readers.map_dataset import MapDatasetReader as MapDatasetReader
-    from edl_torch.readers.odps.iterator import ODPSReader as ODPSReader
     from edl_torch.readers.odps.reader import ODPSDataReader as ODPSDataReader
+    from edl_torch.readers.odps.reader import ODPSReader as ODPSReader
     from edl_torch.readers.parquet.reader import ParquetReader as ParquetReader
     from edl_torch.readers.python_custom import PythonCustomReader as PythonCustomReader
     from edl_torch.readers.recordio.reader import RecordIODataReader as RecordIODataReader
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edl_torch.readers.registry import load_reader as load_reader
     from edl_torch.readers.registry import open_reader as open_reader
     from edl_torch.readers.registry import parse_reader_params as parse_reader_params
+    from edl_torch.readers.tar.reader import TarReader as TarReader
     from edl_torch.readers.text.csv_reader import CsvReader as CsvReader
     from edl_torch.readers.text.text_reader import TextReader as TextReader
 
@@ -39,11 +40,12 @@ _MODULES = {
     "ImageManifestReader": "images.manifest",
     "MapDatasetReader": "map_dataset",
     "ODPSDataReader": "odps.reader",
-    "ODPSReader": "odps.iterator",
+    "ODPSReader": "odps.reader",
     "ParquetReader": "parquet.reader",
     "PythonCustomReader": "python_custom",
     "RecordIODataReader": "recordio.reader",
     "RecordIOWriter": "recordio.writer",
+    "TarReader": "tar.reader",
     "TextReader": "text.text_reader",
     "VocReader": "images.voc",
     "decode_image": "images.decode",

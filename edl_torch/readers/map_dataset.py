@@ -36,6 +36,8 @@ class MapDatasetReader(IndexedReader):
     Raises InvalidArgument for an object that is not map-style.
     """
 
+    looks_again = True
+
     def __init__(
         self,
         dataset: Any,
@@ -54,9 +56,16 @@ class MapDatasetReader(IndexedReader):
                 f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__ "
                 "by number; for other data write a reader (AbstractDataReader)"
             )
+        try:
+            count = len(dataset)
+        except (TypeError, ValueError) as exc:
+            raise InvalidArgument(
+                f"{type(dataset).__name__} is no map-style dataset: it has no number of records, "
+                f"as len() says: {exc}"
+            ) from exc
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
-        self.count = len(dataset)
+        self.count = count
         self._mapped = mapped_files(dataset)
         self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 
@@ -82,9 +91,12 @@ class MapDatasetReader(IndexedReader):
     def load(self, index: int) -> Any:
         """`dataset[index]`. Raises SourceChanged where an array is mapped from a file that was written to."""
         record = self.dataset[index]
+        self._check_mapped()
+        return record
+
+    def _check_mapped(self) -> None:
         for stamp in self._mapped:
             stamp.check_content()
-        return record
 
     def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield `dataset[index]` for each of `indices`; see the class."""
@@ -117,4 +129,5 @@ class MapDatasetReader(IndexedReader):
                 raise ReaderError(
                     f"{self.name}.__getitems__ gave {len(records)} records for {len(numbers)} numbers"
                 )
+            self._check_mapped()
             yield records

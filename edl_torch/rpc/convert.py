@@ -28,17 +28,18 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from edl_torch.core import calls
-from edl_torch.core.events import Departed, Event
-from edl_torch.core.measures import Measures, padded, trimmed
+from edl_torch.core import calls, status
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import Departed, Event, Measures, padded, trimmed
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.shard import MixtureSegment
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 
 # For people: nothing that is in a token may spoil what they see.
-_SHOWN = (calls.MasterStatus, calls.DatasetStatus, calls.QuarantinedRecord, Event, Departed)
+_SHOWN = (status.MasterStatus, status.DatasetStatus, QuarantinedRecord, Event, Departed)
 _MOST = (1 << 63) - 1
 
 
@@ -276,8 +277,9 @@ ROUTES: dict[type[calls.Request[Any]], Route] = {
         Route(calls.ConfirmCall, calls.ConfirmAnswer),
         Route(calls.SnapshotCall, str, "token"),
         Route(calls.RestoreCall, int, "lineage"),
-        Route(calls.ProgressCall, calls.DatasetStatus, "dataset"),
-        Route(calls.StatusCall, calls.MasterStatus),
+        Route(calls.SetWeightsCall, MixtureSegment, "segment"),
+        Route(calls.ProgressCall, status.DatasetStatus, "dataset"),
+        Route(calls.StatusCall, status.MasterStatus),
     )
 }
 

@@ -46,7 +46,7 @@ def _lead(store: Store, where: str, size: int, mine: str, deadline: float) -> st
     answered: dict[int, bytes] = {}
     while (joined := store.add(f"{where}/joined/{mine}", 0)) < size - 1:
         for rank in range(1, size):
-            number = _look(store, f"{where}/shown by {rank}")
+            number = _value_of(store, f"{where}/shown by {rank}")
             if number is not None and answered.get(rank) != number:
                 store.set(f"{where}/answer/{number.decode()}", mine)
                 answered[rank] = number
@@ -59,16 +59,16 @@ def _follow(store: Store, where: str, rank: int, mine: str, deadline: float) -> 
     store.set(f"{where}/shown by {rank}", mine)
     joined = ""
     while True:
-        answer = _look(store, f"{where}/answer/{mine}")
+        answer = _value_of(store, f"{where}/answer/{mine}")
         if answer is not None and answer.decode() != joined:
             joined = answer.decode()  # a second answer: the first was of a rank 0 that is gone
             store.add(f"{where}/joined/{joined}", 1)
-        if joined and _look(store, f"{where}/go/{joined}") is not None:
+        if joined and _value_of(store, f"{where}/go/{joined}") is not None:
             return joined
         _rest(deadline, f"rank {rank} of this job heard nothing of rank 0")
 
 
-def _look(store: Store, key: str) -> bytes | None:
+def _value_of(store: Store, key: str) -> bytes | None:
     return store.get(key) if store.check([key]) else None
 
 

@@ -6,8 +6,15 @@ Public, and without torch: nothing here is needed to run a job.
 from __future__ import annotations
 
 from edl_torch.testing.check_reader import check_reader
-from edl_torch.testing.clock import FakeClock, wait_until
-from edl_torch.testing.fake_master import FakeConnection, FakeMaster, Fault, Faults, Outcomes
+from edl_torch.testing.fake_master import (
+    FakeClock,
+    FakeConnection,
+    FakeMaster,
+    Fault,
+    Faults,
+    Outcomes,
+    wait_until,
+)
 from edl_torch.testing.peers import ThreadPeers
 
 __all__ = [

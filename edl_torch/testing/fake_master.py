@@ -7,23 +7,74 @@ test asks for one.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.core import calls
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.master_api import Listener, MasterApi
+from edl_torch.core.members import Patience
 from edl_torch.core.plan import Plan
 from edl_torch.core.state import Released
 from edl_torch.errors import MasterUnavailable
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.shard import Slice
-from edl_torch.testing.clock import FakeClock
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
+
+T = TypeVar("T")
+
+
+class FakeClock:
+    """Call it for the time in seconds; `advance` moves it. Safe for several threads."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        with self._lock:
+            return self._now
+
+    def advance(self, seconds: float) -> float:
+        """Let time pass; returns the new time. A clock never goes back: raises ValueError."""
+        if seconds < 0:
+            raise ValueError(f"a monotonic clock cannot go back by {-seconds} s")
+        with self._lock:
+            self._now += seconds
+            return self._now
+
+    def __repr__(self) -> str:
+        return f"<FakeClock {self()}>"
+
+
+def wait_until(
+    condition: Callable[[], T], *, timeout_s: float = 10.0, poll_s: float = 0.01, what: str = ""
+) -> T:
+    """Call `condition` until it returns something true, and return that.
+
+    Looks every `poll_s` seconds. After `timeout_s` seconds raises AssertionError, which names `what`
+    (default: the condition) and the last value seen. An exception of the condition is not caught.
+
+        address = wait_until(lambda: path.exists() and path.read_text(), timeout_s=5)
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(
+                f"not within {timeout_s:g} s: {what or condition}; the last value: {value!r}"
+            )
+        time.sleep(poll_s)
+
+
+# The master -------------------------------------------------------------------------------------------
 
 Record = tuple[int, str, int]  # (epoch, source name, record number)
 A = TypeVar("A")
@@ -197,21 +248,14 @@ class FakeMaster(FakeConnection):
     def __init__(
         self,
         *,
-        lease_timeout_s: float = 30.0,
-        grace_s: float = 1.0,
-        progress_timeout_s: float = 0.0,
         ledger_id: str = "fake",
+        **patience: Unpack[Patience],
     ) -> None:
         self.clock = FakeClock()
         self.faults = Faults()
         self.outcomes: dict[str, Outcomes] = {}
         self.listeners: dict[str, Listener] = {}
-        self._dispatcher = Dispatcher(
-            ledger_id=ledger_id,
-            lease_timeout_s=lease_timeout_s,
-            grace_s=grace_s,
-            progress_timeout_s=progress_timeout_s,
-        )
+        self._dispatcher = Dispatcher(ledger_id=ledger_id, **patience)
         local = LocalMaster("fake", dispatcher=self._dispatcher, clock=self.clock)
         super().__init__(self, local, "fake", in_process=True)
 
@@ -234,13 +278,13 @@ class FakeMaster(FakeConnection):
 
     def break_stream(self, session: str) -> None:
         """The session's stream breaks, as when its process dies or is cut off."""
-        self._local.apply(Dispatcher.stream_broke, session)
+        self._local.apply(lambda dispatcher, now: dispatcher.members.stream_broke(session, now))
         if session in self.listeners:
             self.listeners[session].broke()
 
     def open_stream(self, session: str) -> None:
         """The session's stream stands (again)."""
-        self._local.apply(Dispatcher.stream_opened, session)
+        self._local.apply(lambda dispatcher, now: dispatcher.members.stream_opened(session, now))
         members = self._dispatcher.members
         self.listeners[session].stood(
             self.clock(),

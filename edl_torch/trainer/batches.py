@@ -30,6 +30,8 @@ class Batch:
     holds: list[Hold] | tuple[()] = ()
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
     used: bool = False  # a step of an attached optimizer was on a gradient of it, as far as that was seen
+    went_back: bool = False  # it comes again, also where its gradient stays
+    several: bool = False  # an optimizer stepped on it more than once, each time on new gradients
 
     @property
     def records(self) -> int:
@@ -54,7 +56,7 @@ class Batches:
     """
 
     def __init__(self, lookahead: int | None = 0) -> None:
-        self._lookahead = lookahead
+        self.lookahead = lookahead
         self.is_told = lookahead is None  # a wrapper says of each batch when it passes it on
         self.ahead: deque[Batch] = deque()  # read, and not passed on; oldest first, as the next
         self.unfinished: deque[Batch] = deque()  # passed on, with records, and the loop is not done with them
@@ -115,7 +117,7 @@ class Batches:
     @property
     def reads_far(self) -> bool:
         """Whether several batches may be on their way to the loop, unseen."""
-        return self._lookahead is not None and self._lookahead > 1
+        return self.lookahead is not None and self.lookahead > 1
 
     # Which batches are in the gradients -------------------------------------------------------------------
 
@@ -127,12 +129,6 @@ class Batches:
         ahead = self.ahead if self.ended and not self.is_told else ()
         return [*filter(None, [self.in_hand]), *ahead]
 
-    def mark_window(self) -> None:
-        """Note, as an adapter says, that each batch since the last step is trained on before the next."""
-        self.in_doubt = False
-        for batch in self.untouched():
-            batch.used = True
-
     # Batches come and go ----------------------------------------------------------------------------------
 
     def hand(self, ticket: Ticket = (), holds: list[Hold] | tuple[()] = ()) -> None:
@@ -140,7 +136,7 @@ class Batches:
         self._newest += 1
         self._handed += 1
         self.ahead.append(Batch(self._newest, ticket, holds))
-        if self._lookahead is not None and len(self.ahead) > self._lookahead:
+        if self.lookahead is not None and len(self.ahead) > self.lookahead:
             self.pass_on()
 
     def pass_on(self) -> Batch | None:
@@ -209,6 +205,8 @@ class Batches:
 
     def take_back(self, batches: list[Batch]) -> None:
         """Forget batches that go back, the one in hand among them."""
+        for batch in batches:
+            batch.went_back = True
         self.unfinished = deque(batch for batch in self.unfinished if batch not in batches)
         self.ahead = deque(batch for batch in self.ahead if batch not in batches)
         self._handed = max(0, self._handed - len(batches))
@@ -223,6 +221,13 @@ class Batches:
         self.in_hand = None
 
     # Passes -----------------------------------------------------------------------------------------------
+
+    def set_lookahead(self, lookahead: int | None) -> None:
+        """Have so many read ahead from the next pass on, or None: what is ahead now was passed on."""
+        while self.ahead:
+            self.pass_on()
+        self._let_go()
+        self.lookahead, self.is_told = lookahead, lookahead is None
 
     def begin_pass(self) -> None:
         """Note that the loop begins another pass: what was read ahead, and nobody told of, was passed on."""
@@ -328,10 +333,10 @@ class Batches:
         """Raise AccountingError for a loop whose steps show that more was read ahead than `lookahead`."""
         behind = min(mine.before, self._unstepped or mine.before) - 1
         each = mine.steps > 1 and mine.steps == self._handed - behind
-        if self._lookahead is not None and each and behind > self._lookahead:
+        if self.lookahead is not None and each and behind > self.lookahead:
             raise AccountingError(
                 f"the loop steps on batches after the last one was handed out: what lies between it and the "
-                f"loader reads {behind} ahead, and lookahead is {self._lookahead}, so that batches were "
+                f"loader reads {behind} ahead, and lookahead is {self.lookahead}, so that batches were "
                 f"acknowledged before they were trained on. Give lookahead={behind}, or lookahead='manual' "
                 f"and call loader.passed_on() for each batch that reaches the loop. Where nothing reads "
                 f"ahead and the loop skipped {behind} step(s) at first, give attach() the GradScaler, or "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.trainer.counting import Deliveries, StreamCounts
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.registrar import Confirmer
 from edl_torch.trainer.reporter import Reporter
 from edl_torch.trainer.state import State

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from edl_torch.core.calls import (
-    NEW_PASS,
-    Grant,
-    LeaseAnswer,
-    LeaseCall,
-    MasterStatus,
-    PassState,
-    StatusCall,
-    TrainerStatus,
-)
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, LeaseCall, PassState, StatusCall
+from edl_torch.core.status import MasterStatus, TrainerStatus
 from edl_torch.errors import ConcurrentIteration, EdlError, SessionLost
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import WaitLogSchedule
 from edl_torch.trainer.registrar import Registrar
 from edl_torch.trainer.reporter import Reporter
@@ -25,6 +17,7 @@ from edl_torch.trainer.vocabulary import (
     Logged,
     LookAround,
     Procedure,
+    Reweighed,
     SiblingSession,
     Wait,
 )
@@ -140,6 +133,7 @@ class Leasing:
             count=supply.to_ask_for,
             drained=drained,
             ahead=supply.current.mode is Mode.ELASTIC and not drained,
+            segment=0 if state.registered.plan is None else state.registered.plan.newest_segment,
         )
         supply.begin_asking()
         asked_at = state.now
@@ -213,6 +207,10 @@ class Leasing:
 
     def _take_in(self, answer: LeaseAnswer, number: int, presented: int | None) -> None:
         state = self._state
+        if answer.segments:
+            assert state.registered.plan is not None
+            state.registered.plan.learn(answer.segments)
+            state.facts.append(Reweighed(answer.segments))
         for grant in answer.grants:
             if state.config.audited:
                 state.facts.append(Granted(grant))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from edl_torch.core.measures import BUCKETS, LEAST_EXPONENT, Histogram, Measures
+from edl_torch.core.status import BUCKETS, LEAST_EXPONENT, Histogram, Measures
 
 _FIRST_BOUNDS = 2.0**-LEAST_EXPONENT  # in a second
 _POWERS = 64  # of two first bounds: more seconds than any clock counts

@@ -5,16 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from edl_torch.core.calls import (
-    DatasetStatus,
-    Fence,
-    FencedCall,
-    MasterStatus,
-    ProgressCall,
-    RestoreCall,
-    SnapshotCall,
-    StatusCall,
-)
+from edl_torch.core.calls import Fence, FencedCall, ProgressCall, RestoreCall, SnapshotCall, StatusCall
+from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
 from edl_torch.shard import DatasetSpec
@@ -120,7 +112,7 @@ class Position:
 
     # The way back -------------------------------------------------------------------------------------------
 
-    def look(self) -> Procedure[None]:
+    def note_history(self) -> Procedure[None]:
         """Note which history the dataset is in, before a checkpoint of it is read; registers nothing.
 
         A restore that finds another one is refused: what was read may be older than what others trained.

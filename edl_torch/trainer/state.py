@@ -11,8 +11,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import StaleLease
 from edl_torch.trainer.batches import Batches
 from edl_torch.trainer.counting import PlainPass
-from edl_torch.trainer.inflight import InFlight
-from edl_torch.trainer.lease_queue import LeaseQueue, Mode
+from edl_torch.trainer.inflight import InFlight, LeaseQueue, Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.outbox import Outbox, Report

@@ -25,7 +25,7 @@ from options import parse
 
 from edl_torch import MasterClient
 from edl_torch.cli.main import main as edl_torch
-from edl_torch.core.calls import DatasetStatus, MasterStatus
+from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.errors import EdlError, InvalidArgument
 
 HERE = Path(__file__).parent

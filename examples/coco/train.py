@@ -112,7 +112,6 @@ class Trainer:
 
     def train(self, loader: ElasticDataLoader) -> None:
         """Train until the data is finished, or a notice asks to stop."""
-        loader.attach(self.optimizer)
         loader.freeze_statistics(self.model)
         if self.ranks.together:
             self._load_together(loader)

@@ -62,7 +62,6 @@ def train(config: dict[str, Any]) -> None:
             audit_dir=storage / "audit",
         ) as loader,
     ):
-        loader.attach(optimizer)
         loader.load_state_dict(load(network, optimizer))
         steps = 0
         for epoch in loader.epochs():

@@ -11,8 +11,8 @@ from typing import Any
 from loop_thread import LoopThread
 
 from edl_torch import DataShardService, ElasticDataLoader, MasterClient, ShardedDataset
-from edl_torch.core.calls import DatasetStatus
 from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.status import DatasetStatus
 from edl_torch.master.server import MasterServer
 from edl_torch.readers import MapDatasetReader
 

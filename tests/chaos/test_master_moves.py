@@ -11,7 +11,7 @@ from ride_kit import Gate, Master, Trainer, check
 from edl_torch import MasterClient
 from edl_torch.client.grpc.channel import FollowingChannel
 from edl_torch.errors import MasterUnavailable
-from edl_torch.system import forks
+from edl_torch.system import processes
 from edl_torch.testing import wait_until
 
 StartMaster = Callable[..., Master]
@@ -87,7 +87,7 @@ def port_of(master: Master) -> int:
 def guarded(port: int) -> bool:
     """Whether a child forked now would drop a connection to this port."""
     loopback = ipaddress.ip_address("127.0.0.1")
-    return any(guard.covers(loopback, port) for guard in tuple(forks._guards))
+    return any(guard.covers(loopback, port) for guard in tuple(processes._guards))
 
 
 def test_an_address_that_nobody_knows_at_first_is_an_error() -> None:

@@ -10,7 +10,7 @@ from google.protobuf import message_factory
 
 from edl_torch.core.calls import Acknowledgement
 from edl_torch.elasticdl import elasticdl_pb2, wire
-from edl_torch.elasticdl.calls import GetTaskCall, TaskResult
+from edl_torch.elasticdl.wire import GetTaskCall, TaskResult
 from edl_torch.errors import AccessDenied
 from edl_torch.master.health import SERVICE as HEALTH
 from edl_torch.rpc import edl_torch_pb2 as pb

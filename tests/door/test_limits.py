@@ -16,7 +16,7 @@ from edl_torch.core.limits import MESSAGE_BYTES, Limits
 from edl_torch.core.persistence import dump
 from edl_torch.core.token import Token
 from edl_torch.elasticdl import wire
-from edl_torch.elasticdl.calls import TaskResult
+from edl_torch.elasticdl.wire import TaskResult
 from edl_torch.errors import InvalidArgument, LimitExceeded, TokenError
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import Source

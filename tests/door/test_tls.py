@@ -8,7 +8,7 @@ import grpc
 import pytest
 from door_kit import credentials, door, lease, register
 
-from edl_torch.client.grpc.calling import Caller
+from edl_torch.client.grpc.client import Caller
 from edl_torch.errors import AccessDenied, MasterUnavailable
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.testing import wait_until

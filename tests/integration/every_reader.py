@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from image_files import write_coco, write_image_folder, write_manifest, write_voc
+from tar_files import samples_tar
 
 SIZES = """
 def get_training_size():
@@ -69,6 +70,12 @@ def recordio(root: Path) -> Data:
     return same(root / "a.recordio", 12, "RecordIODataReader")
 
 
+def tar_shards(root: Path) -> Data:
+    for number in range(3):
+        samples_tar(root / f"{number}.tar", 5, begin=5 * number)
+    return same(root, 15, "TarReader")
+
+
 def python_file(root: Path) -> Data:
     (root / "sizes.py").write_text(SIZES)
     return Data(str(root / "sizes.py"), (11, 5, 7), "PythonCustomReader")
@@ -92,6 +99,7 @@ MAKERS: dict[str, Callable[[Path], Data]] = {
     "text": text_lines,
     "parquet": parquet_rows,
     "recordio": recordio,
+    "tar": tar_shards,
     "python_custom": python_file,
 }
 

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 import torch
 
-from edl_torch import ElasticDataLoader, LocalMaster
+from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
 from edl_torch.audit.verdict import Outcome, audit, judge
 from edl_torch.cli.audit import write_json, write_table
 from edl_torch.cli.audit_page import write_page
 from edl_torch.cli.verdict_words import headline
-from edl_torch.errors import DatasetConflict, SourceChanged, TokenError
+from edl_torch.errors import DatasetConflict, InvalidArgument, SourceChanged, TokenError
+from edl_torch.readers import MapDatasetReader
 
 OLD, NEW = np.arange(48.0), 100 + np.arange(60.0)
 
@@ -148,6 +149,43 @@ def test_who_joins_data_without_having_looked_like_the_others_weakens_what_is_kn
     assert "data" not in headline(replace(verdict, trainers=1))  # of one session alone
 
 
+class Numbers:
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> float:
+        return float(index)
+
+
+def test_who_reads_other_data_than_its_service_says_is_refused(tmp_path: Path) -> None:
+    reader = MapDatasetReader(OLD)
+    with DataShardService(4, reader=reader) as service:
+        with pytest.raises(
+            InvalidArgument,
+            match=r"whose data are others: the values are others than then\. Give both the same",
+        ):
+            ShardedDataset(service, MapDatasetReader(OLD[::-1]), shuffle=False)
+        first(
+            iter(ElasticDataLoader(ShardedDataset(service, MapDatasetReader(OLD.copy()), shuffle=False))), 1
+        )
+        with pytest.raises(InvalidArgument, match="not known that it has the same data"):
+            ShardedDataset(service, MapDatasetReader(Numbers()), shuffle=False)
+    with DataShardService(4, reader=reader, fingerprint="v1") as service:
+        ShardedDataset(service, MapDatasetReader(Numbers()), shuffle=False)
+
+
+def test_data_are_known_as_well_as_who_reads_them_knows_them(tmp_path: Path) -> None:
+    master = LocalMaster()
+    for _ in range(2):
+        with DataShardService(4, master, reader=MapDatasetReader(OLD), audit_dir=tmp_path) as service:
+            unknown = MapDatasetReader(Numbers(), "ndarray")
+            batches = ElasticDataLoader(ShardedDataset(service, unknown, shuffle=False))
+            for _ in batches:
+                pass
+    (verdict,) = audit([tmp_path])
+    assert verdict.known_by == "none"
+
+
 @pytest.mark.parametrize("bad", [{}, {"on_bad_record": "quarantine", "max_bad_records": 48}])
 def test_a_list_that_becomes_shorter_has_changed_and_no_record_is_bad(bad: dict[str, Any]) -> None:
     data = list(range(48))
@@ -172,7 +210,10 @@ def test_an_array_in_another_order_is_refused() -> None:
     with loader(np.arange(48.0)) as before:
         first(iter(before), 3)
         state = before.state_dict()
-    with loader(np.arange(48.0)[::-1]) as after, pytest.raises(TokenError, match="data: "):
+    with (
+        loader(np.arange(48.0)[::-1]) as after,
+        pytest.raises(TokenError, match="data: the values are others than then\\. "),
+    ):
         after.load_state_dict(state)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from every_reader import made
+from image_files import encode, render
+from tar_files import write_tar
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.readers import open_reader
@@ -21,7 +23,7 @@ from edl_torch.testing import check_reader
 pytest.importorskip("pyarrow", reason="Parquet and columns need pyarrow")
 pytest.importorskip("cramjam", reason="RecordIO needs cramjam")
 
-KINDS = ("recordio", "csv", "text", "parquet", "python_custom")
+KINDS = ("recordio", "csv", "text", "parquet", "tar", "python_custom")
 WAYS: dict[str, dict[str, Any]] = {
     "0 workers": {},
     "2 forked": {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 120},
@@ -119,6 +121,14 @@ def test_the_examples_for_tables_and_text_run(desk: Path) -> None:
 def test_the_example_for_parquet_runs(desk: Path) -> None:
     names = run_page("parquet.md", **{"s3://bucket/table": str(desk / "bucket")})
     assert names["batch"]["label"].dtype is names["torch"].int64
+
+
+def test_the_example_for_tars_runs(desk: Path) -> None:
+    pictures = {f"{n:03}.jpg": encode(render(n), ".jpg") for n in range(70)}
+    classes = {f"{n:03}.cls": b"%d" % (n % 3) for n in range(70)}
+    (desk / "shards").mkdir()
+    write_tar(desk / "shards" / "train-0.tar", sorted({**pictures, **classes}.items()))
+    assert run_page("tar.md")["seen"] == 3 * 70
 
 
 def test_the_example_for_python_files_runs(desk: Path) -> None:

@@ -18,7 +18,7 @@ from processes import quiet_port
 
 from edl_torch import DataShardService, MasterClient, ShardedDataset
 from edl_torch.errors import AccessDenied, MasterUnavailable
-from edl_torch.master.threaded import ThreadedMaster
+from edl_torch.master.server import ThreadedMaster
 from edl_torch.rpc.credentials import Credentials, ServerCredentials
 from edl_torch.testing import wait_until
 

@@ -20,6 +20,7 @@ from edl_torch.errors import ServiceClosed
 RECORDS, BATCH, EPOCHS, TIMES = 40, 4, 2, 8
 PACKAGE = str(Path(edl_torch.__file__).parent)
 HOOK, NOTE = "stepped", "do"  # between the two nobody knows whether the model has learnt
+FINALISER = "__del__"
 
 
 class Interrupts:
@@ -52,12 +53,13 @@ class Interrupts:
 
 
 def is_spared(frame: FrameType | None) -> bool:
-    """Whether it runs after a step of the model, and before the note of it begins."""
+    """Whether it runs after a step of the model, and before the note of it begins; or in a finaliser, where
+    Python prints what is raised and goes on."""
     if frame is not None and frame.f_code.co_name == NOTE:
         return True
-    while frame is not None and frame.f_code.co_name not in (HOOK, NOTE):
+    while frame is not None and frame.f_code.co_name not in (HOOK, NOTE, FINALISER):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == HOOK
+    return frame is not None and frame.f_code.co_name != NOTE
 
 
 class Notebook:

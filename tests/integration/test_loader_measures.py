@@ -13,7 +13,7 @@ from lockstep_kit import Rank, run_ranks
 from torch.utils.data import DataLoader
 
 from edl_torch import ElasticDataLoader
-from edl_torch.core.measures import Measures
+from edl_torch.core.status import Measures
 from edl_torch.testing import FakeMaster
 
 SLOW_S = 0.005

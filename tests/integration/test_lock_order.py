@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, LocalMaster, MasterClient, ShardedDataset
 from edl_torch.core.master_api import MasterApi
-from edl_torch.master.threaded import ThreadedMaster
+from edl_torch.master.server import ThreadedMaster
 from edl_torch.testing import FakeMaster
 
 COUNTS = {"a": 40, "b": 30}

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
 from edl_torch.audit.verdict import Outcome, Verdict, audit
-from edl_torch.client.grpc.calling import Caller
+from edl_torch.client.grpc.client import Caller
 from edl_torch.core.calls import LeaseAnswer, Request, StatusCall
 from edl_torch.errors import ConcurrentIteration, InvalidArgument, Unsupported
 from edl_torch.testing import FakeClock, FakeMaster

@@ -13,7 +13,7 @@ from chromium import Tab, browsing, needs_chromium
 
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.measures import Histogram, Measures
+from edl_torch.core.status import Histogram, Measures
 from edl_torch.master.host import MasterHost
 from edl_torch.master.web.app import WebPort
 from edl_torch.rpc.credentials import AccessToken, ServerCredentials
@@ -55,8 +55,8 @@ class Job:
         await self.host.close()
 
     def kill(self, name: str) -> None:
-        self.host.apply(lambda d, now: d.stream_opened(f"s-{name}", now))
-        self.host.apply(lambda d, now: d.stream_broke(f"s-{name}", now))
+        self.host.apply(lambda d, now: d.members.stream_opened(f"s-{name}", now))
+        self.host.apply(lambda d, now: d.members.stream_broke(f"s-{name}", now))
         self.host._reap_within(0.1)
 
 

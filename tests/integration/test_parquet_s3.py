@@ -137,6 +137,26 @@ def test_damage_and_change_are_seen_there_too(table, options):
         reader.read_record(f"{table}/day=1/part.parquet", 0)
 
 
+@pytest.mark.parametrize("is_open", [False, True], ids=["new", "open"])
+def test_rows_in_another_order_under_the_same_footer_are_seen_there_too(table, options, is_open):
+    def rows(order: Any) -> bytes:
+        written = io.BytesIO()
+        plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        pq.write_table(pa.table({"id": np.arange(20)[order]}), written, row_group_size=10, **plain)
+        return written.getvalue()
+
+    store = fsspec.filesystem("s3", skip_instance_cache=True, **options)
+    one, other = rows(slice(None)), rows(slice(None, None, -1))
+    assert (len(one), one[-100:]) == (len(other), other[-100:])
+    store.pipe("bucket/table/rows.parquet", one)
+    reader, name = ParquetReader(f"{table}/rows.parquet", storage_options=options), f"{table}/rows.parquet"
+    if is_open:
+        assert reader.read_record(name, 0)["id"] == 0
+    store.pipe("bucket/table/rows.parquet", other)
+    with pytest.raises(SourceChanged, match="it was written to since"):
+        reader.read_record(name, 15)
+
+
 def test_an_answer_cut_short_is_asked_for_again(table, options, monkeypatch):
     from s3fs.core import S3File
 

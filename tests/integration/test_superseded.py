@@ -114,7 +114,7 @@ def test_a_master_that_was_another_one_when_the_checkpoint_was_read_is_not_calle
         service.size  # noqa: B018  the dataset is known
     with trainer(fake, COUNTS) as (service, _):
         session = service.session
-        session.run(session.trainer.position.look())
+        session.run(session.trainer.position.note_history())
         other = FakeMaster()
         other._dispatcher.ledger_id = "other"
         service.session.master._local = other._local  # type: ignore[attr-defined]

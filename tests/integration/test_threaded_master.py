@@ -13,9 +13,9 @@ from edl_torch import DataShardService, MasterClient
 from edl_torch.client.grpc.channel import FollowingChannel
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.errors import AccessDenied, MasterStartError
-from edl_torch.master import threaded
+from edl_torch.master import server
 from edl_torch.master.durable import DurableState
-from edl_torch.master.threaded import ThreadedMaster
+from edl_torch.master.server import ThreadedMaster
 from edl_torch.rpc.credentials import Credentials, ServerCredentials
 from edl_torch.shard import Source
 from edl_torch.testing import wait_until
@@ -65,8 +65,8 @@ def test_one_that_takes_too_long_to_start_is_an_error_and_never_serves(
         return DurableState(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(threaded, "START_S", 0.01)
-        patch.setattr(threaded, "DurableState", slowly)
+        patch.setattr(server, "START_S", 0.01)
+        patch.setattr(server, "DurableState", slowly)
         with pytest.raises(MasterStartError, match=r"did not start within 0\.01 s"):
             ThreadedMaster(LOOPBACK, state=tmp_path)
         disk.set()

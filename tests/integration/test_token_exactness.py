@@ -221,7 +221,7 @@ def test_a_token_at_the_end_of_an_epoch_leaves_the_open_window_to_the_restored_r
 @pytest.mark.parametrize(
     ("counts", "other", "fields"),
     [
-        ({"a": 21, "b": 5, "c": 12}, {}, ["sources (", "size: registered 39, asked 38"]),
+        ({"a": 21, "b": 5, "c": 12}, {}, ["size: registered 39, asked 38"]),
         ({"a": 21, "b": 5, "x": 13}, {}, ["names of sources ("]),
         ({"a": 39}, {}, ["sources (", "names of sources (", "num_sources: registered 3, asked 1"]),
         (None, {"seed": 7}, ["seed: registered 0, asked 7"]),

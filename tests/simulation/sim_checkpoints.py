@@ -102,7 +102,7 @@ def load(folder: Folder, session: SimSession, point: Point, *, forgets: bool) ->
     Whoever `forgets` goes back to the token alone, with `load_state_dict`.
     """
     yield from point("load")
-    yield from session.trainer.position.look()
+    yield from session.trainer.position.note_history()
     yield from point("load: looked")
     number = folder.newest
     session.checkpoints[FOLDER] = str(number)

@@ -154,9 +154,7 @@ class Cluster:
         """Nobody hangs; who has ended is replaced while there is work."""
         self.hub.after(LOOK_S, self._look)
         if self.hub.now - self.model.last_outcome_at > STUCK_S:
-            raise BrokenPromise(
-                f"the job is stuck: {self.master.ledger}, leases {self.master.ledger.tasks[:5]}"
-            )
+            raise BrokenPromise(f"the job is stuck: {self.master.ledger}, {self.master.ledger.leases}")
         self._bury()
         self._tell(
             f"{self.hub.now:.0f} s simulated, {self.hub.events} events: {self.model.done} of "

@@ -17,10 +17,8 @@ from sim_model import BrokenPromise, History, Position
 
 from edl_torch.core.calls import (
     ConfirmCall,
-    DatasetStatus,
     LeaseAnswer,
     LeaseCall,
-    MasterStatus,
     PassState,
     ProgressCall,
     RegisterCall,
@@ -34,6 +32,7 @@ from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.persistence import load, update
+from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.errors import EdlError, SessionLost, Unsupported
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class SimMaster:
         )
         if self.deaths:  # on a journal that is there, be it empty
             self.dispatcher.rollback.begin_again(self._nonces.randrange(1 << 40))
-        self.dispatcher.resume(self.hub.now)
+        self.dispatcher.members.resume(self.hub.now)
         self._version = self.dispatcher.version
         self._streams: dict[str, Heartbeat] = {}
         self._polls: dict[int, tuple[LeaseCall, SimCall]] = {}
@@ -329,7 +328,7 @@ class SimMaster:
             return
         stream.asked_at = asked_at
         self._streams[stream.session] = stream
-        self.dispatcher.stream_opened(stream.session, self.hub.now)
+        self.dispatcher.members.stream_opened(stream.session, self.hub.now)
         self._ask(stream, asked_at)
 
     def _ask(self, stream: Heartbeat, asked_at: float) -> None:
@@ -344,7 +343,7 @@ class SimMaster:
         if self.up and session in self._streams:
             self.model.note(self.hub.now, "broke", session)
             self._streams.pop(session).breaks()
-            self.dispatcher.stream_broke(session, self.hub.now)
+            self.dispatcher.members.stream_broke(session, self.hub.now)
 
     def heartbeat(self, stream: Heartbeat, asked_at: float, progress: int, member: int) -> None:
         """A heartbeat arrives."""

@@ -284,8 +284,8 @@ class Model(History):
         """Every record that has come up has one place: an outcome, a lease, or the queue."""
         self._expect(ledger.acknowledged == self.done, "the ledger counts other acknowledgements", ledger)
         self._expect(len(ledger.quarantine) == self.bad, "the ledger counts other bad records", ledger)
-        epochs = min(ledger.head.cursor[0] + 1, self.plan.spec.num_epochs)
-        placed = self.done + self.bad + self.lent + ledger.dropped + ledger.todo
+        epochs = min(ledger.head.epoch + 1, self.plan.spec.num_epochs)
+        placed = self.done + self.bad + self.lent + ledger.dropped + ledger.backlog.records
         self._expect(
             placed == epochs * self.plan.size,
             "records were lost or doubled",

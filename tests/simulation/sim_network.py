@@ -172,7 +172,7 @@ class SimPort:
 
 
 class Heartbeat:
-    """Plays the stream and the heartbeats of `client.grpc.heartbeat`; the liveness is real."""
+    """Plays the stream and the heartbeats of `client.grpc.client`; the liveness is real."""
 
     def __init__(
         self, port: SimPort, session: str, liveness: Liveness, wanted: Callable[[str], None]

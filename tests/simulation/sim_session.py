@@ -19,7 +19,8 @@ from sim_network import Network, SimPort
 from edl_torch.audit.log import AuditLog
 from edl_torch.client.description import Description
 from edl_torch.client.model import Model
-from edl_torch.core.calls import DatasetStatus, RegisterCall
+from edl_torch.core.calls import RegisterCall
+from edl_torch.core.status import DatasetStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
 from edl_torch.trainer.liveness import Liveness

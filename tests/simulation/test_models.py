@@ -21,7 +21,7 @@ from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.core import dispatcher
 from edl_torch.core.calls import ProgressCall, RestoreCall
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.rollback import Rollback
+from edl_torch.core.state import Rollback
 from edl_torch.core.token import Token
 from edl_torch.shard import DatasetSpec
 from edl_torch.trainer.batches import Batches

@@ -10,8 +10,8 @@ from statuses import dataset_status, master_status, trainer_status
 from edl_torch.cli import status
 from edl_torch.cli.main import INTERRUPTED, main
 from edl_torch.cli.status import as_json, as_table, epoch_of, of_data
-from edl_torch.core.calls import MasterStatus, QuarantinedRecord
-from edl_torch.core.measures import Histogram, Measures
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import Histogram, MasterStatus, Measures
 from edl_torch.errors import MasterUnavailable
 
 

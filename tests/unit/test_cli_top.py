@@ -13,10 +13,7 @@ from statuses import dataset_status, master_status, trainer_status
 from edl_torch.cli import top
 from edl_torch.cli.main import main
 from edl_torch.cli.status import duration, percent, rate, share, short
-from edl_torch.core.calls import MasterStatus, TrainerState
-from edl_torch.core.events import Event, EventKind
-from edl_torch.core.measures import Histogram, Measures
-from edl_torch.core.picture import Picture
+from edl_torch.core.status import Event, EventKind, Histogram, MasterStatus, Measures, Picture, TrainerState
 
 
 def drawn(status: MasterStatus, width: int = 100, height: int = 40) -> str:

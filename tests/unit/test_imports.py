@@ -45,7 +45,9 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": (
         "data",
+        "client.gradients",
         "client.model",
+        "client.optimizers",
         "client.torchrun",
         "integrations.transformers",
         "integrations.torchtitan",
@@ -58,7 +60,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
             "master.health",
             "elasticdl.servicer",
         ),
-        *("client.grpc.client", "client.grpc.channel", "client.grpc.heartbeat", "client.grpc.calling"),
+        *("client.grpc.client", "client.grpc.channel", "client.grpc.client", "client.grpc.client"),
     ),
     "grpc_health": ("master.health",),
     "aiohttp": ("master.web.app",),
@@ -68,6 +70,8 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "cv2": ("readers", "checking.sheet"),
     "pycocotools": ("readers",),
     "PIL": (),
+    "obstore": ("readers.storage",),
+    "fsspec": ("readers.storage",),
     "ray": ("integrations.ray",),
     "tensorflow": ("integrations.tensorflow",),
     "lightning": ("integrations.lightning",),
@@ -210,7 +214,7 @@ def test_the_trainer_knows_values_and_rules_alone() -> None:
         ("import edl_torch.integrations.records", ("torch", "cv2", "grpc", "tensorflow")),
         ("import edl_torch.client.torchrun", ("torch", "cv2", "grpc")),
         (
-            "from edl_torch.system import address, forks, fresh_names, processes, termination",
+            "from edl_torch.system import address, fresh_names, processes, termination",
             ("torch", "cv2", "grpc", "numpy"),
         ),
         ("import edl_torch.master.server", ("torch", "cv2", "pycocotools")),

@@ -35,7 +35,7 @@ def loader_of(**arguments: Any) -> ElasticDataLoader:
         torch.arange(RECORDS),
         batch_size=BATCH,
         shuffle=True,
-        **{"num_epochs": EPOCHS, "lookahead": "manual", **arguments},
+        **{"num_epochs": EPOCHS, **arguments},
     )
 
 
@@ -231,11 +231,6 @@ def test_a_shard_of_a_sharded_dataset_is_refused() -> None:
         shard = IterableDatasetShard(ShardedDataset(service, reader), batch_size=BATCH, num_processes=2)
         with pytest.raises(ForeignLoop, match=r"prepare\(accelerator, loader\)"):
             next(iter(DataLoader(shard, batch_size=BATCH)))
-
-
-def test_a_loader_that_is_not_told_of_the_batch_read_ahead_is_refused() -> None:
-    with loader_of(lookahead=1) as loader, pytest.raises(InvalidArgument, match="lookahead='manual'"):
-        Job(loader)
 
 
 def test_no_optimizer_is_refused() -> None:

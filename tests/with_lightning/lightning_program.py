@@ -111,7 +111,6 @@ def run(folder: Path, settings: Settings) -> None:
         shuffle=True,
         num_epochs=EPOCHS,
         num_workers=settings.workers,
-        lookahead="manual",
         synchronous=synchronous,
         records_per_shard=5,
         audit_dir=folder / "audit",

@@ -33,7 +33,7 @@ def loader_of(**arguments: Any) -> ElasticDataLoader:
         torch.arange(RECORDS),
         batch_size=BATCH,
         shuffle=True,
-        **{"num_epochs": EPOCHS, "lookahead": "manual", **arguments},
+        **{"num_epochs": EPOCHS, **arguments},
     )
 
 
@@ -468,11 +468,6 @@ def test_windows_that_lightning_would_not_end_are_refused(tmp_path: Path) -> Non
         trainer_of(tmp_path, ElasticCallback(loader), limit_train_batches=5, accumulate_grad_batches=4).fit(
             Remembers(), loader
         )
-
-
-def test_a_loader_that_is_not_told_of_the_batch_read_ahead_is_refused() -> None:
-    with loader_of(lookahead=1) as loader, pytest.raises(InvalidArgument, match="lookahead='manual'"):
-        ElasticCallback(loader)
 
 
 def test_another_loader_than_the_callbacks_is_refused(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_plain_model_on_one_rank_is_proven(accumulate: int, tmp_path: Path) -> None:
+    with jobs(tmp_path, records=43, epochs=EPOCHS, accumulate=accumulate, world=1) as titan:
+        end_and_check(titan, 43)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 4])
 def test_ranks_learn_nothing_from_what_stands_in_for_records(accumulate: int, tmp_path: Path) -> None:
     """One shard in each epoch: while one rank reads it the other has nothing."""
     with jobs(tmp_path, records=5, accumulate=accumulate, world=2) as titan:

@@ -174,6 +174,8 @@ def parallelize(model: Any, *, parallel_dims: Any, **_: Any) -> Any:
         for name, parameter in list(model.named_parameters()):
             parts = distribute_tensor(parameter, tp, [Shard(0) if len(parameter) > 1 else Replicate()])
             setattr(model, name, torch.nn.Parameter(parts))
+    if parallel_dims.world_size == 1:
+        return model  # a plain one, as on a lone GPU
     fully_shard(model, mesh=parallel_dims.get_mesh(["fsdp"]))
     model.set_gradient_divide_factor(1.0)
     model.set_force_sum_reduction_for_comms(True)  # gloo knows no other

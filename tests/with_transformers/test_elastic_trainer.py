@@ -358,14 +358,6 @@ def test_something_else_than_a_loader_is_refused(tmp_path: Path) -> None:
         MyTrainer(args=arguments(tmp_path, SETTINGS), elastic_loader=[], **parts(SETTINGS))
 
 
-def test_a_loader_that_is_read_ahead_is_refused(tmp_path: Path) -> None:
-    with (
-        ElasticDataLoader(Records(20), 4, lookahead="manual") as loader,
-        pytest.raises(InvalidArgument, match="leave out lookahead='manual'"),
-    ):
-        MyTrainer(args=arguments(tmp_path, SETTINGS), elastic_loader=loader, **parts(SETTINGS))
-
-
 def test_a_mixin_without_a_trainer_behind_it_is_refused(make: Make) -> None:
     class WrongWayRound(ElasticTrainer):
         pass

@@ -21,7 +21,7 @@ from edl_torch.errors import AccessDenied, EdlError, InvalidArgument
 from edl_torch.rpc.credentials import METADATA_KEY, Credentials
 from edl_torch.rpc.status import is_masters_own
 from edl_torch.system.address import HostPort, is_loopback_name, parse_address
-from edl_torch.system.forks import ForkGuard
+from edl_torch.system.processes import ForkGuard
 
 log = logging.getLogger("edl_torch.client")
 
@@ -196,10 +196,10 @@ class FollowingChannel:
     def _follow(self) -> None:
         while not self._closed.is_set():
             self._doubt.wait()
-            self._look()
+            self._find_again()
             self._closed.wait(self._look_every_s)
 
-    def _look(self) -> None:
+    def _find_again(self) -> None:
         try:
             found = self._find()
             if found != self._text and not self._closed.is_set():
@@ -297,12 +297,12 @@ def explain(address: HostPort, credentials: Credentials, timeout_s: float) -> No
     """
     timeout_s = max(0.05, min(timeout_s, _LONGEST_S) / LOOKS)
     if not credentials.tls:
-        if look(address, timeout_s) is not TlsAnswer.NO_TLS:
+        if begin_tls(address, timeout_s) is not TlsAnswer.NO_TLS:
             raise AccessDenied(
                 f"the master at {address} speaks TLS: give the authority that signed its certificate, "
                 f"EDL_MASTER_TLS_CA=PATH (or EDL_MASTER_TLS=1 for those of the system)"
             )
-    elif all(look(address, timeout_s) is TlsAnswer.CLOSED for _ in range(LOOKS)):
+    elif all(begin_tls(address, timeout_s) is TlsAnswer.CLOSED for _ in range(LOOKS)):
         fault = "the one given is another, or has expired" if credentials.cert else "none was given"
         raise AccessDenied(
             f"the master at {address} wants callers with a certificate that its --tls-client-ca has signed, "
@@ -310,7 +310,7 @@ def explain(address: HostPort, credentials: Credentials, timeout_s: float) -> No
         )
 
 
-def look(address: HostPort, timeout_s: float) -> TlsAnswer:
+def begin_tls(address: HostPort, timeout_s: float) -> TlsAnswer:
     """Begin TLS at an address. The other's certificate does not matter: nothing is sent to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -2,35 +2,326 @@
 
 Carries calls and answers; it must not know what they mean. Used in the trainer's process only, never in a
 forked child.
+
+What keeps a session alive is a stream that stands as long as the process does, and heartbeats. The master
+sets the rhythm: it asks on the stream, and each time is answered with a heartbeat. So one thread does both;
+it does not depend on the training loop, and must not know leases: what the master wants, and how stream and
+heartbeats stand, goes to a `Listener`.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
+import random
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import grpc
 
 from edl_torch.client.environment import default_worker_id
-from edl_torch.client.grpc.calling import Caller
 from edl_torch.client.grpc.channel import FollowingChannel, MasterChannel, build_channel
-from edl_torch.client.grpc.heartbeat import Heartbeat
+from edl_torch.client.liveness import suspended_clock
 from edl_torch.core.calls import ConfirmCall, Request
 from edl_torch.core.master_api import Listener, MasterApi
-from edl_torch.errors import EdlError
+from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed, SessionLost
+from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.convert import ROUTES, MasterStub
 from edl_torch.rpc.credentials import Credentials
-from edl_torch.system.forks import ForkGuard
-from edl_torch.trainer.liveness import WaitLogSchedule
+from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
+from edl_torch.system.processes import ForkGuard
+from edl_torch.trainer.liveness import FIRST_S, WaitLogSchedule
 
 __all__ = ["MasterClient", "build_channel"]
 
 log = logging.getLogger("edl_torch.client")
 
-A = TypeVar("A")
+A = TypeVar("A")  # the answer
+
+BEAT_LIMIT_S = 5.0
+BEAT_LIMIT_PART = 1 / 3  # of the shorter timeout, if that is less: one that is lost leaves time for others
+JOIN_S = 2.0
+
+
+class HeartbeatStub(Protocol):
+    """The two calls of the grpc stub that keep a session alive."""
+
+    Attend: Callable[..., Any]
+    Heartbeat: Callable[..., Any]
+
+
+def backoff(longest_s: float = 1.0) -> Iterator[float]:
+    """Endless jittered pauses in seconds: short at first, then at most `longest_s`."""
+    jitter = random.Random()  # its own: the user's random numbers stay as they were
+    pause = 0.05
+    while True:
+        yield jitter.uniform(0.5, 1.0) * pause
+        pause = min(longest_s, 2 * pause)
+
+
+class Heartbeat:
+    """Keeps a session alive from `start()` to `close()`."""
+
+    def __init__(
+        self,
+        stub: HeartbeatStub,
+        session: str,
+        listener: Listener,
+        *,
+        guard: ForkGuard,
+        clock: Callable[[], float] = suspended_clock,
+    ) -> None:
+        self.listener = listener
+        self.clock = clock
+        self._stub = stub
+        self._session = session
+        self._guard = guard
+        self._lock = threading.Lock()
+        self._stream: Any = None
+        self._stop = threading.Event()
+        self._events: Iterator[pb.AttendEvent] | None = None  # of the first stream, until the thread has it
+        self._thread = threading.Thread(target=self._attend, name=f"edl-attend-{session[:8]}", daemon=True)
+
+    def start(self) -> None:
+        """Open the stream, and hear in the background what it says."""
+        # Not in the thread: with the first stream grpc starts a thread of its own. Since 3.12 Python refuses
+        # one to a program that ends, and grpc would wait for it for ever.
+        with suppress(ValueError):  # the channel is closed: the thread sees that too
+            self._events = self._open()
+        self._thread.start()
+
+    @property
+    def attending(self) -> bool:
+        """Whether the stream stands."""
+        return self.listener.standing
+
+    def close(self) -> None:
+        """End the thread. The master hears the stream break, unless the session has left before."""
+        self._stop.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.cancel()
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+
+    def _attend(self) -> None:
+        pauses = backoff()
+        while not self._stop.is_set():
+            asked_at = self.clock()
+            try:
+                events, self._events = self._events or self._open(), None
+                for event in events:
+                    if event.HasField("attending"):
+                        self._stands(event.attending, asked_at)
+                        pauses = backoff()
+                    elif event.HasField("wanted"):
+                        self.listener.wanted(event.wanted.dataset)
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
+                log.debug("stream of session %s ended: %s", self._session, error)
+            except Exception:  # the top of a thread: a failing callback must not end the session
+                log.exception("stream of session %s failed; it is opened again", self._session)
+            self.listener.broke()
+            self._stop.wait(next(pauses))
+
+    def _open(self) -> Iterator[pb.AttendEvent]:
+        with self._lock:
+            if self._stop.is_set():
+                return iter(())
+            # Waits inside grpc for a master that is away: older releases only then make a new connection.
+            self._stream = self._stub.Attend(pb.AttendRequest(session=self._session), wait_for_ready=True)
+            stream: Iterator[pb.AttendEvent] = self._stream
+        return stream
+
+    def _stands(self, attending: pb.Attending, asked_at: float) -> None:
+        """Note that the stream, asked for at `asked_at`, stands, and answer with a heartbeat."""
+        lease_timeout_s, progress_timeout_s = attending.lease_timeout_s, attending.progress_timeout_s
+        if not self.listener.standing:
+            self._guard.refresh()
+            self.listener.stood(
+                asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
+            )
+        shorter_s = min(lease_timeout_s, progress_timeout_s or lease_timeout_s)
+        self._beat(min(BEAT_LIMIT_S, BEAT_LIMIT_PART * shorter_s))
+
+    def _beat(self, timeout_s: float) -> None:
+        asked_at = self.clock()
+        request = pb.HeartbeatRequest(
+            session=self._session,
+            member=self.listener.member,
+            progress=self.listener.progress,
+            measures=convert.MEASURES.to_wire(self.listener.measures),
+        )
+        try:
+            self._stub.Heartbeat(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            cause = from_status(error, "")
+            log.debug("heartbeat of session %s: %s", self._session, cause)
+            if isinstance(cause, SessionLost):
+                self.listener.doubt()
+        except ValueError:
+            log.debug("heartbeat of session %s: the channel is closed", self._session)
+        else:
+            self.listener.answered(asked_at)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._stop.is_set() else "attending" if self.attending else "connecting"
+        return f"<Heartbeat {self._session} {state}>"
+
+
+# Calls that are repeated ------------------------------------------------------------------------------
+
+ATTEMPT_S = 10.0  # of one attempt of a call, beside the time that it may wait at the master
+LEAST_ATTEMPT_S = 0.05
+
+
+class Caller:
+    """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed.
+
+    `explain` gets some seconds, and raises where it is certain that the master will never let us in. It is
+    asked while no call was answered yet: a master that did answer, and ends connections, is only away. For
+    the same reason TLS that fails is an error at once before the first answer, and waited out after it.
+    Whatever else answers at the address is always waited out: another program may have the port until the
+    master is back.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        master_timeout_s: float,
+        explain: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not master_timeout_s >= 0:
+            raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
+        self._address = address
+        self.timeout_s = master_timeout_s
+        self._process = os.getpid()
+        self._closing = threading.Event()
+        self._explain = explain
+        self._answered = False
+        self._warned = False
+        self._clock = clock
+
+    def call(
+        self, rpc: Callable[..., A], request: Any, *, wait_s: float = 0.0, attempt_s: float = ATTEMPT_S
+    ) -> A:
+        """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
+        began = self._clock()
+        give_up_at = began + self.timeout_s
+        first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
+        pauses = backoff()
+        silence = WaitLogSchedule()
+        waits = False  # inside grpc: every other attempt, for only the others can say who answers instead
+        while True:
+            now = self._clock()
+            left_s = give_up_at - now
+            timeout_s = wait_s + max(LEAST_ATTEMPT_S, min(attempt_s, left_s))
+            if first and now - began < FIRST_S:  # it waits inside grpc: not beyond the time to say so
+                timeout_s = min(timeout_s, FIRST_S - (now - began))
+            try:
+                answer = self.attempt(rpc, request, timeout_s, wait_for_ready=waits)
+                self._answered, self._warned = True, False
+                return answer
+            except (MasterUnavailable, NoTrust) as error:
+                if not self._answered:
+                    self._explain_or_raise(error, left_s, not first)
+                first, waits = first or str(error), not waits
+                pause_s = next(pauses)
+                now = self._clock()
+                if now + pause_s >= give_up_at:
+                    raise self.unavailable(first, error) from error
+                self._tell(error)
+                if silence.is_due(now - began):
+                    self.say_waiting(now - began, str(error))
+            self.pause(pause_s)
+
+    def say_waiting(self, waited_s: float, why: str) -> None:
+        """Log that the master has been waited for."""
+        log.warning(
+            "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s)",
+            *(self._address, waited_s, why, self.timeout_s),
+        )
+
+    def _explain_or_raise(self, error: EdlError, left_s: float, is_first: bool) -> None:
+        if isinstance(error, NoTrust):
+            raise error
+        if is_first and self._explain is not None:
+            self._explain(left_s)
+
+    def _tell(self, error: EdlError) -> None:
+        if isinstance(error, AnotherAnswers | NoTrust) and not self._warned:
+            self._warned = True
+            log.warning("%s; waiting for the master for up to %g s", error, self.timeout_s)
+        else:
+            log.debug("%s; trying again", error)
+
+    def attempt(
+        self, rpc: Callable[..., A], request: Any, timeout_s: float, *, wait_for_ready: bool = False
+    ) -> A:
+        """Call once. Without `wait_for_ready` it fails fast, and can say why. With it, it waits inside grpc:
+        older releases make a new connection only while a call waits for it."""
+        self.check_usable()
+        try:
+            return rpc(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        except grpc.RpcError as error:
+            self.check_usable()
+            # What the master itself says is said once: grpc's error has nothing but the same text, twice.
+            raise from_status(error, self._address) from (None if is_masters_own(error) else error)
+        except ValueError:  # grpc's word for a channel that was closed meanwhile
+            self.check_usable()
+            raise
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not after `close`."""
+        self._closing.wait(seconds)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether calls can be made: not after `close`, and not in a forked child."""
+        return not self._closing.is_set() and self.is_ours
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that made it."""
+        return os.getpid() == self._process
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def check_usable(self) -> None:
+        """Raise ServiceClosed or EdlError where no call can be made."""
+        if self._closing.is_set():
+            raise ServiceClosed(f"the client of the master at {self._address} was closed")
+        if not self.is_ours:
+            raise EdlError(
+                "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
+            )
+
+    def unavailable(self, first: str, last: EdlError | None = None) -> MasterUnavailable:
+        """What to raise in the end: what was said at first, and the last error."""
+        other = isinstance(last, AnotherAnswers | NoTrust) and str(last) != first
+        return MasterUnavailable(
+            f"no answer from the master at {self._address} within {self.timeout_s:g} s: "
+            f"is it running, and is the address right? At first: {first}"
+            + (f". In the end: {last}" if other else "")
+        )
+
+    def close(self) -> None:
+        """No more calls."""
+        self._closing.set()
+
+    def __repr__(self) -> str:
+        return f"<Caller {'closed ' if self.is_closed else ''}{self._address}>"
+
+
+# The client -------------------------------------------------------------------------------------------
 
 LEAVE_S = 2.0
 LOOK_S = 0.2  # how soon a wait for the stream notices `close`

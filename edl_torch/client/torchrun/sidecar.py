@@ -1,7 +1,7 @@
-"""The master as a process beside a torchrun agent: it outlives workers, and ends with the agent.
+"""The master of a torchrun job: a process beside an agent, which outlives workers, and ends with the agent.
 
 Its certificate and token come from the variables that the job's trainers have: all nodes of a job are alike.
-How workers agree on who starts it is not known here.
+Workers agree through the job's own store who starts it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edl_torch.client.torchrun.job import Job
-from edl_torch.errors import InvalidArgument, MasterStartError
-from edl_torch.rpc.credentials import Credentials, text_from_env
+from edl_torch.client.torchrun.job import Job, join_job
+from edl_torch.errors import EdlError, InvalidArgument, MasterStartError
+from edl_torch.rpc.credentials import AccessToken, Credentials, text_from_env
 from edl_torch.system.address import Address, HostPort, Source, address_towards, parse_address
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +68,6 @@ class SidecarCredentials:
                 "start `edl-torch master` yourself and name it in EDL_MASTER_ADDR"
             )
         return own
-
-    def with_token(self, file: Path) -> SidecarCredentials:
-        """The same, with another token."""
-        return replace(self, token_file=str(file))
 
     def options(self, *, exposed: bool) -> list[str]:
         """For `edl-torch master`. `exposed` says that other machines can reach it."""
@@ -169,6 +170,7 @@ def answers(address: str) -> bool:
 START_S = 50.0
 LOOK_S = 0.02
 LOG_END = 2000  # characters of the log that are shown
+_LOG, _ADDRESS, _TOKEN = (f"edl_torch_master.{what}" for what in ("log", "address", "token"))
 
 
 class Sidecar:
@@ -183,8 +185,9 @@ class Sidecar:
         if self._folder is None:
             return None
         try:
-            address = _address_file(self._folder).read_text().strip()
-            token = _read_if_there(_token_file(self._folder))
+            address = (self._folder / _ADDRESS).read_text().strip()
+            secret = self._folder / _TOKEN
+            token = secret.read_text().strip() if secret.exists() else ""
         except OSError:
             return None
         return MasterEntry.of(address, token) if answers(address) else None
@@ -196,13 +199,17 @@ class Sidecar:
         exposed = not host.is_loopback
         try:
             folder = self._folder or Path(tempfile.mkdtemp(prefix="edl_torch_"))
-            log, address = folder / "edl_torch_master.log", _address_file(folder)
-            for file in (address, _token_file(folder)):
+            log, address, secret = (folder / name for name in (_LOG, _ADDRESS, _TOKEN))
+            for file in (address, secret):
                 file.unlink(missing_ok=True)
             token = ""
             if exposed and own.token_file is None:
                 token = secrets.token_urlsafe(32)
-                own = own.with_token(_write_secret(_token_file(folder), token))
+                # Nobody else could ever read it.
+                number = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with open(number, "w") as output:
+                    output.write(f"{token}\n")
+                own = replace(own, token_file=str(secret))
             process = _launch([*_command(self._job, host, address), *own.options(exposed=exposed)], log)
         except OSError as exc:  # the others must hear of it
             raise MasterStartError(f"this job's master cannot be started: {exc}") from exc
@@ -220,29 +227,6 @@ def _launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         )
     threading.Thread(target=process.wait, name="edl-master-reaper", daemon=True).start()
     return process
-
-
-def _address_file(folder: Path) -> Path:
-    return folder / "edl_torch_master.address"
-
-
-def _token_file(folder: Path) -> Path:
-    return folder / "edl_torch_master.token"
-
-
-def _read_if_there(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except FileNotFoundError:
-        return ""
-
-
-def _write_secret(file: Path, text: str) -> Path:
-    """Write a file that nobody else ever could read."""
-    number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(number, "w") as output:
-        output.write(f"{text}\n")
-    return file
 
 
 def _command(job: Job, host: Address, address_file: Path) -> list[str]:
@@ -285,3 +269,105 @@ def _this_side(job: Job, source: Source | None = None) -> Address:
         return address_towards(job.host, job.port, source)
     except OSError as exc:
         raise MasterStartError(f"there is no way to MASTER_ADDR={job.host}: {exc}") from exc
+
+
+# How workers agree on it ------------------------------------------------------------------------------
+
+CLAIM_S = 60.0  # from a worker's claim to start the master until the others try it
+NODES_S = 10.0  # how long a word from each node is waited for
+
+
+def master_of_job() -> tuple[str, Credentials]:
+    """Return the address of this job's master, which is started where there is none, and credentials for it.
+
+    Also ties this process to its torchrun agent: it ends, as the agent would end it, when the agent is gone.
+    Raises MasterStartError where no master can be started, InvalidArgument for an environment that is not
+    torchrun's.
+    """
+    job = Job.from_env()
+    entry = MasterFinder(job, join_job(job)).find()
+    return entry.address, _credentials(entry)
+
+
+def _credentials(entry: MasterEntry) -> Credentials:
+    """The user's own; a token of the job's may go where the job's other words go, without TLS too."""
+    given = Credentials.from_env()
+    if not entry.token:
+        return given
+    return replace(given, token=AccessToken(entry.token.encode()), insecure=True)
+
+
+class MasterFinder:
+    """One worker's part in the agreement on the master.
+
+    Masters of a job have numbers, from 1. The first worker to claim a number starts that master and writes
+    its entry; the others read it. A master that does not answer is followed by the next number.
+    """
+
+    def __init__(self, job: Job, store: Store, sidecar: Sidecar | None = None) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        self._job = job
+        self._store = PrefixStore(f"edl_torch/{job.run_id}/master", store)
+        self._sidecar = Sidecar(job) if sidecar is None else sidecar
+
+    def find(self) -> MasterEntry:
+        """A master that answers."""
+        number, newest = self._seen()
+        if newest is not None and newest.answers:
+            return newest
+        if number == 1:
+            kept = self._sidecar.running() or MasterEntry()
+            self._store.set(f"node/{self._job.node}", kept.text)
+        while True:
+            if self._store.add(f"claim/{number}", 1) == 1:
+                return self._write(number, self._from_before if number == 1 else self._sidecar.start)
+            if _within(CLAIM_S, partial(self._store.check, [f"entry/{number}"])):
+                return self._read(number).here()
+            number += 1
+
+    def _seen(self) -> tuple[int, MasterEntry | None]:
+        """The first number without an entry that may still come, and the newest entry.
+
+        A number whose entry is missing, with later ones claimed, belongs to a worker that died on the way.
+        """
+        number, newest = 1, None
+        while self._store.check([f"claim/{number}"]):
+            if self._store.check([f"entry/{number}"]):
+                newest = self._read(number)
+            elif not self._store.check([f"claim/{number + 1}"]):
+                return number, newest
+            number += 1
+        return number, newest
+
+    def _from_before(self) -> MasterEntry:
+        """A master that an agent has kept from before this store, else a new one."""
+        keys = [f"node/{node}" for node in range(self._job.nodes)]
+        _within(NODES_S, lambda: self._store.check(keys))
+        for key in keys:
+            if self._store.check([key]):
+                kept = MasterEntry.read(self._store.get(key))
+                if kept.answers:
+                    return kept
+        return self._sidecar.start()
+
+    def _write(self, number: int, make: Callable[[], MasterEntry]) -> MasterEntry:
+        try:
+            entry = make()
+        except EdlError as error:  # the others must not wait for it
+            self._store.set(f"entry/{number}", MasterEntry(error=str(error)).text)
+            raise
+        self._store.set(f"entry/{number}", entry.text)
+        return entry
+
+    def _read(self, number: int) -> MasterEntry:
+        return MasterEntry.read(self._store.get(f"entry/{number}"))
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK_S)
+    return True

@@ -135,11 +135,18 @@ def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
         faster[torch.Tensor] = partial(_whole_or, _stacked, rows)
         if faster.get(np.ndarray) is _joined:
             faster[np.ndarray] = partial(_whole_or, _joined, rows)
-    if type(samples[0]) is tuple and not issubclass(tuple, tuple(table)):
-        columns = _transposed(samples)
-        if columns is not None:
-            return [torchs.collate(column, collate_fn_map=faster) for column in columns]
-    return torchs.collate(samples, collate_fn_map=faster)
+    try:
+        if type(samples[0]) is tuple and not issubclass(tuple, tuple(table)):
+            columns = _transposed(samples)
+            if columns is not None:
+                return [torchs.collate(column, collate_fn_map=faster) for column in columns]
+        return torchs.collate(samples, collate_fn_map=faster)
+    except (TypeError, KeyError) as exc:
+        exc.add_note(
+            "All samples of a batch need the same keys and types, and none is None, as of a `transform` that "
+            "returns nothing; collate_fn=list keeps the records as they are"
+        )
+        raise
 
 
 def _transposed(samples: list[Any]) -> list[tuple[Any, ...]] | None:

@@ -9,7 +9,7 @@ import torch
 
 from edl_torch.client.optimizers import SteppingOptimizer, SteppingScaler
 from edl_torch.client.service import DataShardService, Progress
-from edl_torch.core.calls import QuarantinedRecord
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.loop.notice import Notice
 from edl_torch.data.padding import Statistics
@@ -119,6 +119,10 @@ class ServiceMethods:
         """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
         self.service.load_state_dict(state)
 
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give a mixture other weights; see `DataShardService.set_weights`."""
+        return self.service.set_weights(weights)
+
     def quarantined(self) -> list[QuarantinedRecord]:
         """The records that could not be read, of all trainers; see `DataShardService.quarantined`."""
         return self.service.quarantined()
@@ -139,11 +143,6 @@ class GradientMethods:
     def weight(self) -> int:
         """Records in the batch in hand; 0 for a padding batch, or one that was reported as failed."""
         return self._weights.own
-
-    def begin_batch(self, records: int) -> None:
-        """Say, in a framework's loop that reads several batches before it trains on the first, that it begins
-        with one of so many records: `weight` and `weigh` are of that one."""
-        self._weights.step(records)
 
     def weigh(self, loss: torch.Tensor, count: float | torch.Tensor | None = None) -> torch.Tensor:
         """What to backpropagate: the batch's mean loss times its records, which is the sum over them.

@@ -87,7 +87,7 @@ class PaddedPass(SteppingPass):
     def _step(self) -> tuple[Any, int]:
         envelope = None
         while envelope is None:
-            envelope = self._pull(self._look, self._session.hand)
+            envelope = self._pull(self._more_to_read, self._session.hand)
             if envelope is None and self._is_over:
                 raise StopIteration
             if envelope is None and self._padding.made:
@@ -99,7 +99,7 @@ class PaddedPass(SteppingPass):
             self._weights.step(envelope.size)
         return envelope.batch, envelope.size
 
-    def _look(self) -> bool:
+    def _more_to_read(self) -> bool:
         wait_s = 0.0 if self._padding.made else FIRST_WAIT_S
         more = self._session.run(self._passes.look_for_more(wait_s))
         if not more and not self._stepped and self._is_over:

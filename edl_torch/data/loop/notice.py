@@ -18,7 +18,7 @@ class Notice:
 
     Args:
         together: whether it is one of several ranks that must see it at the same step.
-        termination: the signal that is such a notice, from the first `look` on.
+        termination: the signal that is such a notice, from the first `is_to_end` on.
     """
 
     def __init__(self, *, together: bool, termination: Termination = sigterm) -> None:
@@ -30,7 +30,7 @@ class Notice:
         self._heard = False  # whether the signal had come when it was closed
         self._given = False
         self._agreed = False
-        self.seen = False  # whether the program was told, by `look`
+        self.seen = False  # whether the program was told, by `is_to_end`
 
     def __repr__(self) -> str:
         return f"<Notice came={self.came} shown={self._shown}>"
@@ -56,8 +56,8 @@ class Notice:
     def _shown(self) -> bool:
         return self._agreed if self._together else self.came
 
-    def look(self) -> bool:
-        """Whether the program is to end. The first look begins to listen for the signal."""
+    def is_to_end(self) -> bool:
+        """Whether the program is to end. The first call begins to listen for the signal."""
         if not (self._listens or self._closed):
             self._listens = self._termination.listen(self)
             self._warn_of_thread()

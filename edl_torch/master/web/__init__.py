@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from edl_torch.errors import MasterStartError
 
 if TYPE_CHECKING:
-    from edl_torch.core.calls import MasterStatus
+    from edl_torch.core.status import MasterStatus
     from edl_torch.master.embedded import LocalMaster
     from edl_torch.master.web.app import WebPort
     from edl_torch.rpc.credentials import ServerCredentials

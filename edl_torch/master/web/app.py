@@ -22,8 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from edl_torch.core.calls import MasterStatus
-from edl_torch.core.status_json import plain, plain_frame
+from edl_torch.core.status import MasterStatus, plain, plain_frame
 from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.addresses import check_free, checked_address
 from edl_torch.master.web import hashes, with_style

@@ -18,9 +18,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from edl_torch import __version__
-from edl_torch.core.calls import DatasetStatus, MasterStatus, TrainerState
 from edl_torch.core.limits import printable
-from edl_torch.core.measures import BOUNDS_S, Histogram
+from edl_torch.core.status import BOUNDS_S, DatasetStatus, Histogram, MasterStatus, TrainerState
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MOST = 1_000  # trainers with labels of their own; the others are one, named OTHERS
@@ -185,14 +184,6 @@ def _samples_of(metric: Metric) -> Callable[[MasterStatus], _Samples]:
     return of_trainers
 
 
-def _master_info(status: MasterStatus) -> _Samples:
-    yield (__version__, status.ledger, str(status.durable).lower()), 1
-
-
-def _started_at(status: MasterStatus) -> _Samples:
-    yield (), status.started_at
-
-
 def _outcomes(status: MasterStatus) -> _Samples:
     for dataset in status.datasets[:MOST_DATASETS]:
         for outcome in ("acknowledged", "quarantined", "dropped"):
@@ -205,11 +196,6 @@ def _in_progress(status: MasterStatus) -> _Samples:
         yield (_label(dataset.dataset), "lent"), dataset.leased
 
 
-def _events(status: MasterStatus) -> _Samples:
-    for kind, count in sorted(status.event_counts.items()):
-        yield (kind,), count
-
-
 def _trainers(status: MasterStatus) -> _Samples:
     states = Counter(trainer.state for trainer in status.trainers)
     for state in TrainerState:
@@ -217,14 +203,16 @@ def _trainers(status: MasterStatus) -> _Samples:
 
 
 _OWN: dict[str, Callable[[MasterStatus], _Samples]] = {
-    "edl_master_info": _master_info,
-    "edl_master_start_time_seconds": _started_at,
+    "edl_master_info": lambda status: iter([((__version__, status.ledger, str(status.durable).lower()), 1)]),
+    "edl_master_start_time_seconds": lambda status: iter([((), status.started_at)]),
     "edl_records_total": _outcomes,
     "edl_records_in_progress": _in_progress,
     "edl_dataset_done_ratio": _of_datasets(lambda _, dataset: dataset.percent / 100),
     "edl_dataset_suspended": _of_datasets(lambda status, dataset: dataset.dataset in status.suspended),
     "edl_dataset_failed": _of_datasets(lambda _, dataset: bool(dataset.failure)),
-    "edl_events_total": _events,
+    "edl_events_total": lambda status: (
+        ((kind,), count) for kind, count in sorted(status.event_counts.items())
+    ),
     "edl_trainers": _trainers,
 }
 

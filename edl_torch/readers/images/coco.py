@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
-from edl_torch.fingerprint import Fingerprint
+from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import IndexedReader, required
 from edl_torch.readers.images.decode import (
     Image,
@@ -30,7 +30,7 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.shared.looks import listing_of
+from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
@@ -42,14 +42,17 @@ class _CocoReader(IndexedReader):
     """A reader of an annotation file; a subclass has one kind of them."""
 
     yields_images = True
+    looks_again = True
     imports = ("cv2",)
     thread_safe = True
+    _made_by: Sequence[Part] = ()  # of the fingerprint: arguments that decide which records these are
 
     def _parse(self, images: Path, key: str, kind: str, other: str) -> tuple[CocoFile, IndexArray, str]:
         """The file of this `kind`, the image row of each annotation, and how errors name an annotation."""
         self.images = os.fspath(images)
         require_folder(self.images)
         coco, where = load_coco(self.name), f"'{self.name}' annotations"
+        self._listed = coco.part
         if coco.annotations and key not in coco.annotations[0]:  # the rest is checked one by one
             has = ", ".join(coco.annotations[0])
             raise DataFormatError(
@@ -64,7 +67,11 @@ class _CocoReader(IndexedReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
         files, folder = self._files, self.images
-        return listing_of(self.name, files, lambda n: [os.path.join(folder, files[n])], whole=whole)
+
+        def image(place: int) -> list[str]:
+            return [os.path.join(folder, files[place])]
+
+        return listing_of(self._listed, files, image, whole=whole, more=self._made_by)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
@@ -105,6 +112,7 @@ class CocoCaptionsReader(_CocoReader):
                 f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
             )
         self.per = per
+        self._made_by = arguments("per", per)
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader")
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
         self._groups = Groups.of(rows, len(self._files)) if per == "image" else None
@@ -330,12 +338,14 @@ class CocoFile(NamedTuple):
     images: Sequence[Entry]
     annotations: Sequence[Entry]
     categories: Sequence[Entry] | None
+    part: Part  # of the fingerprint
 
 
 def load_coco(path: str) -> CocoFile:
     """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        seen = SummedFile(path)
+        with seen.text(encoding="utf-8-sig") as file:
             content = json.load(file)
     except OSError as exc:
         raise DataFormatError(
@@ -350,7 +360,7 @@ def load_coco(path: str) -> CocoFile:
         raise DataFormatError(f"'{path}' is no COCO file: the top level is {kind}, expected an object")
     images, annotations = (_entries(content, key, path) for key in ("images", "annotations"))
     categories = _entries(content, "categories", path) if "categories" in content else None
-    return CocoFile(path, images, annotations, categories)
+    return CocoFile(path, images, annotations, categories, seen.part)
 
 
 def _entries(content: dict[str, Any], key: str, path: str) -> Sequence[Entry]:

@@ -26,7 +26,7 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.shared.looks import arguments, listing_of
+from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
@@ -58,6 +58,7 @@ class ImageManifestReader(IndexedReader):
     """
 
     yields_images = True
+    looks_again = True
     imports = ("cv2",)
     thread_safe = True
 
@@ -77,8 +78,10 @@ class ImageManifestReader(IndexedReader):
         if root is not None:
             require_folder(self.root)
         labels = _LabelColumn(self.name)
-        rows = self._without_heading(_rows(self.name, delimiter), has_header)
+        seen = _opened(self.name)
+        rows = self._without_heading(_rows(seen, self.name, delimiter), has_header)
         self._files = StringTable(labels.split_off(rows))
+        self._listed = seen.part
         self.count = len(self._files)
         if not self.count:
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
@@ -106,7 +109,9 @@ class ImageManifestReader(IndexedReader):
         """The list's bytes, and sizes of some images."""
         files, root = self._files, self.root
         more = arguments("classes", self.classes) if self.classes else []
-        return listing_of(self.name, files, lambda n: [os.path.join(root, files[n])], whole=whole, more=more)
+        return listing_of(
+            self._listed, files, lambda n: [os.path.join(root, files[n])], whole=whole, more=more
+        )
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""
@@ -181,7 +186,7 @@ class _LabelColumn:
 
 def _lists_images(path: str, delimiter: str) -> bool:
     try:
-        head = [fields for _, fields in islice(_rows(path, delimiter), _SEEN_LINES)]
+        head = [fields for _, fields in islice(_rows(_opened(path), path, delimiter), _SEEN_LINES)]
     except DataFormatError:
         return False
     return bool(head) and all(
@@ -189,12 +194,21 @@ def _lists_images(path: str, delimiter: str) -> bool:
     )
 
 
-def _rows(path: str, delimiter: str) -> Iterator[_Row]:
+def _opened(path: str) -> SummedFile:
+    try:
+        return SummedFile(path)
+    except OSError as exc:
+        raise DataFormatError(
+            f"the manifest '{path}' cannot be read: {exc.strerror}; check the path"
+        ) from exc
+
+
+def _rows(seen: SummedFile, path: str, delimiter: str) -> Iterator[_Row]:
     """The lines that are not blank."""
     if len(delimiter) != 1:
         raise InvalidArgument(f"delimiter={delimiter!r} is not one character")
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with seen.text(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
             for fields in reader:
                 if any(field.strip() for field in fields):

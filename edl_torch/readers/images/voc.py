@@ -18,10 +18,10 @@ from xml.parsers import expat
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError
-from edl_torch.fingerprint import Fingerprint
+from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
-from edl_torch.readers.shared.looks import arguments, listing_of
+from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import TaskType
 
@@ -58,6 +58,7 @@ class VocReader(IndexedReader):
     """
 
     yields_images = True
+    looks_again = True
     imports = ("cv2",)
     thread_safe = True
 
@@ -72,7 +73,8 @@ class VocReader(IndexedReader):
         self.root = _find_base(os.fspath(root), None if year is None else str(year))
         safe_relative_path(split, f"split={split!r}")
         super().__init__(os.path.join(self.root, "ImageSets", "Main", f"{split}.txt"))
-        self._ids = StringTable(_read_list(self.name))
+        names, self._listed = _read_list(self.name)
+        self._ids = StringTable(names)
         self.count = len(self._ids)
         self.classes = ("background", *classes)
         self._label_of = {name: number for number, name in enumerate(self.classes) if number}
@@ -102,7 +104,7 @@ class VocReader(IndexedReader):
 
         classes = self.classes[1:]
         more = arguments("classes", classes) if classes != CLASSES else []
-        return listing_of(self.name, self._ids, files, whole=whole, more=more)
+        return listing_of(self._listed, self._ids, files, whole=whole, more=more)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""
@@ -145,9 +147,10 @@ def _find_base(root: str, year: str | None) -> str:
     )
 
 
-def _read_list(path: str) -> list[str]:
+def _read_list(path: str) -> tuple[list[str], Part]:
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        seen = SummedFile(path)
+        with seen.text(encoding="utf-8-sig") as file:
             lines = [line.split() for line in file]
     except OSError as exc:
         raise DataFormatError(f"the list '{path}' cannot be read: {exc.strerror}; check split=…") from exc
@@ -161,7 +164,7 @@ def _read_list(path: str) -> list[str]:
     names = [safe_relative_path(words[0], f"'{path}' line {n}") for n, words in enumerate(lines, 1) if words]
     if not names:
         raise DataFormatError(f"'{path}' lists no image")
-    return names
+    return names, seen.part
 
 
 def _read_annotation(path: str) -> bytes:

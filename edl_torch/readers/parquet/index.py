@@ -24,7 +24,8 @@ from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.shared.looks import blocks, chosen, listing
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Opened, Storage, is_url, reaching, storage_error
+from edl_torch.readers.storage import FileSystems as Storage
+from edl_torch.readers.storage import Opened, is_url, reaching, storage_error
 from edl_torch.shard import IndexArray
 
 if TYPE_CHECKING:
@@ -155,16 +156,12 @@ def partition_types(found: Found) -> dict[str, type]:
 
 
 def claims(data: str) -> bool:
-    """Whether `data` is a Parquet file, a glob of them, a folder that holds some, or a URL of either.
+    """Whether `data` is a Parquet file, a glob of them, a folder that holds some, or a URL of such a name.
 
     Judged by names, and quickly for what is something else, such as a folder of a million images.
-    A URL without an ending in its last part is taken for a folder of Parquet files: to list it would cost a
-    request, and no other reader reads remote folders.
     """
     if is_url(data):
-        ending = posixpath.splitext(_GLOB.split(data.rstrip("/"))[-1])[1].lower()
-        named = data.lower().rstrip("/").endswith(SUFFIXES)
-        return not data.startswith(_OTHER_SCHEMES) and (named or not ending)
+        return not data.startswith(_OTHER_SCHEMES) and data.lower().rstrip("/").endswith(SUFFIXES)
     if os.path.isdir(data):
         return _holds_parquet(data)
     is_there = os.path.isfile(data) or _GLOB.search(data) is not None
@@ -457,7 +454,9 @@ class ParquetFile:
 
     @property
     def written(self) -> int:
-        """A checksum of when it was last written to, before it was opened; 0 where that is not known."""
+        """A checksum of its version in an object store, or of when it was last written to; 0 for neither."""
+        if self._opened.version:
+            return zlib.crc32(self._opened.version.encode())
         return 0 if self.stamp is None else zlib.crc32(b"%d" % self.stamp[1])
 
     def is_as_it_was(self) -> bool:

@@ -34,7 +34,8 @@ from edl_torch.readers.parquet.index import (
 )
 from edl_torch.readers.shared.files import BlockCache
 from edl_torch.readers.shared.looks import arguments
-from edl_torch.readers.storage import Storage, storage_error
+from edl_torch.readers.storage import FileSystems as Storage
+from edl_torch.readers.storage import storage_error
 from edl_torch.shard import IndexArray, Task, TaskType
 
 _BLOCK = 1024  # rows that become Python objects at a time
@@ -427,7 +428,7 @@ class RowGroups:
             return "its pages are others"
         written = opened.written != int(self._index.arrays["written"][file])
         # Of the others some pages, or none, were looked at: that they are the same shows nothing.
-        is_seen_whole = pages and size <= SMALL_BYTES
+        is_seen_whole = pages and size <= SMALL_BYTES and not opened.remote
         return "it was written to since" if written and not is_seen_whole else None
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import os
 import random
 import re
@@ -25,12 +26,13 @@ from contextlib import suppress
 from datetime import date, timedelta
 from enum import Enum, IntEnum
 from numbers import Number
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from edl_torch.errors import EdlError, ReaderError
-from edl_torch.fingerprint import LISTED, RUNS, Fingerprint, Part
+from edl_torch.fingerprint import LISTED, RUNS, VALUES, Fingerprint, Part
 from edl_torch.readers.shared.files import FileStamp
 from edl_torch.readers.shared.mapped import StringTable
 
@@ -48,6 +50,7 @@ _LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardl
 _PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
 
 _Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
+_A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks like
 
 
 def listing(
@@ -92,16 +95,16 @@ def arguments(name: str, *values: Any) -> list[Part]:
 
 
 def listing_of(
-    path: str,
+    listed: Part,
     names: Iterable[str],
     files: Callable[[int], list[str]],
     *,
     whole: bool,
     more: Sequence[Part] = (),
 ) -> Fingerprint:
-    """Return the fingerprint of what the file `path` lists: its bytes, and sizes of some entries' files."""
+    """Return the fingerprint of what a file lists: its bytes as `listed`, sizes of some entries' files."""
     table = names if isinstance(names, StringTable) else StringTable(names)
-    looks, also = sizes(len(table), files, whole=whole), [(os.path.basename(path), whole_file(path)), *more]
+    looks, also = sizes(len(table), files, whole=whole), [listed, *more]
     return listing("whole" if whole else "names", table, looks, also)
 
 
@@ -110,9 +113,13 @@ def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict
 
     Of XML, which has annotations and is short, checksums too. For the `whole`, digests of all of them.
     """
-    most = min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN))
-    places = range(count) if whole else chosen(count, most)
+    places = range(count) if whole else some_of(count)
     return {place: " ".join(_looked_at(path, whole) for path in files(place)) for place in places}
+
+
+def some_of(count: int) -> Sequence[int]:
+    """Return the places of the entries whose sizes are looked at."""
+    return chosen(count, min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN)))
 
 
 def _looked_at(path: str, whole: bool) -> str:
@@ -125,16 +132,63 @@ def _looked_at(path: str, whole: bool) -> str:
         return "missing"
 
 
+class SummedFile(io.RawIOBase):
+    """A file's bytes with size and checksum of those that were read: what is told apart is what was parsed.
+
+    A stronger digest would take as long as to parse them.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  closed with this one
+        self._size = self._checksum = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes."""
+        count = self._file.readinto(buffer)
+        self._size, self._checksum = (
+            self._size + count,
+            zlib.crc32(memoryview(buffer)[:count], self._checksum),
+        )
+        return count
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if hasattr(self, "_file"):  # else it could not be opened, and Python closes it all the same
+            self._file.close()
+        super().close()
+
+    def text(self, **how: Any) -> io.TextIOWrapper:
+        """Return it as text."""
+        return io.TextIOWrapper(io.BufferedReader(self), **how)
+
+    @property
+    def part(self) -> Part:
+        """Its entry in a fingerprint, once all of it was read."""
+        return os.path.basename(self._path), f"{self._size} {self._checksum:08x}"
+
+
 def whole_file(path: str) -> str:
-    """Return a file's size and checksum: what parses it may not wait for a stronger one. Raises OSError."""
-    size = checksum = 0
-    with open(path, "rb", buffering=0) as file:
-        while piece := file.read(_PIECE_BYTES):
-            size, checksum = size + len(piece), zlib.crc32(piece, checksum)
-    return f"{size} {checksum:08x}"
+    """Return a file's size and checksum. Raises OSError."""
+    with SummedFile(path) as file:
+        while file.read(_PIECE_BYTES):
+            pass
+        return file.part[1]
 
 
-def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, whole: bool = False) -> str:
+def blocks(
+    size: int,
+    read: Callable[[int, int], bytes],
+    also: bytes = b"",
+    *,
+    whole: bool = False,
+    most: int = _BLOCKS,
+) -> str:
     """Return a digest of a file's size, some of its blocks, and `also`; of a small file's bytes all.
 
     `read` gets the bytes from … to before ….
@@ -143,7 +197,7 @@ def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, w
     digest.update(also)
     length = _PIECE_BYTES if whole else _BLOCK_BYTES
     count = -(-size // length)
-    for block in range(count) if whole else chosen(count, _BLOCKS):
+    for block in range(count) if whole else chosen(count, most):
         digest.update(read(block * length, min((block + 1) * length, size)))
     return digest.hexdigest()
 
@@ -237,6 +291,7 @@ def fingerprint_of(dataset: Any) -> Fingerprint | None:
     made_of = _MadeOf()
     made_of.look_at(dataset, "")
     parts, strength = made_of.parts, made_of.strength
+    parts += made_of.tables if any(look for _, look in parts) else []
     if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
         parts = _grouped(parts)  # thousands of arrays
     if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
@@ -259,21 +314,32 @@ def _grouped(parts: Sequence[Part]) -> list[Part]:
 
 
 def mapped_files(dataset: Any) -> list[FileStamp]:
-    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are."""
-    held = [dataset]
-    for value in getattr(dataset, "__dict__", {}).values():
-        is_few = isinstance(value, list | tuple) and len(value) <= _MOST_INSIDE
-        held += value if is_few else [value]
-    mapped = (one for one in held if isinstance(one, np.memmap) and one.mode in ("r", "c"))
-    return [FileStamp.of(one.filename) for one in mapped if one.filename and os.path.isfile(one.filename)]
+    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are, in
+    datasets inside of it too. An array that is a part of a mapped one, as `np.asarray` gives, is mapped."""
+    files: dict[str, None] = {}
+    ahead, met = [dataset], set[int]()
+    while ahead and len(met) < _MOST_COPIED:
+        value = ahead.pop()
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        if isinstance(value, list | tuple):
+            ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
+        elif isinstance(value, np.ndarray):
+            if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
+                files[os.fspath(value.filename)] = None
+            ahead.append(value.base)
+        elif isinstance(value, Sized) and not isinstance(value, type):
+            ahead += getattr(value, "__dict__", {}).values()
+    return [FileStamp.of(file) for file in files if os.path.isfile(file)]
 
 
 class _Untold(IntEnum):
     """What an attribute that was not looked at may hide."""
 
     NOTHING = 0
-    WHERE = 1  # where records lie or which they are, as the path of a database
-    RECORDS = 2
+    WHERE = 1  # where records lie, as the path of a database
+    RECORDS = 2  # or what is made of them, as a table of classes
 
 
 class _MadeOf:
@@ -281,6 +347,7 @@ class _MadeOf:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
+        self.tables: list[Part] = []  # of classes, which tell no records apart
         self._untold = _Untold.NOTHING
         self._are_names = False  # some entries look like paths
         # Each with its name and the places of its parts, None while it is looked at.
@@ -301,7 +368,7 @@ class _MadeOf:
             return
         with suppress(Unlike, *_CLOSED):  # what cannot be looked at tells nothing
             look, are_names = _digest(found)
-            self.parts.append((name or "values", look))
+            self.parts.append((name or VALUES, look))
             self._are_names |= are_names
             return
         known, count = len(self.parts), None
@@ -347,6 +414,8 @@ class _MadeOf:
                     self.look_at(inside[place], f"{name}[{place}]")
                 if len(inside) > _MOST_INSIDE or len(inside) < len(value):
                     self._untold = _Untold.RECORDS
+            elif _is_class_table(value, count):
+                self.tables.append((name, digest_of(value)))
             else:
                 self._untold = max(self._untold, _untold(value, count))
         except _CLOSED:
@@ -364,6 +433,15 @@ def _is_to_be_filled(value: list[Any]) -> bool:
     return any(value[place] is None for place in chosen(len(value), _SEEN))
 
 
+def _is_class_table(value: Any, count: int) -> bool:
+    """Whether it names classes, by number or by name: unlike a cache it is not filled as it is used."""
+    if not isinstance(value, list | tuple | Mapping) or not 0 < len(value) < count:
+        return False
+    if isinstance(value, Mapping) and list(value.values()) != [*range(len(value))]:
+        return False
+    return all(isinstance(each, str) for each in value)
+
+
 def _untold(value: Any, count: int) -> _Untold:
     """What may be in an attribute that has not one entry for each of so many records."""
     if value is None or callable(value) or isinstance(value, Number | np.generic | Enum | date | timedelta):
@@ -376,13 +454,9 @@ def _untold(value: Any, count: int) -> _Untold:
     if _is_array(value):
         if not value.shape:
             return _Untold.NOTHING
-        return _Untold.RECORDS if max(value.shape) >= count else _Untold.WHERE
-    if not isinstance(value, list | tuple | set | frozenset | Mapping | bytes | bytearray):
         return _Untold.RECORDS
-    held = value.values() if isinstance(value, Mapping) else value
-    if len(value) < count and all(each is None or isinstance(each, str | Number) for each in held):
-        return _Untold.WHERE if value else _Untold.NOTHING
-    return _Untold.RECORDS
+    is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
+    return _Untold.NOTHING if is_empty else _Untold.RECORDS
 
 
 def _digest(found: Any) -> tuple[str, bool]:
@@ -437,15 +511,15 @@ def _of_some(found: Any, value_of: Callable[[int], Any]) -> tuple[str, bool]:
 
     for value in values:
         _with_texts(value, (), note)
-    short = {place: _short(found) for place, found in texts.items()}
+    short = {place: _short(found, is_path=place[-1:] == _A_PATH) for place, found in texts.items()}
     values = [_with_texts(value, (), lambda place, text: short[place].get(text, text)) for value in values]
     return records(len(found), dict(zip(places, values, strict=True)).__getitem__), any(short.values())
 
 
-def _short(texts: Sequence[str]) -> dict[str, str]:
+def _short(texts: Sequence[str], *, is_path: bool) -> dict[str, str]:
     """Of texts in one place the paths, each as below the folder of all; {} where none looks like one."""
     paths = [text for text in texts if os.path.isabs(text)]
-    if not paths and any(map(_PATH.fullmatch, texts)):
+    if is_path or (not paths and any(map(_PATH.fullmatch, texts))):
         paths = [text for text in texts if text]
     return dict(zip(paths, below(paths), strict=True))
 
@@ -453,7 +527,7 @@ def _short(texts: Sequence[str]) -> dict[str, str]:
 def _with_texts(value: Any, place: _Place, told: Callable[[_Place, str], str]) -> Any:
     """The value with what is `told` of each text in it."""
     if isinstance(value, os.PathLike):
-        value = os.fspath(value)
+        return told(place + _A_PATH, os.fspath(value))
     if isinstance(value, str):
         return told(place, value)
     if len(place) == _DEEPEST_PATH:
@@ -466,10 +540,12 @@ def _with_texts(value: Any, place: _Place, told: Callable[[_Place, str], str]) -
 
 
 def _without_folder(value: Any) -> Any:
-    """The paths that images came from lie elsewhere on other hosts."""
+    """The paths that images came from lie elsewhere on other hosts; without bytes they are what is known."""
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
-        name = os.path.basename(value["path"] or "")
-        return name if value["bytes"] is None else [value["bytes"], name.encode("utf-8", "surrogatepass")]
+        path = value["path"] or ""
+        if value["bytes"] is None:
+            return PurePath(path)
+        return [value["bytes"], os.path.basename(path).encode("utf-8", "surrogatepass")]
     return value
 
 

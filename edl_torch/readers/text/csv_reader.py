@@ -191,7 +191,10 @@ class CsvReader(TextFilesReader):
             for number, row in enumerate(block.rows(), start):
                 yield self._parse(source, number, row)
             return
-        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+        kinds = [kind for _, kind in self._layout.columns]
+        each = zip(kinds, columns.values(), strict=True)
+        lists = (column.tolist() if kind.scalar is None else list(column) for kind, column in each)
+        for values in zip(*lists, strict=True):
             yield values if self._layout.as_tuples else dict(zip(columns, values, strict=True))
 
     def _parse(self, source: TextSource, number: int, row: bytes) -> Any:

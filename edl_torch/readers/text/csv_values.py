@@ -144,14 +144,19 @@ class ColumnType:
         """Whether an empty field has a value without `fill_nulls`: NaN, or the empty text."""
         return self.dtype.kind in "fO"
 
+    @property
+    def scalar(self) -> Callable[[Any], Any] | None:
+        """numpy's type of values that are not Python's own: a batch of rows has the type of a column."""
+        return None if self.name in _PYTHONS else self.dtype.type
+
     def converter(self) -> Convert:
-        """The function from field to Python value."""
+        """The function from field to value."""
         kind = self.dtype.kind
         if kind == "f":
             return _to_float32 if self.name == "float32" else _to_float
         if kind == "b":
             return _to_bool
-        return _integers(self.dtype) if kind in "iu" else str
+        return _integers(self.dtype, self.scalar) if kind in "iu" else str
 
 
 _ALIASES: dict[Any, str] = {
@@ -163,6 +168,7 @@ _ALIASES: dict[Any, str] = {
     "string": "str",
     "boolean": "bool",
 }
+_PYTHONS = ("int64", "float64", "bool", "str")
 _NAMES = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *("float32", "float64", "bool", "str"),
@@ -226,9 +232,9 @@ def _to_float(field: str) -> float:
     return float("nan") if found[1] else float(text)
 
 
-def _to_float32(field: str) -> float:
+def _to_float32(field: str) -> np.float32:
     with np.errstate(over="ignore"):
-        return float(np.float32(_to_float(field)))
+        return np.float32(_to_float(field))
 
 
 def _to_bool(field: str) -> bool:
@@ -238,12 +244,12 @@ def _to_bool(field: str) -> bool:
         raise ValueError(field) from None
 
 
-def _integers(dtype: np.dtype[Any]) -> Convert:
+def _integers(dtype: np.dtype[Any], scalar: Callable[[Any], Any] | None) -> Convert:
     limits = np.iinfo(dtype)
     low, high, digits = int(limits.min), int(limits.max), dtype.itemsize * 2
     pattern = _SIGNED if low else _UNSIGNED
 
-    def convert(field: str) -> int:
+    def convert(field: str) -> Any:
         text = field.strip(_BLANKS)
         if pattern.fullmatch(text):
             value = int(text)
@@ -254,7 +260,7 @@ def _integers(dtype: np.dtype[Any]) -> Convert:
             raise ValueError(field)
         if not low <= value <= high:
             raise ValueError(field)
-        return value
+        return value if scalar is None else scalar(value)
 
     return convert
 

@@ -106,13 +106,13 @@ def open_source(
             index_dir=index_dir,
         )
         index = RowIndex(arrays)
-        looks = _look(stamp, index)
+        looks = _digest_of(stamp, index)
     except OSError as exc:
         raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc
     return TextSource(name=name, index=index, stamp=stamp, looks=looks)
 
 
-def _look(stamp: FileStamp, index: RowIndex, *, whole: bool = False) -> str:
+def _digest_of(stamp: FileStamp, index: RowIndex, *, whole: bool = False) -> str:
     with open(stamp.path, "rb", buffering=0) as file:
         return blocks(stamp.size, partial(read_range, file.fileno()), index.layout, whole=whole)
 
@@ -163,7 +163,8 @@ class SourceFiles:
         """Of each file its size, some blocks, and where its records begin; `also` comes before them."""
         each = enumerate(self.sources.values())
         looks = {
-            n: _look(source.stamp, source.index, whole=True) if whole else source.looks for n, source in each
+            n: _digest_of(source.stamp, source.index, whole=True) if whole else source.looks
+            for n, source in each
         }
         return listing("whole" if whole else "sampled", below(list(self.sources)), looks, also)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from audited_job import WORD
 
-from edl_torch.audit.lines import write_event
+from edl_torch.audit.log import write_event
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.core.codec import object_of
 from edl_torch.shard import DatasetSpec, Source

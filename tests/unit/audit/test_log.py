@@ -13,8 +13,7 @@ from audited_job import BATCH, SPEC, grant_of
 from hand_log import HandLog
 
 from edl_torch.audit import reading
-from edl_torch.audit.lines import SUFFIX
-from edl_torch.audit.log import token_digest
+from edl_torch.audit.log import SUFFIX, token_digest
 from edl_torch.audit.reading import Answer, Kind, read_logs
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import from_object, object_of

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.audit import findings
-from edl_torch.audit.coordinates import Coordinates
 from edl_torch.audit.findings import name_records
-from edl_torch.audit.intervals import Intervals
+from edl_torch.audit.intervals import Coordinates, Intervals
 from edl_torch.core.plan import Plan
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Slice, Source

@@ -8,7 +8,7 @@ from verdict_kit import SMALL, Writer, one
 
 from edl_torch.audit import log
 from edl_torch.audit.chain import FinalWord
-from edl_torch.audit.lines import LEDGERS
+from edl_torch.audit.log import LEDGERS
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.main import main
 

@@ -95,7 +95,7 @@ def test_what_one_had_acknowledged_unanswered_and_another_trained_on_again_is_do
         job.tell = lambda *_: []  # a master that accepts it by mistake
         job.train(other)
         job.keep()
-        assert job.ledger.lease_of(task).done == done.stop
+        assert job.ledger.leases.find(task).done == done.stop
         assert by_journal(job, unfinished=True).doubled == BATCH
         assert by_logs(job, unfinished=True).doubled == 0
 

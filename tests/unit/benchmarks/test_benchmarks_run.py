@@ -126,9 +126,9 @@ def test_synchronous_benchmark_compares_agreed_steps_with_others(tmp_path: Path)
 
 @pytest.mark.long
 def test_readers_benchmark_races_every_reader_against_its_peer(tmp_path: Path) -> None:
-    for package in ("pyarrow", "odps", "recordio", "cramjam"):
+    for package in ("pyarrow", "odps", "recordio", "cramjam", "webdataset"):
         pytest.importorskip(package)
-    contests = ["recordio", "csv", "text", "parquet", "odps"]
+    contests = ["recordio", "tar", "csv", "text", "parquet", "odps"]
     printed, body = run("readers.py", tmp_path, "--workers", "0", "--only", *contests)
     assert {result["title"].split()[0].strip(",").lower() for result in body["results"]} == set(contests)
     for result in body["results"]:

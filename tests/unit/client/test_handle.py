@@ -21,7 +21,7 @@ from edl_torch.errors import BadRecord, EdlError, MasterUnavailable, ServiceClos
 from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
 from edl_torch.testing import wait_until
 from edl_torch.trainer.counting import Deliveries
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 
 SPEC = DatasetSpec(
     name="training",

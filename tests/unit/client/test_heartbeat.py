@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from edl_torch.client.grpc.channel import FollowingStream
-from edl_torch.client.grpc.heartbeat import Heartbeat
+from edl_torch.client.grpc.client import Heartbeat
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.status import to_status
 from edl_torch.system.address import HostPort
-from edl_torch.system.forks import ForkGuard
+from edl_torch.system.processes import ForkGuard
 from edl_torch.testing import wait_until
 from edl_torch.testing.fake_master import Listening
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edl_torch.client.liveness import LivenessFeed, suspended_clock
-from edl_torch.core.measures import Measures
+from edl_torch.core.status import Measures
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 

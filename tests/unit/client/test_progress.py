@@ -7,7 +7,7 @@ from dataclasses import replace
 from statuses import dataset_status
 
 from edl_torch.client.service import Progress
-from edl_torch.core.measures import Histogram, Measures
+from edl_torch.core.status import Histogram, Measures
 
 STATUS = dataset_status("d", size=500, shards=10, trainers=3)
 MEASURES = Measures(batches=5, waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=3.0))

@@ -100,7 +100,7 @@ def test_another_identity_under_the_same_name_is_refused_by_field() -> None:
         DataShardService(2, fake, dataset_size=11) as second,
     ):
         first.fetch_shard()
-        with pytest.raises(DatasetConflict, match="sources"):
+        with pytest.raises(DatasetConflict, match="size: registered 10, asked 11"):
             second.fetch_shard()
 
 

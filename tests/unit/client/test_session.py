@@ -15,7 +15,7 @@ from edl_torch.client.workers.links import PlainIterations
 from edl_torch.errors import ServiceClosed
 from edl_torch.testing import FakeMaster
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Procedure, Wait
 
 

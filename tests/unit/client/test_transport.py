@@ -14,10 +14,8 @@ import grpc
 import pytest
 from processes import quiet_port
 
-from edl_torch.client.grpc.calling import Caller
 from edl_torch.client.grpc.channel import build_channel, channel_options
-from edl_torch.client.grpc.client import MasterClient
-from edl_torch.client.grpc.heartbeat import backoff
+from edl_torch.client.grpc.client import Caller, MasterClient, backoff
 from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.system.address import HostPort

@@ -10,7 +10,6 @@ from fences import fence, fenced
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
-    DatasetStatus,
     Failure,
     GiveBack,
     Grant,
@@ -26,6 +25,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump
+from edl_torch.core.status import DatasetStatus
 from edl_torch.shard import Source
 
 TRAINING = Registration(name="training", sources=(Source(name="a", count=16),), records_per_shard=8)

@@ -157,7 +157,7 @@ class LedgerBesideModel(RuleBasedStateMachine):
         self._settle_drops()
         self._check_grants(name, epoch, grants, before, remainders_before)
         if not grants and not (ahead and not drained and holds and len(self.sizes) > 1):
-            assert not self.ledger.waiting_in(epoch), "who has nothing to go on with is not refused"
+            assert not self.ledger.backlog.waiting(epoch), "who has nothing to go on with is not refused"
         bundle = [g for g in grants if g.bundle]
         assert len(grants) - len(bundle) <= count
         assert len({g.task for g in grants} | set(self.live)) == len(grants) + len(self.live), (

@@ -80,7 +80,7 @@ def test_in_a_job_they_count_what_they_have() -> None:
             ledger.participants,
             ledger.participants.throughput,
             ledger.quarantine,
-            ledger._backlog,
+            ledger.backlog,
             ledger._lending,
             ledger._in_progress,
         )

@@ -22,11 +22,10 @@ from edl_torch.core.calls import (
     RestoreCall,
     SnapshotCall,
 )
-from edl_torch.core.events import Event
-from edl_torch.core.leases import PAGE, Lease, Span
-from edl_torch.core.lending import LeaseRequest, Quota
+from edl_torch.core.leases import PAGE, Lease, LeaseRequest, Quota, Span
 from edl_torch.core.limits import Limits
 from edl_torch.core.members import Member
+from edl_torch.core.status import Event
 
 MODULES = [
     shard,

@@ -134,8 +134,8 @@ def test_a_late_acknowledgement_of_a_session_that_registered_again_is_stale(
 
 def test_a_broken_stream_costs_the_leases_after_the_grace(dispatcher: Dispatcher, a: Trainer) -> None:
     a.lease()
-    dispatcher.stream_opened("a", 5.0)
-    dispatcher.stream_broke("a", 6.0)
+    dispatcher.members.stream_opened("a", 5.0)
+    dispatcher.members.stream_broke("a", 6.0)
     assert dispatcher.expire(6.9) == ()
     assert len(dispatcher.expire(7.0)) == 1
 

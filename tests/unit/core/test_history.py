@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from dispatcher_kit import Trainer, first_of, whole
 
-from edl_torch.core.calls import DatasetStatus, Failure, GiveBack, Registration, TrainerState, TrainerStatus
+from edl_torch.core.calls import Failure, GiveBack, Registration
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.events import NAME_CHARS, EventKind
 from edl_torch.core.history import DEPARTED, EVENTS, MARKS, History
+from edl_torch.core.status import NAME_CHARS, DatasetStatus, EventKind, TrainerState, TrainerStatus
 from edl_torch.shard import Source
 
 BIG = Registration(name="training", sources=(Source(name="a", count=10_000),), records_per_shard=8)
@@ -105,7 +105,7 @@ def test_a_dead_trainer_is_remembered_with_what_went_back() -> None:
     job.at(5.0)
     job.train("a")
     first_of(job.trainers["a"])
-    job.dispatcher.stream_broke("a", 6.0)
+    job.dispatcher.members.stream_broke("a", 6.0)
     assert job.seen("a").state is TrainerState.STREAM_GONE
     job.dispatcher.expire(7.0)
     (gone,) = job.dispatcher.status(7.0).departed
@@ -311,12 +311,12 @@ def test_an_endless_job_counts_its_epochs() -> None:
 def test_a_look_tells_what_has_ended_since_the_last_one_and_a_restore_ends_nothing() -> None:
     registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=2)
     job = Job("a", registration=registration)
-    looks = [job.dispatcher.look(0.0)]
+    looks = [job.dispatcher.epoch_ends(0.0)]
     while not job.dataset.finished:
         job.train("a")
-        looks.append(job.dispatcher.look(0.0))
+        looks.append(job.dispatcher.epoch_ends(0.0))
     job.dispatcher.go_back("training", None)
-    looks += [job.dispatcher.look(0.0), job.dispatcher.look(0.0)]
+    looks += [job.dispatcher.epoch_ends(0.0), job.dispatcher.epoch_ends(0.0)]
     assert [[end.epoch for end in ends] for ends in looks] == [[], [], [0], [], [1, None], [], []]
 
 
@@ -356,14 +356,14 @@ def test_a_restore_is_an_event_and_begins_the_rates_anew() -> None:
 def test_a_suspension_is_an_event() -> None:
     job = Job("a")
     job.dispatcher.rollback.suspend("the disk lies")
-    job.dispatcher.look(1.0)
+    job.dispatcher.epoch_ends(1.0)
     assert any(line.startswith("training suspended: ") for line in job.lines)
-    job.dispatcher.look(2.0)
+    job.dispatcher.epoch_ends(2.0)
     assert job.dispatcher.history.counts[EventKind.SUSPENDED] == 1
     job.dispatcher.go_back("training", None)
-    job.dispatcher.look(3.0)
+    job.dispatcher.epoch_ends(3.0)
     job.dispatcher.rollback.suspend("again")
-    job.dispatcher.look(4.0)
+    job.dispatcher.epoch_ends(4.0)
     assert job.dispatcher.history.counts[EventKind.SUSPENDED] == 2
 
 

@@ -111,7 +111,6 @@ def test_all_differences_are_listed_in_the_order_of_the_fields() -> None:
     other = replace(SPEC, sources=(Source(name="a", count=10),), seed=7, shuffle=True)
     lines = differences(identity(SPEC), identity(other))
     assert [line.split(" (")[0].split(":")[0] for line in lines] == [
-        "sources",
         "names of sources",
         "num_sources",
         "size",

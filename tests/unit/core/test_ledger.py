@@ -37,6 +37,30 @@ def test_fewer_epochs_are_refused_in_the_middle_of_one_that_they_leave_out(
         ledger.respecify(replace(ledger.spec, num_epochs=1))
 
 
+@pytest.mark.parametrize(("lent", "is_refused"), [(0, False), (1, True), (2, True), (3, False)])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_token_in_the_middle_of_an_epoch_that_the_job_has_not_is_refused(
+    lent: int, is_refused: bool, done: bool
+) -> None:
+    """And not gone on with: some records of that epoch would be read, and others not."""
+    ledger = ledger_of(3, 1, num_epochs=3)
+    ledger.join("s", 1)
+    acknowledge(ledger, "s", *lease_all(ledger, "s"))
+    if lent:
+        grants = lease_all(ledger, "s", 1, count=lent)
+        if done:
+            acknowledge(ledger, "s", *grants)
+    token = ledger.snapshot()
+    for fits in (0, 2, 3):
+        ledger_of(3, 1, num_epochs=fits).restore(token)
+    with (
+        pytest.raises(TokenError, match=r"epoch 1 of .* num_epochs=1 has not: give num_epochs=2")
+        if is_refused or (lent and not done)
+        else nullcontext()
+    ):
+        ledger_of(3, 1, num_epochs=1).restore(token)
+
+
 # Lending
 
 
@@ -65,7 +89,7 @@ def test_every_record_is_lent_once_and_the_job_finishes_when_all_are_acknowledge
     assert sorted(records(grants)) == [
         (0, shard, p) for shard, n in ((0, 8), (1, 8), (2, 5)) for p in range(n)
     ]
-    assert (ledger.todo, ledger.leased_records, ledger.finished) == (0, 21, False)
+    assert (ledger.backlog.records, ledger.leased_records, ledger.finished) == (0, 21, False)
     acknowledge(ledger, "s", *grants[:-1])
     assert not ledger.finished
     acknowledge(ledger, "s", grants[-1])
@@ -97,7 +121,7 @@ def test_an_epoch_that_has_not_begun_cannot_be_leased() -> None:
     ledger.join("s", 4)
     with pytest.raises(InvalidArgument, match="has not begun"):
         lease_all(ledger, "s", epoch=1)
-    assert ledger.todo == 16
+    assert ledger.backlog.records == 16
 
 
 def test_leases_shrink_towards_the_end_in_whole_batches() -> None:
@@ -250,7 +274,7 @@ def test_a_restore_makes_every_lease_void_and_opens_a_lineage() -> None:
     token = ledger.snapshot()
     grant = lease_all(ledger, "s", count=1)[0]
     ledger.restore(token)
-    assert (ledger.lineage, len(ledger.leases), ledger.todo) == (2, 0, 16)
+    assert (ledger.lineage, len(ledger.leases), ledger.backlog.records) == (2, 0, 16)
     with pytest.raises(StaleLease):
         acknowledge(ledger, "s", grant)
     assert grant.task not in {g.task for g in lease_all(ledger, "s")}, "task ids are never used again"
@@ -272,7 +296,7 @@ def test_a_restore_of_nothing_is_the_beginning_of_the_data() -> None:
     ledger.join("s", 8)
     acknowledge(ledger, "s", *lease_all(ledger, "s"))
     ledger.restore(None)
-    assert (ledger.finished, ledger.acknowledged, ledger.todo, ledger.epoch) == (False, 0, 16, 0)
+    assert (ledger.finished, ledger.acknowledged, ledger.backlog.records, ledger.epoch) == (False, 0, 16, 0)
 
 
 def test_a_refused_token_changes_nothing() -> None:

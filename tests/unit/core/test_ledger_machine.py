@@ -225,7 +225,7 @@ class LedgerMachine(LedgerBesideModel):
         other.restore(Token.decode(text))
         without = {r for r, state in self.state.items() if state in (AHEAD, LENT, REMAINDER)}
         assert self._all_waiting(other) == without
-        assert len(without) == other.todo + other.plan.size * max(
+        assert len(without) == other.backlog.records + other.plan.size * max(
             0, self.spec.num_epochs - other.snapshot().epoch - 1
         )
         assert (other.acknowledged, other.dropped) == (self.ledger.acknowledged, self.ledger.dropped)
@@ -283,11 +283,13 @@ class LedgerMachine(LedgerBesideModel):
         """The same master takes up its own journal: what was lent is lent, what was closed is closed."""
         older = self.ledger
         self.ledger = ShardLedger(self.spec)
-        leases = [older.lease_of(task) for task in older.tasks]
+        leases = [older.leases.find(task) for task in sorted(lease.task for lease in older.leases)]
         self.ledger.resume(
             older.head,
             leases=[replace(lease) for lease in leases if lease is not None],
-            waiting={n: found for n in older.waiting if (found := older.waiting_slice(n)) is not None},
+            waiting={
+                n: found for n in older.backlog.numbers() if (found := older.backlog.find(n)) is not None
+            },
             quarantine=older.quarantine,
             batch_sizes=self.sizes,
             closed={name: dict(tasks) for name in self.sizes if (tasks := older.leases.ended(name))},
@@ -309,13 +311,13 @@ class LedgerMachine(LedgerBesideModel):
         ledger = self.ledger
         token = ledger.snapshot()
         begun = {record for record in self._in(AHEAD, REMAINDER) if record[0] <= token.epoch}
-        assert ledger.todo == len(begun)
+        assert ledger.backlog.records == len(begun)
         assert ledger.leased_records == len(self._in(LENT))
         assert sum(lease.open_records for lease in ledger.leases) == len(self._in(LENT))
         assert len(ledger.leases) == len(self.live)
         assert ledger.acknowledged == len(self._in(TRAINED))
         assert ledger.dropped == len(self._in(DROPPED))
-        assert ledger.trainers == len(self.sizes)
+        assert len(ledger.participants) == len(self.sizes)
         quarantined = [(q.epoch, q.shard, q.position) for q in ledger.quarantine]
         assert len(quarantined) == len(set(quarantined))
         assert set(quarantined) == self._in(BAD)

@@ -181,7 +181,7 @@ def test_giving_back_cuts_the_suffix_and_leaves_the_rest_valid() -> None:
     (grant,) = lease_all(ledger, "s")
     ledger.give_back("s", grant.task, grant.attempt, 5)
     ledger.give_back("s", grant.task, grant.attempt, 5)
-    assert (ledger.todo, ledger.leased_records) == (3, 5)
+    assert (ledger.backlog.records, ledger.leased_records) == (3, 5)
     ledger.acknowledge("s", grant.task, grant.attempt, 5)
     assert ledger.acknowledged == 5
     (rest,) = lease_all(ledger, "s")

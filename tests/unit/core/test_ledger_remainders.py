@@ -93,7 +93,7 @@ def test_remainders_wait_for_a_death_that_could_still_fill_them_up() -> None:
     ledger.give_back("a", second.task, second.attempt, second.slice.skip + 1, remainder=True)  # 3 remainders
     ledger.acknowledge("a", second.task, second.attempt, second.slice.skip + 1)
     assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER  # the first batch is with its loop
-    assert (ledger.dropped, ledger.todo) == (0, 3)
+    assert (ledger.dropped, ledger.backlog.records) == (0, 3)
     acknowledge(ledger, "a", first)
     assert (ledger.dropped, ledger.finished) == (3, True)
 
@@ -108,7 +108,7 @@ def test_remainders_of_two_epochs_never_share_a_batch() -> None:
         ledger.acknowledge("s", second.task, second.attempt, 1)
         ledger.give_back("s", second.task, second.attempt, 1, remainder=True)
         assert verdict(ledger, "s", epoch) is PassState.EPOCH_OVER
-    assert (ledger.dropped, ledger.todo) == (0, 2)
+    assert (ledger.dropped, ledger.backlog.records) == (0, 2)
     acknowledge(ledger, "s", *in_loop)
     assert (ledger.dropped, ledger.finished) == (2, True)
 
@@ -132,7 +132,7 @@ def test_a_restore_keeps_remainders_apart() -> None:
     fresh = ledger_of(8, 8)
     fresh.restore(ledger.snapshot())
     assert fresh.snapshot().remainders == ledger.snapshot().remainders
-    assert fresh.todo == 8
+    assert fresh.backlog.records == 8
 
 
 def test_a_restore_forgets_the_remainders_that_there_were() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_torch.core.lending import LeaseRequest, Quota
+from edl_torch.core.leases import LeaseRequest, Quota
 
 
 def limit(

@@ -115,7 +115,7 @@ def test_leases_of_others_and_of_other_attempts_are_void(master: Master) -> None
 
 def test_a_session_that_was_given_up_confirms_nothing(master: Master) -> None:
     (grant,) = master.lends("a", 0)
-    master.stream_broke("a", 1)
+    master.members.stream_broke("a", 1)
     assert [item.session for item in master.expire(2)] == ["a"]
     with pytest.raises(SessionLost):
         master.void("a", 3, grant)
@@ -258,7 +258,7 @@ def test_without_a_timeout_a_step_may_take_for_ever() -> None:
 
 def test_after_a_start_every_lease_lives_one_full_timeout(master: Master) -> None:
     (grant,) = master.lends("a", 0)
-    master.stream_broke("a", 1)
-    master.resume(500)
+    master.members.stream_broke("a", 1)
+    master.members.resume(500)
     assert not master.expire(509.9)
     assert master.void("a", 509.9, grant) == ()

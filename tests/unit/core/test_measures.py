@@ -9,8 +9,8 @@ import pytest
 
 from edl_torch.core.calls import RegisterCall, Registration
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.measures import BOUNDS_S, BUCKETS, Histogram, Measures, padded, trimmed
 from edl_torch.core.persistence import dump, load
+from edl_torch.core.status import BOUNDS_S, BUCKETS, Histogram, Measures, padded, trimmed
 from edl_torch.errors import InvalidArgument, SessionLost
 from edl_torch.shard import Source
 
@@ -82,7 +82,6 @@ def test_the_last_measures_are_shown_of_each_trainer() -> None:
     assert master.status(2.0).trainers[0].measures == MEASURED
     with pytest.raises(SessionLost):
         master.heartbeat("other", 1, 2.0, 1, MEASURED)
-    master.measured("other", MEASURED)
 
 
 def test_measures_are_not_journalled() -> None:
@@ -98,3 +97,11 @@ def joined() -> Dispatcher:
     data = Registration(name="d", sources=(Source(name="a", count=8),))
     master.register(RegisterCall(session="s", worker_id="w", batch_size=4, registration=data), 0.0)
     return master
+
+
+def test_a_heartbeat_with_another_count_is_progress() -> None:
+    master = joined()
+    for now, count in ((10.0, 0), (20.0, 7), (25.0, 7)):
+        master.heartbeat("s", 1, now, count)
+    (member,) = master.members
+    assert (member.progressed, member.seen) == (20.0, 25.0)

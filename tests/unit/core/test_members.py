@@ -89,15 +89,6 @@ def test_nobody_has_no_deadline() -> None:
     assert Members(lease_timeout_s=30.0, grace_s=1.0).next_deadline() is None
 
 
-def test_a_heartbeat_with_another_count_is_progress(members: Members) -> None:
-    members.beat("s", 1, 0, 110.0)
-    assert members.get("s").progressed == 100.0
-    members.beat("s", 1, 7, 120.0)
-    members.beat("s", 1, 7, 125.0)
-    assert members.get("s").progressed == 120.0
-    assert members.get("s").seen == 125.0
-
-
 def test_without_a_progress_timeout_nobody_is_stalled(members: Members) -> None:
     assert members.progress_deadline(members.get("s")) == float("inf")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from edl_torch.core.members import LOOKS, Participants
+from edl_torch.core.members import ASKS, Participants
 
 
 def waiting(*batch_sizes: int) -> Participants:
@@ -12,7 +12,7 @@ def waiting(*batch_sizes: int) -> Participants:
     participants = Participants()
     for number, size in enumerate(batch_sizes):
         participants.enter(str(number), size)
-        participants.look(str(number))
+        participants.ask(str(number))
     return participants
 
 
@@ -36,18 +36,18 @@ def test_while_nobody_waits_they_are_for_whoever_takes_part() -> None:
 
 def test_who_let_the_others_ask_often_has_stopped_waiting() -> None:
     participants = waiting(4, 8)
-    for _ in range(2 * LOOKS - 1):
+    for _ in range(2 * ASKS - 1):
         assert participants.can_use(4)
-        participants.look("1")
+        participants.ask("1")
     assert not participants.can_use(7)
-    participants.look("0")
+    participants.ask("0")
     assert participants.can_use(4)
 
 
 def test_another_batch_size_counts_from_then_on() -> None:
     participants = waiting(4)
     participants.enter("0", 6)
-    participants.look("0")
+    participants.ask("0")
     assert not participants.can_use(5)
     assert participants.can_use(6)
     participants.leave("0")
@@ -59,6 +59,6 @@ def test_a_look_costs_the_same_however_many_wait() -> None:
     participants = waiting(*[8] * 10_000)
     began = time.process_time()
     for number in range(10_000):
-        participants.look(str(number))
+        participants.ask(str(number))
         assert not participants.can_use(7)
     assert time.process_time() - began < 1.0  # some 10 ms; looking at each of them: seconds

@@ -19,7 +19,6 @@ from statuses import sessions_of
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
-    DatasetStatus,
     Failure,
     GiveBack,
     LeaseCall,
@@ -32,6 +31,7 @@ from edl_torch.core.codec import object_of
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Lease
 from edl_torch.core.persistence import dump, load, update
+from edl_torch.core.status import DatasetStatus
 from edl_torch.errors import EdlError
 from edl_torch.master.journal import Journal, encoded
 from edl_torch.shard import DatasetSpec, Source
@@ -194,7 +194,12 @@ class PersistenceMachine(RuleBasedStateMachine):
 
     def _live(self) -> list[tuple[str, Lease]]:
         ledgers = [(name, self.dispatcher.find_ledger(name)) for name in DATASETS]
-        found = [(name, ledger.lease_of(task)) for name, ledger in ledgers if ledger for task in ledger.tasks]
+        found = [
+            (name, ledger.leases.find(task))
+            for name, ledger in ledgers
+            if ledger
+            for task in sorted(lease.task for lease in ledger.leases)
+        ]
         return [(name, lease) for name, lease in found if lease is not None]
 
     @precondition(lambda self: self._live())
@@ -206,7 +211,7 @@ class PersistenceMachine(RuleBasedStateMachine):
     @rule(session=sessions, seconds=st.floats(0, 12))
     def time_passes(self, session: str, seconds: float) -> None:
         if seconds < 2:
-            self.dispatcher.stream_broke(session, self.now)
+            self.dispatcher.members.stream_broke(session, self.now)
         self.now += seconds
         self.dispatcher.expire(self.now)
 
@@ -254,9 +259,9 @@ class PersistenceMachine(RuleBasedStateMachine):
                 self._same_answer(member.session, dataset, answer)
 
     def _same_leases(self, older: Any, newer: Any) -> None:
-        assert newer.tasks == older.tasks
-        assert [newer.lease_of(task) for task in newer.tasks] == [
-            older.lease_of(task) for task in older.tasks
+        assert [lease.task for lease in newer.leases] == [lease.task for lease in older.leases]
+        assert [newer.leases.find(task) for task in sorted(lease.task for lease in newer.leases)] == [
+            older.leases.find(task) for task in sorted(lease.task for lease in older.leases)
         ]
         assert [newer.leases.unhanded(epoch) for epoch in range(4)] == [
             older.leases.unhanded(epoch) for epoch in range(4)

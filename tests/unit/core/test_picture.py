@@ -11,7 +11,7 @@ from dispatcher_kit import Trainer, whole
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Registration
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.picture import CELLS, Picture, draw
+from edl_torch.core.status import CELLS, Picture, draw
 from edl_torch.shard import DatasetSpec, Slice, Source
 
 STATES = ("waiting", "lent", "done", "returned", "quarantined")
@@ -27,8 +27,8 @@ def naive(ledger: ShardLedger) -> dict[str, list[int]]:
         for window in [plan.window_at(epoch, place)]
         for position in range(plan.records_in(epoch, window))
     ]
-    state = dict.fromkeys(order[: ledger.passed_of(epoch)], "done")
-    state |= dict.fromkeys(order[ledger.passed_of(epoch) :], "waiting")
+    state = dict.fromkeys(order[: ledger.backlog.passed_of(epoch)], "done")
+    state |= dict.fromkeys(order[ledger.backlog.passed_of(epoch) :], "waiting")
     for name, slices in ledger.slices_by_state(epoch).items():
         for item in slices:
             state |= {(item.shard, position): name for position in range(item.skip, item.stop)}
@@ -95,7 +95,7 @@ def test_a_trillion_records_cost_no_more() -> None:
     ledger.join("a", 32)
     ledger.lease("a", epoch=0, count=1000)
     slices = ledger.slices_by_state(0)
-    drawn = draw(ledger.plan, 0, ledger.passed_of(0), **slices)
+    drawn = draw(ledger.plan, 0, ledger.backlog.passed_of(0), **slices)
     assert sum(drawn.lent) == 256_000
     assert sum(sum(getattr(drawn, name)) for name in STATES) == 10**12
     assert len(drawn.waiting) == CELLS

@@ -55,7 +55,7 @@ class Master:
         self.dispatcher: Dispatcher = load(
             rows, ledger_id="first", now=self.now, lease_timeout_s=TIMEOUT_S, changes=self.changes
         )
-        self.dispatcher.resume(self.now)
+        self.dispatcher.members.resume(self.now)
 
     @property
     def version(self) -> int:

@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 
-from edl_torch.core.calls import DatasetStatus, MasterStatus, QuarantinedRecord, TrainerStatus
-from edl_torch.core.events import Departed, Event, EventKind
 from edl_torch.core.limits import printable
-from edl_torch.core.measures import Histogram, Measures
-from edl_torch.core.picture import Picture
-from edl_torch.core.status_json import plain, plain_frame
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import (
+    DatasetStatus,
+    Departed,
+    Event,
+    EventKind,
+    Histogram,
+    MasterStatus,
+    Measures,
+    Picture,
+    TrainerStatus,
+    plain,
+    plain_frame,
+)
 from edl_torch.shard import TaskType
 
 DATASET = DatasetStatus(

@@ -103,7 +103,7 @@ def test_leases_taken_ahead_come_to_the_share_of_what_has_no_outcome() -> None:
     held = ask_until_refused(ledger, "slow")
     assert sum(grant.slice.limit for grant in held) == pytest.approx(share, abs=2)
     ask_until_refused(ledger, "fast")
-    assert ledger.todo <= 4
+    assert ledger.backlog.records <= 4
 
 
 def test_who_asks_for_what_it_needs_now_is_never_refused() -> None:
@@ -129,7 +129,7 @@ def test_who_is_alone_at_it_is_not_refused_for_the_sake_of_others_that_may_not_c
     for number in range(50):
         ledger.join(f"s{number}", 4)
     ask_until_refused(ledger, "s7")
-    assert not ledger.todo
+    assert not ledger.backlog.records
 
 
 def test_a_refusal_says_that_the_pass_is_open_and_calls_nothing_back() -> None:
@@ -138,7 +138,7 @@ def test_a_refusal_says_that_the_pass_is_open_and_calls_nothing_back() -> None:
     ask_until_refused(ledger, "slow")
     _, state, grants = ledger.lease("slow", epoch=0, count=1, ahead=True)
     assert (state, grants) == (PassState.OPEN, ())
-    assert ledger.waiting_in(0)
+    assert ledger.backlog.waiting(0)
 
 
 def test_nobody_is_lent_much_more_than_it_has_shown_that_it_can_do() -> None:

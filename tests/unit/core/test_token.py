@@ -83,7 +83,7 @@ def test_a_slice_of_a_shard_inside_of_a_window_is_damaged() -> None:
 def test_the_golden_token_restores_exactly_its_records() -> None:
     ledger = ShardLedger(SPEC)
     ledger.restore(Token.decode(GOLDEN))
-    assert (ledger.todo, ledger.acknowledged, len(ledger.quarantine)) == (19, 5, 1)
+    assert (ledger.backlog.records, ledger.acknowledged, len(ledger.quarantine)) == (19, 5, 1)
     assert ledger.snapshot().encode() == GOLDEN
 
 
@@ -236,7 +236,7 @@ def test_the_token_of_a_billion_records_and_64_trainers_is_small(capsys: pytest.
     assert len(json.loads(text)["open"]) == 640
     assert len(text) < 64 * 1024
     assert elapsed < 1.0
-    assert fresh.todo == 10**9 - 640 * 32
+    assert fresh.backlog.records == 10**9 - 640 * 32
 
 
 def test_the_cursor_at_the_end_of_an_epoch_fits() -> None:

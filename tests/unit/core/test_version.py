@@ -24,7 +24,7 @@ from edl_torch.core.calls import (
 )
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.members import LOOKS
+from edl_torch.core.members import ASKS
 from edl_torch.core.state import WAITER_S
 from edl_torch.errors import EdlError
 from edl_torch.shard import Source
@@ -137,7 +137,7 @@ def test_whether_somebody_waits_is_one_look_however_many_have_given_up(dispatche
     assert dispatcher.wanted("training", "t8", late)
 
 
-STEPS = LOOKS * 3 - 2  # so that nobody is taken to have stopped waiting, which time alone tells
+STEPS = ASKS * 3 - 2  # so that nobody is taken to have stopped waiting, which time alone tells
 
 
 class AtWork(Trainer):

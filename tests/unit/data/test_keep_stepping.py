@@ -92,7 +92,7 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
         settle_stuck=lambda: settled.append(True),
     )
     looking._session = session_at_once()
-    assert looking._look() is more
+    assert looking._more_to_read() is more
     assert bool(settled) == (is_over and not more and not stepped)
     assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"
 

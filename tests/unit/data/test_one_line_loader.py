@@ -376,7 +376,7 @@ class Numbers(torch.utils.data.IterableDataset[int]):
         ({"a": 1}, InvalidArgument, r"a dict is no dataset.* data\['a'\]"),
         ({"test": [1], "train": [2]}, InvalidArgument, r"give the loader one of them, as data\['train'\]"),
         ({}, InvalidArgument, "a dict is no dataset"),
-        (None, InvalidArgument, "not NoneType"),
+        (None, InvalidArgument, "not None: give it the data"),
         ("/no/such/data", ReaderError, "does not exist"),
     ],
 )

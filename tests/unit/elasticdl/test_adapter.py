@@ -15,8 +15,8 @@ from edl_torch.core.calls import Grant, Registration
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
-from edl_torch.elasticdl.calls import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
 from edl_torch.elasticdl.servicer import ElasticDLServicer
+from edl_torch.elasticdl.wire import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.host import MasterHost
@@ -100,7 +100,7 @@ def test_after_a_start_of_the_master_tasks_have_their_full_time() -> None:
     case = Case()
     task = case.get(1, 0.0)
     case.adapter = ElasticDLAdapter(case.dispatcher, ElasticDLOptions(task_timeout_s=10))
-    case.dispatcher.resume(100.0)
+    case.dispatcher.members.resume(100.0)
     case.adapter.resume(100.0)
     for now in (102.0, 104.0, 106.0, 108.0):
         assert case.tend(now) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl_torch.elasticdl.calls import MAX_INT32, ForeignTask, TaskNames, TaskResult, check_expressible
+from edl_torch.elasticdl.wire import MAX_INT32, ForeignTask, TaskNames, TaskResult, check_expressible
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import DatasetSpec, Source, TaskType
 

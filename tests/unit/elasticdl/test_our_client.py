@@ -381,8 +381,8 @@ def test_our_client_of_that_protocol_under_our_own_master(connect: Connect) -> N
 
 
 def test_a_source_with_a_start_is_numbered_from_its_start(start_master: Start, connect: Connect) -> None:
-    from edl_torch.elasticdl.calls import ForeignTask
     from edl_torch.elasticdl.tasks import SourceMap
+    from edl_torch.elasticdl.wire import ForeignTask
     from edl_torch.shard import DatasetSpec
 
     spec = DatasetSpec(

@@ -54,7 +54,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def loader() -> Iterator[ElasticDataLoader]:
     before = signal.getsignal(signal.SIGTERM)
-    with ElasticDataLoader(range(20), batch_size=2, lookahead="manual") as loader:
+    with ElasticDataLoader(range(20), batch_size=2) as loader:
         yield loader
     assert signal.getsignal(signal.SIGTERM) == before
 

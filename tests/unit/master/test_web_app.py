@@ -145,7 +145,7 @@ async def test_a_death_is_in_the_stream_at_once(calls, monkeypatch) -> None:
         first = await frame(content)
         await site.host.call(calls.register("a"))
         joined = await frame(content)
-        site.host.apply(lambda d, now: d.stream_broke("a", now))
+        site.host.apply(lambda d, now: d.members.stream_broke("a", now))
         site.now += 2.0
         site.host.apply(lambda d, now: d.expire(now))
         died = await frame(content)

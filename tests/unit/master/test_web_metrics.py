@@ -14,8 +14,7 @@ from make_dashboard import dashboard
 from prometheus_client.parser import text_string_to_metric_families
 from statuses import dataset_status, master_status, trainer_status
 
-from edl_torch.core.calls import DatasetStatus, TrainerState
-from edl_torch.core.measures import BUCKETS, Histogram, Measures
+from edl_torch.core.status import BUCKETS, DatasetStatus, Histogram, Measures, TrainerState
 from edl_torch.master.web.metrics import LABEL_CHARS, METRICS, MOST, MOST_DATASETS, OTHERS, exposition
 
 ROOT = Path(__file__).parents[3]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from recordio_kit import write as write_records
+from torch.utils.data import Subset
 
 from edl_torch.errors import SourceChanged
 from edl_torch.readers import ParquetReader, RecordIODataReader
@@ -160,7 +161,24 @@ class Held:
         return int(np.ravel(self.data)[index])
 
 
-@pytest.mark.parametrize("wrap", [lambda data: data, Held, lambda data: Held((data,))])
+class Together(Held):
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [self[number] for number in numbers]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: data,
+        Held,
+        lambda data: Held((data,)),
+        lambda data: Held(Held(data).data[:]),
+        lambda data: Held(np.asarray(data)),
+        lambda data: Subset(Held(np.asarray(data)), range(COUNT)),
+        Together,
+    ],
+    ids=["itself", "held", "in a tuple", "a slice", "as an array", "a part of it", "many at once"],
+)
 def test_an_array_whose_file_is_written_over_has_changed(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
     file = tmp_path / "data.npy"
     np.save(file, np.arange(COUNT))

@@ -16,8 +16,8 @@ import pytest
 from image_files import write_image_folder
 from recordio_kit import RECORDS, everything, write
 
+from edl_torch.cli.datasets import ProgressLine
 from edl_torch.cli.main import main
-from edl_torch.cli.progress import ProgressLine
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError, SourceUnavailable
 from edl_torch.readers import AbstractDataReader, MapDatasetReader, RecordIODataReader, RecordIOWriter
 from edl_torch.readers.recordio.record_bytes import AutoEncode

@@ -10,9 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core import calls
-from edl_torch.core.events import Departed, Event, EventKind
-from edl_torch.core.measures import BUCKETS, Histogram, Measures
-from edl_torch.core.picture import Picture
+from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.status import (
+    BUCKETS,
+    DatasetStatus,
+    Departed,
+    Event,
+    EventKind,
+    Histogram,
+    MasterStatus,
+    Measures,
+    Picture,
+    TrainerState,
+    TrainerStatus,
+)
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -104,7 +115,7 @@ REPORTS = st.builds(
     give_backs=many(st.builds(calls.GiveBack, task=INT, attempt=INT, start=INT, remainder=FLAG)),
 )
 BAD_RECORDS = st.builds(
-    calls.QuarantinedRecord, epoch=INT, shard=INT, position=INT, name=TEXT, index=INT, reason=TEXT
+    QuarantinedRecord, epoch=INT, shard=INT, position=INT, name=TEXT, index=INT, reason=TEXT
 )
 CELLS = many(INT)
 PICTURES = st.builds(
@@ -135,12 +146,12 @@ DEPARTED = st.builds(
     records=INT,
 )
 STATUSES = st.builds(
-    calls.MasterStatus,
+    MasterStatus,
     ledger=TEXT,
     durable=FLAG,
     datasets=many(
         st.builds(
-            calls.DatasetStatus,
+            DatasetStatus,
             dataset=TEXT,
             ledger=TEXT,
             task_type=TASK_TYPES,
@@ -161,7 +172,7 @@ STATUSES = st.builds(
     ),
     trainers=many(
         st.builds(
-            calls.TrainerStatus,
+            TrainerStatus,
             session=TEXT,
             worker_id=TEXT,
             datasets=many(TEXT),
@@ -169,7 +180,7 @@ STATUSES = st.builds(
             idle_s=st.floats(0, 1e9),
             since_progress_s=st.floats(0, 1e9),
             measures=st.none() | MEASURES,
-            state=st.sampled_from(calls.TrainerState),
+            state=st.sampled_from(TrainerState),
             pace=SECONDS,
             slow=FLAG,
             trained=INT,
@@ -302,10 +313,10 @@ PAIRS = [
     (calls.Acknowledgement, pb.Acknowledgement),
     (calls.Failure, pb.Failure),
     (calls.GiveBack, pb.GiveBack),
-    (calls.QuarantinedRecord, pb.QuarantinedRecord),
-    (calls.DatasetStatus, pb.DatasetStatus),
-    (calls.TrainerStatus, pb.TrainerStatus),
-    (calls.MasterStatus, pb.StatusResponse),
+    (QuarantinedRecord, pb.QuarantinedRecord),
+    (DatasetStatus, pb.DatasetStatus),
+    (TrainerStatus, pb.TrainerStatus),
+    (MasterStatus, pb.StatusResponse),
     (Picture, pb.Picture),
     (Event, pb.Event),
     (Departed, pb.Departed),
@@ -378,12 +389,12 @@ def test_texts_of_a_newer_master_are_left_out_or_read_as_the_default():
     message = pb.StatusResponse(events=events, trainers=[pb.TrainerStatus(session="s", state="asleep")])
     status = STATUS.answer.from_wire(message)
     assert [(event.number, event.kind) for event in status.events] == [(2, EventKind.JOINED)]
-    assert [trainer.state for trainer in status.trainers] == [calls.TrainerState.LIVE]
+    assert [trainer.state for trainer in status.trainers] == [TrainerState.LIVE]
 
 
 def test_nothing_in_a_status_is_too_large_or_no_text_for_the_wire():
-    bad = calls.QuarantinedRecord(epoch=1 << 70, shard=0, position=0, name="\udcff", index=0, reason="")
-    status = calls.MasterStatus(
+    bad = QuarantinedRecord(epoch=1 << 70, shard=0, position=0, name="\udcff", index=0, reason="")
+    status = MasterStatus(
         ledger="",
         durable=True,
         datasets=(),
@@ -392,7 +403,7 @@ def test_nothing_in_a_status_is_too_large_or_no_text_for_the_wire():
         event_counts={"joined": 1},
     )
     assert STATUS.answer.from_wire(STATUS.answer.to_wire(status)).suspended == {"\\udcff": "x"}
-    dataset = calls.DatasetStatus(
+    dataset = DatasetStatus(
         **dict.fromkeys(("dataset", "ledger"), "d"),
         **dict.fromkeys(
             ("lineage", "epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased"), 0

@@ -14,7 +14,7 @@ import pytest
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster
 from edl_torch.errors import ServiceClosed, StaleLease, UnknownDataset
-from edl_torch.system.cuts import is_own
+from edl_torch.system.termination import is_own
 
 RECORDS = 8
 

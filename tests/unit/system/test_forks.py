@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from edl_torch.system.address import HostPort
-from edl_torch.system.forks import ForkGuard
+from edl_torch.system.processes import ForkGuard
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

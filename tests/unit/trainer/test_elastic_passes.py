@@ -7,7 +7,7 @@ from trainer_kit import Master, Shell, ack, back, reports_of, whole
 
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
-from edl_torch.trainer.lease_queue import Mode
+from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, Voided, Warn
 
 

@@ -8,7 +8,7 @@ from trainer_kit import Master, Shell, back, reports_of, whole
 from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
 from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
-from edl_torch.trainer.lease_queue import LeaseQueue, Mode
+from edl_torch.trainer.inflight import LeaseQueue, Mode
 from edl_torch.trainer.leasing import POLL_S
 from edl_torch.trainer.vocabulary import Asking, Call, Granted, LookAround, SiblingSession, Wait
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.core.measures import BOUNDS_S
+from edl_torch.core.status import BOUNDS_S
 from edl_torch.trainer.measuring import Durations, Measuring
 
 

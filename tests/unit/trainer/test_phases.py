@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.lease_queue import LeaseQueue
+from edl_torch.trainer.inflight import LeaseQueue
 from edl_torch.trainer.outbox import Outbox
 from edl_torch.trainer.vocabulary import (
     ASKING,

@@ -241,7 +241,7 @@ def test_the_batch_in_hand_of_a_restore_that_failed_is_not_trained_on(master: Ma
 
 
 def test_a_restore_that_another_one_preceded_is_refused(master: Master, shell: Shell) -> None:
-    shell.run(shell.trainer.position.look())
+    shell.run(shell.trainer.position.note_history())
     master.dispatcher.go_back(DATASET, None)
     with pytest.raises(StaleLease, match="by another trainer while this one read its own: lineage 2, not 1"):
         restore(shell, None)
@@ -250,11 +250,11 @@ def test_a_restore_that_another_one_preceded_is_refused(master: Master, shell: S
 
 
 def test_a_look_at_what_nobody_has_heard_of_expects_the_first_lineage(master: Master, shell: Shell) -> None:
-    looking = shell.start(shell.trainer.position.look())
+    looking = shell.start(shell.trainer.position.note_history())
     looking.fail(UnknownDataset("who?"))
     restore(shell, None)
     looking = Shell(master, "other", attended=False)
-    other = looking.start(looking.trainer.position.look())
+    other = looking.start(looking.trainer.position.note_history())
     other.fail(UnknownDataset("who?"))
     with pytest.raises(StaleLease, match="lineage 2, not 1"):
         restore(looking, None)
@@ -262,13 +262,13 @@ def test_a_look_at_what_nobody_has_heard_of_expects_the_first_lineage(master: Ma
 
 def test_a_look_notes_the_lineage_that_is(master: Master, shell: Shell) -> None:
     master.dispatcher.go_back(DATASET, None)
-    shell.run(shell.trainer.position.look())
+    shell.run(shell.trainer.position.note_history())
     restore(shell, None)
     assert shell.state.fence.lineage == 3
 
 
 def test_another_master_since_the_look_is_refused(master: Master, shell: Shell) -> None:
-    shell.run(shell.trainer.position.look())
+    shell.run(shell.trainer.position.note_history())
     master.dispatcher.ledger_id = "M"
     with pytest.raises(StaleLease, match=r"another master since .*: ledger M, not L"):
         restore(shell, None)
@@ -277,7 +277,7 @@ def test_another_master_since_the_look_is_refused(master: Master, shell: Shell) 
 def test_one_that_takes_part_need_not_look(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     asked = len(master.calls)
-    shell.run(shell.trainer.position.look())
+    shell.run(shell.trainer.position.note_history())
     assert shell.run(shell.trainer.position.beginning()) == ""
     assert len(master.calls) == asked
 

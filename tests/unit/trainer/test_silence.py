@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trainer_kit import Master, Shell
 
-from edl_torch.core.calls import MasterStatus, TrainerStatus
+from edl_torch.core.status import MasterStatus, TrainerStatus
 from edl_torch.errors import MasterUnavailable
 from edl_torch.trainer.liveness import AGAIN_S, FIRST_S, WaitLogSchedule
 from edl_torch.trainer.vocabulary import Call, Logged

@@ -16,7 +16,6 @@ from edl_torch.trainer import (
     counting,
     foreign_loop,
     inflight,
-    lease_queue,
     outbox,
     state,
     vocabulary,
@@ -40,12 +39,12 @@ STATE = {
     state.Registered,
     batches.Batch,
     batches._InPass,
-    lease_queue.Pass,
+    inflight.Pass,
 }
-POSITIONAL = {vocabulary.Call, vocabulary.Wait, *STATE - {inflight.Held, lease_queue.Pass}}
+POSITIONAL = {vocabulary.Call, vocabulary.Wait, *STATE - {inflight.Held, inflight.Pass}}
 NOT_ZERO: dict[Any, dict[str, Any]] = {
     state.Config: {"keeps_ledger": True},
-    lease_queue.Pass: {"joins": True},
+    inflight.Pass: {"joins": True},
 }
 
 

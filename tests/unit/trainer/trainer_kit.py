@@ -107,7 +107,7 @@ class Master:
         """Return what the dispatcher answers to a call that nobody takes note of."""
         request: Any = call.request
         if isinstance(request, ConfirmCall):
-            self.dispatcher.stream_opened(request.session, self.now)
+            self.dispatcher.members.stream_opened(request.session, self.now)
         answer: Any = self.dispatcher.call(request, self.now)
         if isinstance(request, LeaseCall):
             self.outcomes.granted(answer)
@@ -379,7 +379,7 @@ class Shell:
 
     def break_stream(self) -> None:
         """The session's stream breaks, as when its process is cut off."""
-        self.master.dispatcher.stream_broke(self.session, self.master.now)
+        self.master.dispatcher.members.stream_broke(self.session, self.master.now)
         self.liveness.broke()
 
     # What loaders and loops do ------------------------------------------------------------------------------

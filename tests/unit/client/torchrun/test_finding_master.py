@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from edl_torch.client.torchrun import discovery, init_process_group
+from edl_torch.client.torchrun import init_process_group, sidecar
 from edl_torch.client.torchrun import job as worker_module
 from edl_torch.client.torchrun.job import Job
 from edl_torch.client.torchrun.sidecar import MasterEntry
@@ -73,7 +73,7 @@ def store() -> dist.HashStore:
 
 
 def find(store: dist.Store, machines: Any, job: Job = JOB) -> MasterEntry:
-    return discovery.MasterFinder(job, store, machines).find()
+    return sidecar.MasterFinder(job, store, machines).find()
 
 
 def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
@@ -127,7 +127,7 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
 def test_a_worker_that_dies_before_it_writes_its_entry_holds_nobody_up_for_long(
     store: dist.HashStore, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "START_S", 0.1)
+    monkeypatch.setattr(sidecar, "CLAIM_S", 0.1)
     dist.PrefixStore("edl_torch/run/master", store).add("claim/1", 1)
     found = find(store, machines)
     for _ in range(2):

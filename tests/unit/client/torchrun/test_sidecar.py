@@ -17,7 +17,7 @@ import trustme
 from test_finding_master import JOB
 
 from edl_torch.client.grpc.client import MasterClient
-from edl_torch.client.torchrun import discovery, sidecar
+from edl_torch.client.torchrun import sidecar
 from edl_torch.client.torchrun.job import Job
 from edl_torch.client.torchrun.sidecar import Sidecar, SidecarCredentials
 from edl_torch.errors import AccessDenied, InvalidArgument, MasterStartError
@@ -114,7 +114,7 @@ def test_on_a_network_it_asks_for_a_token_that_only_the_job_knows(job: Job, on_a
     started = Sidecar(replace(job, nodes=2)).start()
     assert len(started.token) >= 40
     assert started.token not in repr(started)
-    with MasterClient(started.address, credentials=discovery._credentials(started)) as client:
+    with MasterClient(started.address, credentials=sidecar._credentials(started)) as client:
         assert client.status().datasets == ()
     with (
         MasterClient(started.address, credentials=Credentials(), master_timeout_s=5) as stranger,
@@ -137,7 +137,7 @@ def test_each_master_of_a_job_has_a_token_of_its_own(job: Job, on_a_network: Non
 def test_on_one_machine_it_asks_for_nothing(job: Job) -> None:
     started = Sidecar(job).start()
     assert started.token == ""
-    with MasterClient(started.address, credentials=discovery._credentials(started)) as client:
+    with MasterClient(started.address, credentials=sidecar._credentials(started)) as client:
         assert client.status().datasets == ()
 
 
@@ -150,7 +150,7 @@ def test_the_users_token_is_the_jobs(
     monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", str(file))
     started = Sidecar(replace(job, nodes=2)).start()
     assert started.token == ""
-    with MasterClient(started.address, credentials=discovery._credentials(started)) as client:
+    with MasterClient(started.address, credentials=sidecar._credentials(started)) as client:
         assert client.status().datasets == ()
 
 
@@ -174,7 +174,7 @@ def test_with_a_certificate_of_the_nodes_it_speaks_tls(
     monkeypatch.setenv("EDL_MASTER_TLS_NAME", NAME)
 
     started = Sidecar(replace(job, nodes=2)).start()
-    credentials = discovery._credentials(started)
+    credentials = sidecar._credentials(started)
     with MasterClient(started.address, credentials=credentials) as client:
         assert client.status().datasets == ()
     without = {

@@ -10,8 +10,8 @@ from maxcompute import Fail
 from processes import alive
 
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.odps import iterator as odps_iterator
-from edl_torch.readers.odps.iterator import ODPSReader
+from edl_torch.readers.odps import reader as odps_reader
+from edl_torch.readers.odps.reader import ODPSReader
 from edl_torch.testing import wait_until
 
 HERE = (None, None, None, None)  # project, keys and endpoint of the environment
@@ -20,7 +20,7 @@ HERE = (None, None, None, None)  # project, keys and endpoint of the environment
 @pytest.fixture
 def small_slices(monkeypatch):
     """Of 100 rows instead of 8192, so that a small table has many."""
-    monkeypatch.setattr(odps_iterator, "_SLICE_ROWS", 100)
+    monkeypatch.setattr(odps_reader, "_SLICE_ROWS", 100)
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from maxcompute import Fail, MaxComputeServer
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError
 from edl_torch.readers.odps.client import Retries
 from edl_torch.readers.odps.config import Secret
-from edl_torch.readers.odps.iterator import ODPSReader
-from edl_torch.readers.odps.reader import ODPSDataReader
+from edl_torch.readers.odps.reader import ODPSDataReader, ODPSReader
 from edl_torch.readers.registry import open_reader
 
 KEY = "the-secret-access-key"

@@ -13,8 +13,7 @@ from maxcompute import Corrupt, Cut, Fail, MaxComputeServer, Refuse, Rows
 from edl_torch.cli.main import main
 from edl_torch.errors import EdlError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps.client import Retries
-from edl_torch.readers.odps.iterator import ODPSReader
-from edl_torch.readers.odps.reader import ODPSDataReader
+from edl_torch.readers.odps.reader import ODPSDataReader, ODPSReader
 
 KEY = "marker-of-the-secret-key/+="
 TOKEN = "marker-of-the-token/+="

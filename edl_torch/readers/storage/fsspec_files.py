@@ -13,19 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edl_torch.errors import EdlError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import EdlError, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import required
+from edl_torch.readers.storage.names import is_url, refuse_secrets
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?:::|://)")
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 _REFUSED = re.compile(
     r"credential|forbidden|unauthori[sz]ed|access ?denied|(?:expired|invalid|security) ?token", re.IGNORECASE
 )
-
-
-def is_url(data: str) -> bool:
-    """Whether `data` names its file system (`s3://…`, `memory://…`, `simplecache::s3://…`)."""
-    return _URL.match(data) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +31,7 @@ class Opened:
     size: int
     remote: bool
     path: str = ""  # on this machine
+    version: str = ""  # of what is elsewhere, where its store says one
 
     def stamp(self) -> tuple[int, int, int] | None:
         """Size and times of what has its name now; None where that is gone or remote."""
@@ -50,7 +46,7 @@ class Opened:
         self.handle.close()
 
 
-class Storage:
+class FileSystems:
     """Opens files by path or URL; `options` are fsspec's storage options (endpoint, credentials)."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -58,11 +54,7 @@ class Storage:
 
     def resolve(self, url: str) -> tuple[Any, str]:
         """This process' file system and the path in it. Raises ReaderError, InvalidArgument."""
-        if _PASSWORD.search(url):
-            raise InvalidArgument(
-                "a URL with a password would be written down as the name of a source: leave user and "
-                "password out and pass storage_options={…}"
-            )
+        refuse_secrets(url)
         need = f"'{url}' needs fsspec: pip install 'edl-torch[parquet]' (or fsspec)"
         core = required("fsspec.core", need)
         with reaching(url):
@@ -88,10 +80,12 @@ class Storage:
             # Without a cache: who reads asks for the ranges that are needed, and no read-ahead doubles them.
             handle = file_system.open(path, "rb", cache_type="none")
             size = handle.size if getattr(handle, "size", None) is not None else handle.seek(0, 2)
-            return Opened(handle=handle, size=int(size), remote=True)
+            said = getattr(handle, "details", None) or file_system.info(path)
+            version = next((str(said[key]) for key in _VERSIONS if said.get(key)), "")
+            return Opened(handle=handle, size=int(size), remote=True, version=version)
 
     def __repr__(self) -> str:
-        return f"<Storage options={sorted(self._options)}>"  # the names alone: values may be secret
+        return f"<FileSystems options={sorted(self._options)}>"  # the names alone: values may be secret
 
 
 @contextmanager

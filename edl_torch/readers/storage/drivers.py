@@ -1,0 +1,424 @@
+"""The ways to data: obstore, the operating system, fsspec; each lists, looks and reads in the calling thread.
+
+What a driver raises has one of four meanings: `Transient` may be well in a moment, `CredentialsRefused` is
+about credentials, `Missing` says that nothing has that name, and a ReaderError is final. Drivers are made
+anew in each process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from edl_torch.errors import ReaderError, SourceChanged
+from edl_torch.readers.base import required
+from edl_torch.readers.shared.files import read_range, whole_file
+from edl_torch.readers.storage.fsspec_files import FileSystems, storage_error
+from edl_torch.readers.storage.names import by_obstore, local_path
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,80})</Code>")
+_QUERY = re.compile(r"\?[^\s\"'<>)]+")
+_BUSY, _RETRIED = frozenset({429, 503}), frozenset({408, 425, 429})
+_EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
+_PAGE, _LISTED_AT_ONCE = 1000, 16
+_LISTING = {"max_retries": 8, "retry_timeout": timedelta(seconds=20)}
+# What s3fs calls the same: options that work there work here.
+_S3FS = {
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "endpoint_url": "endpoint",
+    "anon": "skip_signature",
+    "requester_pays": "request_payer",
+}
+
+
+def tag_of(text: str | None) -> int:
+    """A number for an ETag: 63 bits of its digest, 0 for none."""
+    if not text:
+        return 0
+    strong = text.removeprefix("W/")
+    return int.from_bytes(hashlib.blake2b(strong.encode(), digest_size=8).digest(), "little") >> 1 or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """What a listing says of an object.
+
+    Args:
+        name: Its URL or path, which begins as the user's did.
+        size: In bytes.
+        tag: Another one says that it is another object; 0 where its store tells none.
+    """
+
+    name: str
+    size: int
+    tag: int = 0
+
+    def check(self, found: Object, got: int, length: int) -> None:
+        """Raise SourceChanged unless `found`, of which `got` bytes came, is this; Transient for a part."""
+        if found.size != self.size:
+            raise self.changed(f"{self.size:,} bytes then, {found.size:,} now")
+        if found.tag and self.tag and found.tag != self.tag:
+            raise self.changed("of the same size, but not the same")
+        if got != length:
+            raise Transient(f"{got:,} bytes came of {length:,}")
+
+    def changed(self, how: str) -> SourceChanged:
+        """Return the error for an object that is no more what was listed."""
+        return SourceChanged(
+            f"'{self.name}' has changed since it was listed ({how}): data must stay as they are while a job "
+            "uses them; start the job again"
+        )
+
+
+class Transient(Exception):
+    """Error: what may be well in a moment. `busy` where the server asks for fewer requests."""
+
+    def __init__(self, said: str, *, busy: bool = False) -> None:
+        super().__init__(said)
+        self.busy = busy
+
+
+class CredentialsRefused(Exception):
+    """Error: credentials are missing, wrong or too old."""
+
+
+class Missing(Exception):
+    """Error: nothing has that name."""
+
+
+class Driver(Protocol):
+    """A way to data. All methods may be called by several threads at once."""
+
+    def listing(self, folder: str) -> Iterator[list[Object]]:
+        """Yield pages of the objects below a folder, in any order; none where there is no such folder."""
+
+    def look(self, name: str) -> Object:
+        """The object of one name. Raises Missing."""
+
+    def read(self, one: Object, start: int, length: int) -> bytes:
+        """A range of an object. Raises SourceChanged for another object than the listed one."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all."""
+
+
+class LocalFiles:
+    """Files of this machine. Links are followed, loops of them are not."""
+
+    def listing(self, folder: str) -> Iterator[list[Object]]:
+        top = local_path(folder)
+        for inside, subfolders, files in os.walk(top, followlinks=True, onerror=_raise):
+            subfolders[:] = sorted(name for name in subfolders if not is_loop(inside, name))
+            page = []
+            for file in sorted(files):
+                path = os.path.join(inside, file)
+                try:
+                    found = os.stat(path)
+                except FileNotFoundError:  # a link to nothing
+                    continue
+                page.append(Object(folder + path[len(top) :], found.st_size, found.st_mtime_ns))
+            yield page
+
+    def look(self, name: str) -> Object:
+        try:
+            found = os.stat(local_path(name))
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise Missing from exc
+        if not os.path.isfile(local_path(name)):
+            raise Missing
+        return Object(name, found.st_size, found.st_mtime_ns)
+
+    def read(self, one: Object, start: int, length: int) -> bytes:
+        try:
+            with open(local_path(one.name), "rb", buffering=0) as file:
+                data = read_range(file.fileno(), start, start + length)
+                found = os.fstat(file.fileno())
+        except FileNotFoundError as exc:
+            raise one.changed("it is gone") from exc
+        one.check(Object(one.name, found.st_size, found.st_mtime_ns), len(data), length)
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        with whole_file(Path(local_path(name))) as file:
+            file.write(data)
+
+
+def _raise(error: OSError) -> None:
+    raise Missing if isinstance(error, FileNotFoundError | NotADirectoryError) else error
+
+
+def is_loop(folder: str, name: str) -> bool:
+    """Whether `folder/name` is a link to a folder that the way to it has passed through already."""
+    path = os.path.abspath(os.path.join(folder, name))
+    if not os.path.islink(path):
+        return False
+    target, above = os.path.realpath(path), os.path.dirname(path)
+    while os.path.realpath(above) != target:
+        if above == os.path.dirname(above):
+            return False
+        above = os.path.dirname(above)
+    return True
+
+
+class Objects:
+    """Objects in a store or on a web server, by obstore.
+
+    Args:
+        root: The URL of the bucket, container or server.
+        options: obstore's configuration of the store, or s3fs' names for the same.
+    """
+
+    def __init__(self, root: str, options: Mapping[str, Any]) -> None:
+        import obstore
+        from obstore.store import HTTPStore, from_url
+
+        self._root = root
+        self._get, self._head, self._list, self._by_folder = (
+            obstore.get,
+            obstore.head,
+            obstore.list,
+            obstore.list_with_delimiter,
+        )
+        self._web = root.startswith(("http://", "https://"))
+        chosen = _obstore_options(root, options)
+        self._secrets = [value for value in chosen.values() if isinstance(value, str) and len(value) >= 8]
+        self._quiet = chosen.get("endpoint"), chosen.get("region")
+        with self._meaning(root):
+            try:
+                make = HTTPStore if self._web else from_url
+                self._store = make(root, **chosen)
+                # A page of a listing is tried again by obstore, which alone knows where it was.
+                self._lister = make(root, **{**chosen, "retry_config": _LISTING})
+            except (TypeError, ValueError, obstore.exceptions.BaseError) as exc:
+                raise ReaderError(
+                    f"'{root}': its store does not take these storage_options ({self._said(exc)}); see "
+                    "obstore's configuration of it for their names"
+                ) from None
+
+    def listing(self, folder: str) -> Iterator[list[Object]]:
+        if self._web:
+            raise ReaderError(
+                f"'{folder}': a web server lists no files; name each one, or several as {{000..999}}"
+            )
+        prefix = self._path(folder)
+        first = next(self._pages(prefix), [])
+        if not any("/" in one.name[len(folder) :].lstrip("/") for one in first):
+            yield from self._pages(prefix)
+            return
+        with self._meaning(folder):  # folders are listed side by side
+            found = self._by_folder(self._lister, prefix or None)
+        yield [self._object(meta) for meta in found["objects"]]
+        with ThreadPoolExecutor(_LISTED_AT_ONCE, thread_name_prefix="edl-list") as pool:
+            waiting = [pool.submit(list, self._pages(one)) for one in found["common_prefixes"]]
+            try:
+                while waiting:
+                    yield from waiting.pop(0).result()
+            finally:
+                for one in waiting:
+                    one.cancel()
+
+    def _pages(self, prefix: str) -> Iterator[list[Object]]:
+        with self._meaning(f"{self._root}/{prefix}"):
+            for page in self._list(self._lister, prefix or None, chunk_size=_PAGE):
+                yield [self._object(meta) for meta in page]
+
+    def look(self, name: str) -> Object:
+        with self._meaning(name):
+            meta = self._head(self._store, self._path(name))
+        return Object(name, meta["size"], tag_of(meta["e_tag"]))
+
+    def read(self, one: Object, start: int, length: int) -> bytes:
+        if not length:
+            return b""
+        whole = start == 0 and length == one.size  # a server may know no ranges
+        try:
+            with self._meaning(one.name, one):
+                answer = self._get(
+                    self._store,
+                    self._path(one.name),
+                    options=None if whole else {"range": (start, start + length)},
+                )
+                meta, data = answer.meta, bytes(answer.bytes())
+        except Missing:
+            raise one.changed("it is gone") from None
+        one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        if self._web:
+            raise ReaderError(f"'{name}': a web server takes no files")
+        import obstore
+
+        with self._meaning(name):
+            obstore.put(self._store, self._path(name), data, use_multipart=False)
+
+    def _path(self, name: str) -> str:
+        path = name[len(self._root) :].strip("/")
+        return unquote(path) if self._web else path
+
+    def _object(self, meta: Mapping[str, Any]) -> Object:
+        return Object(f"{self._root}/{meta['path']}", meta["size"], tag_of(meta["e_tag"]))
+
+    @contextmanager
+    def _meaning(self, name: str, one: Object | None = None) -> Iterator[None]:
+        from obstore import exceptions
+
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise Missing(self._said(exc)) from None
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
+            raise CredentialsRefused(self._said(exc)) from None
+        except exceptions.NotSupportedError as exc:
+            raise ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})") from None
+        except exceptions.InvalidPathError as exc:
+            raise ReaderError(
+                f"'{name}': obstore reads no such name ({self._said(exc)}); rename it"
+            ) from None
+        except (exceptions.BaseError, OSError) as exc:
+            raise self._other(exc, name, one) from None
+
+    def _other(self, exc: Exception, name: str, one: Object | None) -> Exception:
+        """The meaning of an error for which obstore has no class."""
+        found = _STATUS.search(str(exc))
+        status, code = int(found[1]) if found else 0, _CODE.search(str(exc))
+        if code and code[1] in ("NoSuchBucket", "NoSuchKey", "ContainerNotFound"):
+            return Missing(self._said(exc))
+        if code and code[1] in (
+            "ExpiredToken",
+            "InvalidToken",
+            "TokenRefreshRequired",
+            "RequestTimeTooSkewed",
+        ):
+            return CredentialsRefused(self._said(exc))
+        if status == 416 and one is not None:
+            return one.changed("it is shorter now")
+        if status in (401, 403):
+            return CredentialsRefused(self._said(exc))
+        if 400 <= status < 500 and status not in _RETRIED:
+            return ReaderError(f"'{name}' is refused ({self._said(exc)}); check the URL and storage_options")
+        return Transient(self._said(exc), busy=status in _BUSY or bool(code and code[1] == "SlowDown"))
+
+    def _said(self, exc: Exception) -> str:
+        """What it says, in short and without anything that is secret."""
+        said = str(exc).split("\n\nDebug source")[0]
+        code = _CODE.search(said)
+        said = " ".join(_QUERY.sub("?…", said.split("<")[0]).split()).rstrip(": ")
+        for secret in self._secrets:
+            if secret not in self._quiet:
+                said = said.replace(secret, "…")
+        return f"{said} ({code[1]})" if code else said
+
+
+def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {
+        _S3FS.get(name, name) if root.startswith("s3") else name: value for name, value in options.items()
+    }
+    client = {"connect_timeout": "5s", "timeout": "60s", **chosen.pop("client_options", {})}
+    nested = chosen.pop("client_kwargs", None) or {}
+    if "region_name" in nested:
+        chosen.setdefault("region", nested["region_name"])
+    if "endpoint_url" in nested:
+        chosen.setdefault("endpoint", nested["endpoint_url"])
+    if root.startswith("http://") or str(
+        chosen.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", ""))
+    ).startswith("http://"):
+        client.setdefault("allow_http", True)
+    chosen["client_options"] = client
+    chosen.setdefault("retry_config", {"max_retries": 0})  # `requests.py` tries again
+    return chosen
+
+
+class FileSystem:
+    """Files of a protocol that fsspec knows. Of a change only another size is seen."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url, self._options = url, dict(options)
+
+    def listing(self, folder: str) -> Iterator[list[Object]]:
+        file_system, path = FileSystems(self._options).resolve(folder)
+        with _fsspec_meaning(folder):
+            file_system.invalidate_cache()
+            found = file_system.find(path, detail=True)
+        root = path.rstrip("/")
+        if any(not name.startswith(root) for name in found):
+            raise ReaderError(f"'{folder}': its file system lists names elsewhere")
+        yield [
+            Object(folder.rstrip("/") + name[len(root) :], int(one["size"]))
+            for name, one in found.items()
+            if name != root
+        ]
+
+    def look(self, name: str) -> Object:
+        file_system, path = FileSystems(self._options).resolve(name)
+        with _fsspec_meaning(name):
+            file_system.invalidate_cache()
+            found = file_system.info(path)
+        if found["type"] != "file":
+            raise Missing
+        return Object(name, int(found["size"]))
+
+    def read(self, one: Object, start: int, length: int) -> bytes:
+        file_system, path = FileSystems(self._options).resolve(one.name)
+        whole = start == 0 and length == one.size
+        try:
+            with _fsspec_meaning(one.name):
+                data = bytes(
+                    file_system.cat_file(path) if whole else file_system.cat_file(path, start, start + length)
+                )
+        except Missing:
+            raise one.changed("it is gone") from None
+        one.check(Object(one.name, len(data) if whole else one.size), len(data), length)
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        file_system, path = FileSystems(self._options).resolve(name)
+        with _fsspec_meaning(name):
+            file_system.pipe_file(path, data)
+
+
+@contextmanager
+def _fsspec_meaning(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+        raise Missing(str(exc)) from exc
+    except PermissionError as exc:
+        raise CredentialsRefused(str(exc)) from exc
+    except (OSError, TimeoutError) as exc:
+        raise Transient(f"{type(exc).__name__}: {exc}") from exc
+    except Exception as exc:
+        raise storage_error(exc, name) from exc
+
+
+_FIRST = os.getpid()  # the process in which this was imported
+_imported_in: int | None = None
+
+
+def obstore_runs_here() -> bool:
+    """Import obstore. Return whether its threads are this process', and not those of its parent."""
+    global _imported_in
+    if "obstore" not in sys.modules:
+        _imported_in = os.getpid()
+        required("obstore", "object stores and web servers need obstore: pip install 'edl-torch[objects]'")
+    return os.getpid() in (_FIRST, _imported_in)
+
+
+def driver_for(root: str, options: Mapping[str, Any]) -> Driver:
+    """Make the driver of a root. Raises ReaderUnavailable without its package, and ReaderError."""
+    if not root:
+        return LocalFiles()
+    return Objects(root, options) if by_obstore(root) else FileSystem(root, options)

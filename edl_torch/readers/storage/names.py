@@ -1,0 +1,48 @@
+"""Names of data: which are URLs, which way to data they take, and what may not be in them."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from edl_torch.errors import InvalidArgument
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?:::|://)")
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https"})
+
+
+def is_url(data: str) -> bool:
+    """Whether `data` names its file system (`s3://…`, `memory://…`, `simplecache::s3://…`)."""
+    return _URL.match(data) is not None
+
+
+def refuse_secrets(url: str) -> None:
+    """Raise InvalidArgument for a URL that has a password or a query, which may be a signature, in it."""
+    if _PASSWORD.search(url):
+        raise InvalidArgument(
+            "a URL with a password would be written down as the name of a source: leave user and "
+            "password out and pass storage_options={…}"
+        )
+
+
+def by_obstore(name: str) -> bool:
+    """Whether obstore is the way to a name."""
+    return "://" in name and name.split("://", 1)[0].lower() in _SCHEMES
+
+
+def root_of(name: str) -> str:
+    """The part of a name that one driver serves: the bucket, the server; of a path nothing."""
+    if not is_url(name) or name.startswith("file://"):
+        return ""
+    if not by_obstore(name):
+        return name.split("://", 1)[0] + "://"
+    parts = urlsplit(name)
+    if not parts.netloc:
+        raise InvalidArgument(f"'{name}' names no bucket: expected {parts.scheme}://bucket/…")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def local_path(name: str) -> str:
+    """The path of a name that may be a `file://` URL."""
+    return name.removeprefix("file://")

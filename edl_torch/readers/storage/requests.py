@@ -1,0 +1,235 @@
+"""Requests that are tried again until they are answered, and many of them under way at once.
+
+The threads are the process': they begin with the first request and end when there has been none for a while.
+What a forked child inherits of them is not used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from edl_torch.errors import EdlError, SourceUnavailable
+from edl_torch.readers.storage.drivers import CredentialsRefused, Transient
+
+log = logging.getLogger("edl_torch.readers")
+
+MOST_REQUESTS = 96  # under way in a process
+_MOST_AHEAD = 256  # answers of one reading: some have come already, and are waited for by none
+MOST_BYTES = 128 << 20  # of answers that nobody has taken yet, and of requests under way
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_SAID_AFTER_S = 5.0
+_REFUSALS = 4  # in a row, of credentials that were good before
+_IDLE_S = 5.0
+
+T = TypeVar("T")
+
+
+class Trying:
+    """Tries requests again. One for each process and storage: a busy server makes all requests wait."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._quiet_until = 0.0  # the server asked for fewer requests
+        self._was_let_in = False
+
+    def until_done(self, name: str, attempt: Callable[[bool], T], *, once: bool = False) -> T:
+        """Return `attempt(anew)`, which is to use a new connection and credentials where `anew`; `once` is
+        for what cannot be tried again.
+
+        Raises SourceUnavailable after `patience_s`, CredentialsRefused, and what else it raises.
+        """
+        began, pause, refusals, told, anew = time.monotonic(), _FIRST_PAUSE_S, 0, False, False
+        while True:
+            wait_s = self._quiet_until - time.monotonic()
+            if wait_s > 0:
+                time.sleep(wait_s * random.uniform(1.0, 1.5))
+            try:
+                done = attempt(anew)
+            except CredentialsRefused:
+                refusals += 1
+                if once or not self._was_let_in or refusals == _REFUSALS:
+                    raise
+                anew = True  # they may have been renewed meanwhile
+            except Transient as exc:
+                tried_s = time.monotonic() - began
+                if once or tried_s + pause > self._patience_s:
+                    raise SourceUnavailable(
+                        f"'{name}' cannot be reached ({exc}), tried for {tried_s:.0f} s; check the "
+                        "network, the endpoint and storage_options"
+                    ) from exc
+                if exc.busy:
+                    self._quiet_until = time.monotonic() + pause
+                if not told and tried_s > _SAID_AFTER_S:
+                    told = True
+                    log.warning("url=%s cannot be read for %.0f s: %s; trying again", name, tried_s, exc)
+            else:
+                self._was_let_in = True
+                return done
+            time.sleep(random.uniform(0.5, 1.0) * pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+class Fetch:
+    """One request: run by a thread, or by whoever needs the answer first."""
+
+    __slots__ = ("_claimed", "_done", "_run", "answer", "error", "nbytes")
+
+    def __init__(self, run: Callable[[], Any], nbytes: int) -> None:
+        self._run = run
+        self._claimed = threading.Lock()
+        self._done = threading.Event()
+        self.answer: Any = None
+        self.error: EdlError | None = None
+        self.nbytes = nbytes
+
+    def run(self) -> None:
+        """Run it, unless another thread does or it was given up."""
+        if self._claimed.acquire(blocking=False):
+            try:
+                self.answer = self._run()
+            except EdlError as exc:
+                self.error = exc
+            finally:
+                self._done.set()
+
+    def give_up(self) -> None:
+        """It need not run any more."""
+        self._claimed.acquire(blocking=False)
+
+    def take(self) -> Any:
+        """The answer. Raises what came instead of it."""
+        self.run()
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+class Threads:
+    """Threads of this process that run jobs: as many as there are jobs, up to a limit."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._jobs: queue.SimpleQueue[Fetch] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._count = self._waiting = 0  # threads; jobs that no thread has taken
+        self._idle = 0
+        self.nbytes = 0  # of jobs whose answer nobody has taken
+
+    def has_room(self) -> bool:
+        """Whether another job's answer may be kept."""
+        return self.nbytes < MOST_BYTES
+
+    def add(self, job: Fetch) -> None:
+        """Run a job soon."""
+        with self._lock:
+            self.nbytes += job.nbytes
+            self._waiting += 1
+            self._jobs.put(job)
+            if self._waiting <= self._idle or self._count == MOST_REQUESTS:
+                return
+            self._count += 1
+        threading.Thread(target=self._run, name=f"edl-request-{self._count}", daemon=True).start()
+
+    def drop(self, job: Fetch) -> None:
+        """Its answer is taken, or nobody wants it."""
+        with self._lock:
+            self.nbytes -= job.nbytes
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                job = self._jobs.get(timeout=_IDLE_S)
+            except queue.Empty:
+                job = None
+            with self._lock:
+                self._idle -= 1
+                if job is None and not self._waiting:
+                    self._count -= 1
+                    return
+                self._waiting -= job is not None
+            if job is not None:
+                job.run()
+                del job  # its answer is not this thread's
+
+
+_threads: Threads | None = None
+
+
+def threads() -> Threads:
+    """The threads of this process."""
+    global _threads
+    if _threads is None or _threads.pid != os.getpid():
+        _threads = Threads()
+    return _threads
+
+
+class Ahead:
+    """Answers by number, asked for in about their order: requests for the next ones are under way.
+
+    Several threads may take. Let go of, or closed, it asks for nothing more.
+
+    Args:
+        count: How many there are.
+        job: Makes the request for one.
+    """
+
+    def __init__(self, count: int, job: Callable[[int], Fetch]) -> None:
+        self._count = count
+        self._job = job
+        self._lock = threading.Lock()
+        self._under_way: dict[int, Fetch] = {}
+        self._next = 0
+        self._threads = threads()
+        self._refill()
+
+    @property
+    def is_all_asked(self) -> bool:
+        """Whether every request has begun, so that others may."""
+        return self._next >= self._count
+
+    def take(self, number: int) -> Any:
+        """The answer. Raises what its request raised; asked for again, it is requested anew."""
+        with self._lock:
+            job = self._under_way.pop(number, None)
+            known = job is not None
+            if job is None:
+                job = self._job(number)
+                self._next = max(self._next, number + 1)
+        try:
+            return job.take()
+        finally:
+            if known:
+                self._threads.drop(job)
+            self._refill()
+
+    def _refill(self) -> None:
+        with self._lock:
+            while self._next < self._count and len(self._under_way) < _MOST_AHEAD:
+                if self._under_way and not self._threads.has_room():
+                    break
+                job = self._job(self._next)
+                self._under_way[self._next] = job
+                self._next += 1
+                self._threads.add(job)
+
+    def close(self) -> None:
+        """Give up what nobody has taken."""
+        with self._lock:
+            self._next = self._count
+            given_up = list(self._under_way.values())
+            self._under_way.clear()
+        for job in given_up:
+            job.give_up()
+            self._threads.drop(job)
+
+    __del__ = close

@@ -1,0 +1,183 @@
+"""One face for data anywhere: names, sizes and bytes by URL or path. See the package's text."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from edl_torch.errors import EdlError, OutputError, ReaderError
+from edl_torch.readers.storage.apart import Apart
+from edl_torch.readers.storage.drivers import (
+    CredentialsRefused,
+    Driver,
+    Missing,
+    Object,
+    driver_for,
+    obstore_runs_here,
+)
+from edl_torch.readers.storage.names import by_obstore, is_url, refuse_secrets, root_of
+from edl_torch.readers.storage.requests import Ahead, Fetch, Trying
+
+log = logging.getLogger("edl_torch.readers")
+
+T = TypeVar("T")
+Ranges = Iterable[tuple[Object, int, int]]  # object, first byte, bytes
+
+_PATIENCE_S = 120.0
+_FIRST_PATIENCE_S = 15.0  # of what is asked for while a reader is made
+
+
+class NotFound(ReaderError):
+    """Nothing has that name."""
+
+
+class _Here:
+    """What one process has of a storage."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.drivers: dict[str, Driver] = {}  # by root
+        self.trying = Trying(patience_s)
+
+
+class Storage:
+    """Names, sizes and bytes of data at any place. Several threads may use it; it pickles as its options.
+
+    Args:
+        options: For the drivers: endpoint, region, credentials. obstore's names, or s3fs', for object
+            stores; fsspec's storage options for other protocols.
+        patience_s: Seconds until a network that fails ends a read.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None, *, patience_s: float = _PATIENCE_S) -> None:
+        self._options = dict(options or {})
+        self._patience_s = patience_s
+        self._here: _Here | None = None
+        self._apart: Apart | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_here": None, "_apart": None}
+
+    def listing(self, folder: str) -> Iterator[Object]:
+        """Yield the objects below a folder, at any depth and in any order, as they come; none where it is
+        not.
+
+        Raises ReaderError where it cannot be listed: what was yielded before it is then not all.
+        """
+        folder = folder.rstrip("/") or folder
+        pages = iter(self._asked(folder, lambda anew: self._driver(folder, anew).listing(folder)))
+        while True:
+            try:
+                page = self._asked(folder, lambda _: next(pages, None), once=True)
+            except NotFound:
+                return
+            if page is None:
+                return
+            yield from page
+
+    def look(self, name: str) -> Object | None:
+        """The object of a name; None where there is none. Raises ReaderError where nobody can tell."""
+        try:
+            return self._asked(name, lambda anew: self._driver(name, anew).look(name))
+        except NotFound:
+            return None
+
+    def read(self, one: Object, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of an object: `length` from `start`, by default all.
+
+        Raises SourceChanged for another object than was listed, and SourceUnavailable.
+        """
+        length = one.size - start if length is None else length
+        if start < 0 or length < 0 or start + length > one.size:
+            raise ReaderError(
+                f"'{one.name}' has {one.size:,} bytes: {length:,} from byte {start:,} on are not in it"
+            )
+        return self._asked(one.name, lambda anew: self._driver(one.name, anew).read(one, start, length))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all. Raises OutputError."""
+        try:
+            self._asked(name, lambda anew: self._driver(name, anew).put(name, data))
+        except ReaderError as exc:
+            raise OutputError(f"'{name}' cannot be written: {exc}") from exc
+
+    def read_many(self, ranges: Ranges) -> Iterator[bytes]:
+        """Yield the bytes of each range, in this order, with many requests under way. Raises as `read`."""
+        wanted = list(ranges)
+        ahead = self.ahead(wanted)
+        try:
+            for number in range(len(wanted)):
+                yield ahead.take(number)
+        finally:
+            ahead.close()
+
+    def ahead(self, ranges: Sequence[tuple[Object, int, int]]) -> Ahead:
+        """Ask for ranges that several threads take by their number, in about this order."""
+
+        def job(number: int) -> Fetch:
+            one, start, length = ranges[number]
+            return Fetch(lambda: self.read(one, start, length), length)
+
+        return Ahead(len(ranges), job)
+
+    @contextmanager
+    def apart(self) -> Iterator[Storage]:
+        """The same storage; until the block ends its requests to object stores are another process'."""
+        storage = Storage(self._options, patience_s=min(self._patience_s, _FIRST_PATIENCE_S))
+        storage._apart = apart = Apart(self._options)
+        try:
+            yield storage
+        finally:
+            apart.close()
+
+    def _asked(self, name: str, attempt: Callable[[bool], T], *, once: bool = False) -> T:
+        refuse_secrets(name)
+        try:
+            return self._of_process().trying.until_done(name, attempt, once=once)
+        except Missing as exc:
+            raise NotFound(
+                f"'{name}' does not exist; check the path{' and the bucket' * is_url(name)}"
+            ) from exc
+        except CredentialsRefused as exc:
+            where = "storage_options={…} or the environment" if is_url(name) else "the file's permissions"
+            raise ReaderError(
+                f"access to '{name}' is refused: check the credentials in {where} ({exc})"
+            ) from exc
+        except EdlError:
+            raise
+        except OSError as exc:
+            raise ReaderError(f"'{name}' cannot be read: {exc.strerror or exc}") from exc
+
+    def _of_process(self) -> _Here:
+        if self._here is None or self._here.pid != os.getpid():
+            self._here = _Here(self._patience_s)
+        return self._here
+
+    def _driver(self, name: str, anew: bool) -> Driver:
+        here, root = self._of_process(), root_of(name)
+        with here.lock:
+            found = None if anew else here.drivers.get(root)
+            if found is None:
+                found = here.drivers[root] = self._new_driver(root)
+        return found
+
+    def _new_driver(self, root: str) -> Driver:
+        if by_obstore(root):
+            if self._apart is not None:
+                return self._apart
+            if not obstore_runs_here():
+                log.warning(
+                    "root=%s obstore ran before this process was forked: another process reads for it, at "
+                    "more cost; multiprocessing_context='forkserver' needs none",
+                    root,
+                )
+                return Apart(self._options)
+        return driver_for(root, self._options)
+
+    def __repr__(self) -> str:
+        return f"<Storage options={sorted(self._options)}>"  # the names alone: values may be secret

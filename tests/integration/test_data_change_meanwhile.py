@@ -1,0 +1,183 @@
+"""Data that are changed while a job runs, and not only between two: no verdict says that all is exact.
+
+A model that keeps what it was trained on says which records it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from image_files import write_coco, write_manifest, write_voc
+
+from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.cli.verdict_words import headline, inexact
+from edl_torch.readers import CocoCaptionsReader, ImageManifestReader, VocReader
+from edl_torch.readers.base import reader_fingerprint
+from edl_torch.readers.map_dataset import MapDatasetReader
+
+
+class Learns:
+    """A model that keeps which values it was trained on, by a parameter that moves with each step."""
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
+        self.learnt: Counter[float] = Counter()
+
+    def step(self, batch: Any) -> None:
+        values = torch.as_tensor(batch).double().reshape(-1, 1)
+        self.optimizer.zero_grad()
+        self.module(values.float()).square().mean().backward()
+        self.optimizer.step()
+        self.learnt.update(values.flatten().tolist())
+
+
+def train(data: Any, at: Path, change: Callable[[], None], *, after: int = 12, **more: Any) -> Learns:
+    model = Learns()
+    options: dict[str, Any] = {"batch_size": 2, "num_epochs": 2, "audit_dir": at / "audit", **more}
+    with ElasticDataLoader(data, **options) as batches:
+        batches.attach(model.optimizer)
+        done = 0
+        for _ in batches.epochs():
+            for batch in batches:
+                model.step(batch)
+                done += 1
+                if done == after:
+                    change()
+    return model
+
+
+class Held:
+    def __init__(self, values: Any) -> None:
+        self.kept = values
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.kept[index]
+
+
+class Together(Held):
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [self.kept[number] for number in numbers]
+
+
+def reverse(values: Any) -> None:
+    values[:] = values[::-1].copy() if hasattr(values, "copy") else values.flip(0)
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "list", "held", "together", "subset"])
+def test_values_in_memory_that_are_changed_in_the_middle_are_no_proof(tmp_path: Path, kind: str) -> None:
+    values: Any = torch.arange(48.0) if kind == "tensor" else np.arange(48.0)
+    if kind == "list":
+        values = values.tolist()
+    data = {"held": Held, "together": Together}.get(kind, lambda values: values)(values)
+    if kind == "subset":
+        data = torch.utils.data.Subset(Held(values), range(48))
+    model = train(data, tmp_path, lambda: reverse(values))
+    assert set(model.learnt.values()) != {2}  # the oracle
+    (verdict,) = audit([tmp_path / "audit"])
+    assert verdict.outcome is Outcome.INEXACT
+    said = "the values are others than then" if kind in ("array", "tensor", "list") else "attributes of the "
+    assert f"the data were changed while they were read ({said}" in "".join(inexact(verdict))
+
+
+def test_what_was_changed_after_the_token_that_a_job_goes_back_to_does_not_count(tmp_path: Path) -> None:
+    values, model = np.arange(48.0), Learns()
+    more: dict[str, Any] = {"batch_size": 4, "audit_dir": tmp_path}
+    with ElasticDataLoader(values, **more) as batches:
+        batches.attach(model.optimizer)
+        for number, batch in enumerate(batches):
+            model.step(batch)
+            if number == 5:
+                token, kept = batches.state_dict(), model.learnt.copy()
+                reverse(values)
+    assert audit([tmp_path])[0].outcome is Outcome.INEXACT
+    reverse(values)
+    again = Learns()
+    again.learnt = kept
+    again.module.load_state_dict(model.module.state_dict())
+    with ElasticDataLoader(values, **more) as batches:
+        batches.attach(again.optimizer, one_model="of this test")
+        batches.load_state_dict(token)
+        for batch in batches:
+            again.step(batch)
+    assert set(again.learnt.values()) == {1}
+    (verdict,) = audit([tmp_path])
+    assert headline(verdict) == "PROVEN, data the same by samples"
+
+
+def test_the_users_word_stands_for_data_that_change_on_purpose(tmp_path: Path) -> None:
+    values = np.arange(48.0)
+    train(values, tmp_path, lambda: reverse(values), fingerprint="drawn anew in each epoch")
+    assert audit([tmp_path / "audit"])[0].outcome is Outcome.PROVEN
+
+
+def test_a_user_is_told_once_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = np.arange(48.0)
+    train(values, tmp_path, lambda: reverse(values), num_epochs=3)
+    assert caplog.text.count("the data were changed while they were read") == 1
+
+
+def test_annotations_of_voc_that_are_changed_in_the_middle_are_no_proof(tmp_path: Path) -> None:
+    reader = VocReader(write_voc(tmp_path))
+    file = sorted(Path(reader.root).glob("Annotations/*.xml"))[1]
+
+    def change() -> None:
+        file.write_bytes(file.read_bytes().replace(b"</annotation>", b" </annotation>"))
+
+    train(
+        reader, tmp_path, change, after=1, collate_fn=lambda records: [r[1]["boxes"].sum() for r in records]
+    )
+    (verdict,) = audit([tmp_path / "audit"])
+    assert verdict.outcome is Outcome.INEXACT
+    assert f"4 then and now: changed '{file.stem}'" in "".join(inexact(verdict))
+
+
+def test_a_list_that_is_written_to_after_it_was_read_has_the_fingerprint_of_what_was_read(
+    tmp_path: Path,
+) -> None:
+    manifest = Path(write_manifest(tmp_path, [n % 3 for n in range(12)]))
+    folder, captions, _ = write_coco(tmp_path)
+    voc = VocReader(write_voc(tmp_path))
+    for reader, file in (
+        (ImageManifestReader(manifest), manifest),
+        (CocoCaptionsReader(folder, captions), Path(captions)),
+        (voc, Path(voc.name)),
+    ):
+        before = reader_fingerprint(reader)
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        assert reader_fingerprint(reader) == before
+
+
+@pytest.mark.parametrize("before_close", [True, False])
+def test_a_slow_look_is_taken_seldom_and_at_the_end(tmp_path: Path, before_close: bool) -> None:
+    looks: list[float] = []
+
+    class Slow(MapDatasetReader):
+        def fingerprint(self, *, whole: bool = False) -> Any:
+            now[0] += 30.0
+            looks.append(now[0])
+            return super().fingerprint()
+
+    now = [100.0]
+    values, model = np.arange(48.0), Learns()
+    with ElasticDataLoader(Slow(values), batch_size=4, audit_dir=tmp_path) as batches:
+        batches.service.session.description.clock = lambda: now[0]
+        batches.attach(model.optimizer)
+        for batch in batches:
+            model.step(batch)
+            batches.state_dict()
+        if before_close:
+            reverse(values)
+        assert len(looks) == 1
+    assert len(looks) == 2
+    assert audit([tmp_path])[0].outcome is (Outcome.INEXACT if before_close else Outcome.PROVEN)

@@ -1,0 +1,308 @@
+"""One face for data anywhere: what is listed is what is read, and the network is no record's fault."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import BUCKET, SECRET, Request, put, web_server
+
+from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged, SourceUnavailable
+from edl_torch.readers.storage import Object, Storage
+
+CONTENT = {f"{'abc'[n % 3]}/{n:03d}.bin": random.Random(n).randbytes(1000 + 37 * n) for n in range(40)}
+
+
+@pytest.fixture(params=["local", "file", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Storage]]:
+    """The same objects at each kind of place."""
+    options: dict[str, Any] = {}
+    if request.param in ("local", "file"):
+        for name, data in CONTENT.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(data)
+        base = f"file://{tmp_path}" if request.param == "file" else str(tmp_path)
+    elif request.param == "memory":
+        import fsspec
+
+        base = "memory://place"
+        fsspec.filesystem("memory").pipe({f"/place/{name}": data for name, data in CONTENT.items()})
+    else:
+        base = f"s3://{BUCKET}/place"
+        options = request.getfixturevalue("weed").options()
+        put(request.getfixturevalue("bucket"), {f"place/{name}": data for name, data in CONTENT.items()})
+    yield base, Storage(options)
+    if request.param == "memory":
+        fsspec.filesystem("memory").rm("/place", recursive=True)
+
+
+def test_what_is_listed_is_there_and_is_read(place):
+    base, storage = place
+    found = {one.name: one for one in storage.listing(base + "/")}
+    assert {name: one.size for name, one in found.items()} == {
+        f"{base}/{name}": len(data) for name, data in CONTENT.items()
+    }
+    assert storage.look(f"{base}/a/000.bin") == found[f"{base}/a/000.bin"]
+    for name in (f"{base}/a", base, f"{base}/a/00", f"{base}/none"):
+        assert storage.look(name) is None
+    assert list(storage.listing(f"{base}/none")) == []
+    assert {one.name for one in storage.listing(f"{base}/a")} == {n for n in found if "/a/" in n}
+    ranges, expected = [], []
+    rng = random.Random(7)
+    for name, data in CONTENT.items():
+        for _ in range(5):
+            start = rng.randrange(len(data))
+            length = rng.randrange(len(data) - start + 1)
+            ranges.append((found[f"{base}/{name}"], start, length))
+            expected.append(data[start : start + length])
+        ranges.append((found[f"{base}/{name}"], 0, len(data)))
+        expected.append(data)
+    copy = pickle.loads(pickle.dumps(storage))
+    assert list(copy.read_many(ranges)) == expected
+    with pytest.raises(ReaderError, match="are not in it"):
+        storage.read(ranges[0][0], 5, ranges[0][0].size)
+
+
+def test_another_process_answers_the_same(place):
+    base, storage = place
+    with storage.apart() as apart:
+        found = sorted(apart.listing(base), key=lambda one: one.name)
+        assert found == sorted(storage.listing(base), key=lambda one: one.name)
+        assert apart.read(found[0], 3, 5) == storage.read(found[0], 3, 5)
+        assert apart.look(f"{base}/none") is None
+        with pytest.raises(SourceChanged):
+            apart.read(Object(found[0].name, found[0].size + 1))
+
+
+def test_an_object_that_is_written_again_has_changed(weed, bucket):
+    storage = Storage(weed.options())
+    put(bucket, {"again/x": b"first", "again/gone": b"12345"})
+    one, gone = (storage.look(f"s3://{BUCKET}/again/{name}") for name in ("x", "gone"))
+    put(bucket, {"again/x": b"other"})
+    bucket.delete_object(Bucket=BUCKET, Key="again/gone")
+    with pytest.raises(SourceChanged, match=r"again/x.*the same size, but not the same"):
+        storage.read(one)
+    with pytest.raises(SourceChanged, match="it is gone"):
+        storage.read(gone)
+    put(bucket, {"again/x": b"fir"})
+    with pytest.raises(SourceChanged):  # the range is beyond its end now
+        storage.read(one, 4, 1)
+
+
+def test_odd_names(weed, bucket):
+    names = [
+        "ü é.bin",
+        "a%20b.bin",
+        "a+b c#d?.bin",
+        "[1]*.bin",
+        "a:b&c=d.bin",
+        "~.bin",
+        "%2F.bin",
+        "日本.bin",
+    ]
+    put(bucket, {f"odd/{name}": name.encode() for name in names})
+    storage = Storage(weed.options())
+    found = list(storage.listing(f"s3://{BUCKET}/odd"))
+    assert {one.name: storage.read(one).decode() for one in found} == {
+        f"s3://{BUCKET}/odd/{name}": name for name in names
+    }
+
+
+# Faults --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["503", "500", "reset", "short", "wrong"])
+def test_faults_of_the_network_are_tried_again(weed, bucket, proxy, kind):
+    """Each second request is answered so; each range comes back right, in its place."""
+    put(bucket, {f"faults/{name}": data for name, data in CONTENT.items()})
+    storage = Storage(weed.options(proxy.url))
+    found = sorted(storage.listing(f"s3://{BUCKET}/faults"), key=lambda one: one.name)
+    rng, seen = random.Random(3), set()
+
+    def fault(request: Request) -> str:
+        new = request.path not in seen
+        seen.add(request.path)
+        return kind if new and rng.random() < 0.5 else ""
+
+    proxy.fault = fault
+    wanted = [(one, 1, one.size - 1) for one in found]
+    expected = [CONTENT[one.name.split("/faults/")[1]][1:] for one in found]
+    assert list(storage.read_many(wanted)) == expected
+    assert len(proxy.log) > len(found) + 10
+
+
+def test_a_server_that_is_away_is_unavailable_after_the_patience(weed, bucket, proxy):
+    put(bucket, {"away": b"123"})
+    storage = Storage(weed.options(proxy.url), patience_s=1.0)
+    one = storage.look(f"s3://{BUCKET}/away")
+    proxy.fault = lambda _: "503"
+    began = time.monotonic()
+    with pytest.raises(SourceUnavailable, match=r"away' cannot be reached .*SlowDown.*check the network"):
+        storage.read(one)
+    assert 0.5 < time.monotonic() - began < 10
+    proxy.fault = lambda _: ""
+    assert storage.read(one) == b"123"
+
+
+def test_credentials_that_have_expired_are_asked_for_anew(weed, bucket, proxy):
+    put(bucket, {"expired": b"123"})
+    storage = Storage(weed.options(proxy.url))
+    one = storage.look(f"s3://{BUCKET}/expired")
+    left = ["403", "403"]
+    proxy.fault = lambda _: left.pop() if left else ""
+    assert storage.read(one) == b"123"
+    assert not left
+    proxy.fault = lambda _: "403"
+    with pytest.raises(ReaderError, match="is refused: check the credentials") as caught:
+        storage.read(one)
+    assert SECRET not in str(caught.value)
+
+
+def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
+    url = f"s3://{BUCKET}/x"
+
+    def said(name: str, **other: Any) -> str:
+        began = time.monotonic()
+        with pytest.raises((ReaderError, InvalidArgument)) as caught:
+            list(Storage({**weed.options(), **other}, patience_s=1).listing(name))
+        assert time.monotonic() - began < 30
+        assert SECRET not in str(caught.value)
+        return str(caught.value)
+
+    assert "check the credentials in storage_options" in said(url, secret="another-secret-9999")
+    assert "another-secret" not in said(url, secret="another-secret-9999")
+    assert "does not take these storage_options" in said(url, nonsense="1")
+    assert "leave user and password out" in said("http://me:pass@host/x")
+    assert "names no bucket" in said("s3:///x")
+
+
+# Many at once --------------------------------------------------------------------------------------------
+
+
+def test_many_requests_are_under_way(weed, bucket, proxy):
+    """The store answers none before 96 have come; more never do."""
+    put(bucket, {f"many/{n}": b"x" * 100 for n in range(300)})
+    storage = Storage(weed.options(proxy.url))
+    found = list(storage.listing(f"s3://{BUCKET}/many"))
+    proxy.log.clear()
+    whole = threading.Event()
+
+    def wait(request: Request) -> str:
+        if request.under_way >= 96:
+            whole.set()
+        assert whole.wait(60)
+        return ""
+
+    proxy.fault = wait
+    assert sum(map(len, storage.read_many([(one, 0, one.size) for one in found]))) == 30_000
+    assert max(one.under_way for one in proxy.gets()) == 96
+
+
+def test_bytes_under_way_are_bounded(weed, bucket, proxy, monkeypatch):
+    monkeypatch.setattr("edl_torch.readers.storage.requests.MOST_BYTES", 1000)
+    put(bucket, {f"large/{n}": b"x" * 300 for n in range(40)})
+    storage = Storage(weed.options(proxy.url))
+    found = list(storage.listing(f"s3://{BUCKET}/large"))
+    proxy.latency_s = 0.02
+    proxy.log.clear()
+    assert sum(map(len, storage.read_many([(one, 0, one.size) for one in found]))) == 12_000
+    assert max(one.under_way for one in proxy.gets()) <= 4
+
+
+def test_what_nobody_takes_is_given_up(weed, bucket, proxy):
+    put(bucket, {f"left/{n}": b"x" * 100 for n in range(300)})
+    storage = Storage(weed.options(proxy.url))
+    found = list(storage.listing(f"s3://{BUCKET}/left"))
+    proxy.latency_s = 0.05
+    proxy.log.clear()
+    reading = storage.read_many([(one, 0, one.size) for one in found])
+    next(reading)
+    reading.close()
+    from edl_torch.readers.storage.requests import threads
+
+    assert threads().nbytes == 0
+    for one in found[:3]:
+        storage.read(one)
+    assert len(proxy.gets()) <= 2 * 96
+
+
+def test_threads_take_in_any_order(weed, bucket):
+    put(bucket, {f"any/{n:03d}": hashlib.sha256(b"%d" % n).digest() for n in range(200)})
+    storage = Storage(weed.options())
+    found = sorted(storage.listing(f"s3://{BUCKET}/any"), key=lambda one: one.name)
+    ahead = storage.ahead([(one, 0, one.size) for one in found])
+    numbers = list(range(200))
+    random.Random(1).shuffle(numbers)
+    got: dict[int, bytes] = {}
+
+    def take(mine: list[int]) -> None:
+        for number in mine:
+            got[number] = ahead.take(number)
+
+    several = [threading.Thread(target=take, args=(numbers[n::4],)) for n in range(4)]
+    for thread in several:
+        thread.start()
+    for thread in several:
+        thread.join(30)
+    assert got == {n: hashlib.sha256(b"%d" % n).digest() for n in range(200)}
+
+
+# The web -------------------------------------------------------------------------------------------------
+
+
+def test_a_web_server(tmp_path):
+    (tmp_path / "a b%.bin").write_bytes(b"0123456789")
+    with web_server(tmp_path) as url:
+        storage = Storage()
+        one = storage.look(f"{url}/a%20b%25.bin")
+        assert one is not None
+        assert (one.size, storage.read(one), storage.read(one, 2, 3)) == (10, b"0123456789", b"234")
+        assert storage.look(f"{url}/none") is None
+        with pytest.raises(ReaderError, match="lists no files"):
+            list(storage.listing(url))
+        (tmp_path / "a b%.bin").write_bytes(b"012345678")
+        with pytest.raises(SourceChanged, match="10 bytes then, 9 now"):
+            storage.read(one)
+
+
+# Forks ---------------------------------------------------------------------------------------------------
+
+
+def test_looking_apart_leaves_obstore_out_of_this_process(weed, bucket):
+    """A program of its own: here obstore has run already."""
+    import subprocess
+
+    put(bucket, {"apart/x": b"123"})
+    program = (
+        "import sys, json\n"
+        "from edl_torch.readers.storage import Storage\n"
+        f"with Storage(json.load(sys.stdin)).apart() as apart:\n"
+        f"    (one,) = apart.listing('s3://{BUCKET}/apart')\n"
+        "    assert apart.read(one) == b'123'\n"
+        "    arguments = open('/proc/self/task/%d/children' % __import__('os').getpid()).read().split()\n"
+        "    said = [open(f'/proc/{pid}/cmdline').read() for pid in arguments]\n"
+        "assert 'obstore' not in sys.modules\n"
+        "print(said)\n"
+    )
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(weed.options()),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "serve(" in done.stdout
+    assert SECRET not in done.stdout
