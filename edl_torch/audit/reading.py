@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.audit.log import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
-from edl_torch.core.codec import from_object
+from edl_torch.core.codec import from_object, from_row
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.fingerprint import STRENGTHS
-from edl_torch.shard import DatasetSpec, IndexArray, Slice
+from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment, Slice
 from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
@@ -135,6 +135,7 @@ class Chapter:
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
     changed: list[tuple[str, int]] = field(default_factory=list)  # what of the data, line number
     snapshots: list[Snapshot] = field(default_factory=list)
+    segments: list[MixtureSegment] = field(default_factory=list)  # of a mixture, since it joined
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -285,6 +286,9 @@ class _LogReader:
                 self._begin(self._joined(values))
             case "restored":
                 self._begin(self._restored(values))
+            case "segments":
+                found = (from_row(MixtureSegment, row) for row in values["segments"])
+                self._chapters[-1].segments.extend(found)
             case "refused":
                 self._refused[line] = list(map(int, values["tasks"])), list(map(int, values["unsure"]))
                 self._answered.append(np.array([line], dtype=np.int64))
