@@ -40,7 +40,12 @@ READERS: dict[str, str] = {
 }
 
 # What reads a folder in a store, by the endings of what lies in it.
-_IN_FOLDERS = {".parquet": "parquet", ".pq": "parquet", **dict.fromkeys(EXTENSIONS, "image_folder")}
+_IN_FOLDERS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".tar": "tar",
+    **dict.fromkeys(EXTENSIONS, "image_folder"),
+}
 _PEEKED = 1000  # objects
 _BY_NAME = "a kind such as csv or text, or module:Class for one of yours"
 # Runs of characters that are neither separator nor quote, or whole quoted strings.
@@ -73,8 +78,8 @@ def open_reader(
         )
     if is_url(path):
         raise ReaderError(
-            f"no reader knows '{path}': of URLs, Parquet and folders of images are read. Name the reader "
-            f"({_BY_NAME}), copy other data to a disk, or read them by a map-style dataset of your own"
+            f"no reader knows '{path}': of URLs, Parquet, tars, folders and .csv lists of images are read. "
+            f"Name the reader ({_BY_NAME}), copy other data to a disk, or read them by a dataset of your own"
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
@@ -89,7 +94,9 @@ def _kind_of_folder(url: str, params: Mapping[str, Any]) -> str | None:
         first = islice(apart.listing(url), _PEEKED)
         endings = Counter(os.path.splitext(one.name)[1].lower() for one in first)
     if not endings:
-        raise ReaderError(f"'{url}' has no file; check the bucket and the path")
+        raise ReaderError(
+            f"'{url}' is no folder with files; check the bucket and the path, or name its reader ({_BY_NAME})"
+        )
     kinds = Counter({ending: count for ending, count in endings.items() if ending in _IN_FOLDERS})
     return _IN_FOLDERS[kinds.most_common(1)[0][0]] if kinds else None
 
