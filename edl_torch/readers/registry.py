@@ -59,7 +59,7 @@ def open_reader(
 
     An `odps://` table, a `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table,
     a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a
-    Pascal VOC folder, Parquet, a folder of images or of class folders (both by URL too). Raises
+    Pascal VOC folder, Parquet, tars, a folder of images or of class folders (these by URL too). Raises
     ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
     take, and what its constructor raises.
     """
@@ -83,8 +83,8 @@ def open_reader(
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
-        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "
-        f"nothing but tables or text files, or one of images; else name its reader ({_BY_NAME})"
+        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, tars, a Pascal VOC folder, a folder "
+        f"of nothing but tables or text files, or one of images; else name its reader ({_BY_NAME})"
     )
 
 

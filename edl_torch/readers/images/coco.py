@@ -30,7 +30,7 @@ from edl_torch.readers.images.decode import (
     safe_relative_path,
 )
 from edl_torch.readers.images.files import ImageFiles, ImageFilesReader, opened
-from edl_torch.readers.shared.looks import listing_of
+from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import is_url
 from edl_torch.shard import IndexArray, TaskType
@@ -43,6 +43,7 @@ class _CocoReader(ImageFilesReader):
     """A reader of an annotation file; a subclass has one kind of them."""
 
     min_side: int | None = None
+    _made_by: Sequence[Part] = ()  # of the fingerprint: arguments that decide which records these are
 
     def _parse(
         self, images: Path, key: str, kind: str, other: str, options: Mapping[str, Any] | None
@@ -67,7 +68,8 @@ class _CocoReader(ImageFilesReader):
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
-        return listing_of(self._listed, self._files, self.image_files.looks(whole=whole), whole=whole)
+        looks = self.image_files.looks(whole=whole)
+        return listing_of(self._listed, self._files, looks, whole=whole, more=self._made_by)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
@@ -110,6 +112,7 @@ class CocoCaptionsReader(_CocoReader):
                 f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
             )
         self.per = per
+        self._made_by = arguments("per", per)
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader", storage_options)
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
         self._groups = Groups.of(rows, len(self._files)) if per == "image" else None

@@ -158,7 +158,8 @@ class SummedFile(io.RawIOBase):
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        if hasattr(self, "_file"):  # else it could not be opened, and Python closes it all the same
+            self._file.close()
         super().close()
 
     def text(self, **how: Any) -> io.TextIOWrapper:
