@@ -190,8 +190,8 @@ class Program(Value):
     def shows_gradients(self) -> bool:
         """Whether what is gathered can be told from what was made 0: else it is not proven, by decision 0056.
 
-        What the loop writes into gradients is looked at when the next batch comes, and a wrapper that does not
-        tell has the last ones when none comes any more.
+        What the loop writes into gradients is looked at when the next batch comes, and a wrapper that does
+        not tell has the last ones when none comes any more.
         """
         return not (self.clips and self.lookahead and not self.told)
 
