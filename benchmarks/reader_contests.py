@@ -5,7 +5,6 @@ What is compared with what, and why, is in the README beside it.
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +32,8 @@ from edl_torch.readers import (
     TextReader,
 )
 from edl_torch.readers.base import AbstractDataReader, reader_sources
-from edl_torch.readers.shared.files import read_range
-from edl_torch.readers.tar.index import Windowed, made_index
+from edl_torch.readers.storage import Storage
+from edl_torch.readers.tar.index import OpenTar, made_index
 from edl_torch.shard import Shard, Task
 
 OURS, COLUMNS, MAP_STYLE = "ours", "elastic, columnar", "map-style per record"
@@ -122,25 +120,15 @@ def tar(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Cont
         count = sizes.records["documents"] // (shards * (8 if size > 10_000 else 1))
         paths = files.write_tars(sizes.folder / f"tars-{size}", shards, count, size)
         reader = TarReader(paths)
-        ours = [(path, number) for path in paths for number in range(count)]
-
-        def scan(reader: TarReader = reader, count: int = count) -> int:
-            tasks = (Task(shard=Shard(name=path, start=0, end=count)) for path in reader.files)
-            return sum(peers.consume(reader.read_records(task), count) for task in tasks)
-
-        def pick(reader: TarReader = reader, ours: list[tuple[str, int]] = ours) -> int:
-            order = random.Random(0).sample(ours, len(ours))
-            return peers.consume(starmap(reader.read_record, order), len(order))
-
         peer = "webdataset"
         yield Contest(
             title=f"tar, samples of {what}: in order",
-            contenders={OURS: scan, peer: partial(peers.webdataset_samples, paths, False)},
+            contenders={OURS: Scan(reader), peer: partial(peers.webdataset_samples, paths, False)},
             ratios=[(OURS, peer, None)],
         )
         yield Contest(
             title=f"tar, samples of {what}: shuffled, all of them against a buffer of 1,000",
-            contenders={OURS: pick, peer: partial(peers.webdataset_samples, paths, True)},
+            contenders={OURS: Shuffled(reader), peer: partial(peers.webdataset_samples, paths, True)},
             ratios=[(OURS, peer, None)],
         )
         yield Contest(
@@ -154,10 +142,7 @@ def tar(sizes: Sizes, stack: ExitStack, workers: Iterable[int]) -> Iterator[Cont
 
 
 def _indexed(path: str, samples: int) -> int:
-    size = os.path.getsize(path)
-    with open(path, "rb", buffering=0) as file:
-        starts = made_index(path, Windowed(partial(read_range, file.fileno()), size), size)
-    assert len(starts) == samples + 1
+    assert len(made_index(OpenTar.of(path, Storage()))) == samples + 1
     return 2 * samples
 
 

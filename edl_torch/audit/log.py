@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
-from edl_torch.core.codec import object_of
+from edl_torch.core.codec import object_of, row_of
 from edl_torch.core.leases import Span
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import IndexArray
@@ -39,14 +39,14 @@ from edl_torch.trainer.vocabulary import (
     Joined,
     ModelSeen,
     Refused,
-    Relearnt,
     Reporting,
     Restored,
+    Reweighed,
     Run,
+    StepShown,
     TokenTaken,
     Unanswered,
     Uncounted,
-    Unlearnt,
     Voided,
 )
 
@@ -181,6 +181,8 @@ class AuditLog:
                 self._leases[grant.task] = _Lease(
                     attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
                 )
+            case Reweighed(segments):
+                self._event("segments", segments=[row_of(segment) for segment in segments])
             case Reporting():
                 self._reporting(fact)
             case Answered(stale):
@@ -195,8 +197,7 @@ class AuditLog:
                 self._dropped(fact)
             case Voided(runs):
                 self._write(b"".join(self._repeated_runs("void", runs)))
-            case Relearnt(runs) | Unlearnt(runs):
-                kind = "returned" if isinstance(fact, Relearnt) else "unlearnt"
+            case StepShown(what=kind, runs=runs):
                 for (task, first, after), cut in runs:
                     where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
                     self._event(kind, **where, task=task)

@@ -58,6 +58,7 @@ class Part:
     returned: Intervals
     void: Intervals
     unlearnt: Intervals  # acknowledged by a step that had no gradients of them
+    several: Intervals  # an optimizer stepped on them more than once
     late: Intervals
     uncounted: int  # records reported in vain, nobody knows which
     changed: list[str]  # what of the data was changed while they were read
@@ -121,6 +122,7 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
         returned=records_of(repeated.answered(Kind.RETURNED)),
         void=records_of(repeated.answered(Kind.VOID)),
         unlearnt=records_of(repeated.answered(Kind.UNLEARNT)) & trained,
+        several=records_of(repeated.answered(Kind.SEVERAL)) & trained,
         late=_late(reported, required),
         uncounted=sum(n for place, at, n in lineage.uncounted if at < question.left.get(place, at + 1)),
         changed=[said for place, at, said in lineage.changed if at < question.left.get(place, at + 1)],

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.audit.log import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
-from edl_torch.core.codec import from_object
+from edl_torch.core.codec import from_object, from_row
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.fingerprint import STRENGTHS
-from edl_torch.shard import DatasetSpec, IndexArray
+from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment
 from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
@@ -41,6 +41,7 @@ class Kind(IntEnum):
     RETURNED = 0  # given back by the trainer that had them
     VOID = 1  # taken back by the master
     UNLEARNT = 2  # their gradients were thrown away before the step
+    SEVERAL = 3  # an optimizer stepped on them more than once, on new gradients each time
 
 
 class ToldRun(NamedTuple):
@@ -128,6 +129,7 @@ class Chapter:
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
     changed: list[tuple[str, int]] = field(default_factory=list)  # what of the data, line number
     snapshots: list[Snapshot] = field(default_factory=list)
+    segments: list[MixtureSegment] = field(default_factory=list)  # of a mixture, since it joined
     seen: list[Seen] = field(default_factory=list)
 
 
@@ -278,6 +280,9 @@ class _LogReader:
                 self._begin(self._joined(values))
             case "restored":
                 self._begin(self._restored(values))
+            case "segments":
+                found = (from_row(MixtureSegment, row) for row in values["segments"])
+                self._chapters[-1].segments.extend(found)
             case "refused":
                 self._refused[line] = list(map(int, values["tasks"])), list(map(int, values["unsure"]))
                 self._answered.append(np.array([line], dtype=np.int64))
@@ -292,7 +297,7 @@ class _LogReader:
                     seen[-1] = replace(seen[-1], line=line)
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
-            case "returned" | "void" | "unlearnt":
+            case "returned" | "void" | "unlearnt" | "several":
                 self._chapters[-1].repeated.append(_told(values, line, Kind[kind.upper()]))
             case "changed":
                 self._chapters[-1].changed.append((str(values["said"]), line))

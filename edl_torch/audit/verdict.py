@@ -33,7 +33,7 @@ Words = Mapping[str, FinalWord]
 class Outcome(Enum):
     """Outcome of a verdict, the best first, with its exit status."""
 
-    PROVEN = "PROVEN", 0  # one model has each record once
+    PROVEN = "PROVEN", 0  # each record counts once, and one model has it; `Verdict.several` in several steps
     DELIVERED = "DELIVERED", 4  # each record was trained on once; that one model has all is not shown
     INEXACT = "INEXACT", 3  # each record has one outcome, and a model may have some more often
     UNFINISHED = "UNFINISHED", 2
@@ -93,6 +93,7 @@ class Verdict:
     counted: int  # acknowledged by counting: by reports on batches of several loader workers
     uncounted: int  # reported so, and trained on again, as the reports do not say which
     unstepped: int  # acknowledged, though no step came on them, or none that had their gradients
+    several: int  # that an optimizer stepped on more than once: chunks of a batch, or the batch again
     models: Models  # that learnt them
     known_by: str  # how sessions were seen to have the same data, the strength of their fingerprints
     inexact_tokens: int  # of those that the model went through
@@ -277,6 +278,7 @@ def _judge(
         counted=ways[Evidence.COUNT],
         uncounted=sum(part.uncounted for part in parts),
         unstepped=ways[Evidence.UNSTEPPED] + found.count("unlearnt"),
+        several=Intervals.union(part.several for part in parts).count,
         models=models,
         known_by=history.known_by,
         inexact_tokens=len(doubts),

@@ -64,6 +64,8 @@ def headline(verdict: Verdict) -> str:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
     if skipped := verdict.rests_on.get(Evidence.SKIPPED.label):
         said += f", {skipped:,} of {verdict.records:,} stepped over by a GradScaler"
+    if verdict.several:
+        said += f", {verdict.several:,} of {verdict.records:,} in several steps"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
     if verdict.trainers > 1 and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
@@ -92,6 +94,11 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     rests_on = [f"{count} {_WAYS[way]}" for way, count in verdict.rests_on.items()]
     if rests_on:
         yield f"acknowledged: {'; '.join(rests_on)}"
+    if verdict.several:
+        yield (
+            f"on {verdict.several} an optimizer stepped more than once, on new gradients each time: it "
+            f"learnt chunks of the batch, or all of it again"
+        )
     yield from verdict.models.shown
     yield f"data: {_DATA[verdict.known_by][1]}"
     if verdict.judged:

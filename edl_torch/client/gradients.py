@@ -1,61 +1,114 @@
 """Which batches are in the gradients of the attached optimizers' parameters, as far as some of them show it.
 
-A batch that goes back, or whose gradient is thrown away, may be in the next step all the same, or in none.
-What is found is returned, and the session tells the trainer; but a batch is marked here, where a gradient
-of it is seen to come. Two parameters of each optimizer have a hook for that; where none was called, some are
-looked at. It holds no optimizer and no gradient alive.
+Autograd says it: two parameters of each optimizer, the first and the last, have a hook that is called when a
+gradient was added to theirs, and the first call in a backward pass asks to be told when this has come to its
+end. Then the batch in hand is added to the optimizer's record, and what became of the gradient meanwhile says
+whether earlier batches are still in it. A pass that was cut off leaves a part of a gradient: *perhaps* its
+batch is in a step. Where no hook was called, gradients that the loop has set by hand are looked for.
+
+What is found is returned, and the session tells the trainer; but a batch is marked here. Nothing here holds
+an optimizer or a gradient alive.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 from edl_torch.client.model import has_place, some
 from edl_torch.integrations.engines import hides_gradients
-from edl_torch.trainer.batches import Batch
+from edl_torch.trainer.batches import Batch, Batches
 from edl_torch.trainer.trainer import Trainer
 
-WATCHED = 8  # parameters of an optimizer whose gradients are looked at
-HOOKED = 2  # of these, that say when a gradient comes
-
-_Known = list[tuple[Any, weakref.ref[Any], int]]  # parameters, their gradients, and torch's count of writes
-_Kept = list[tuple[Any, weakref.ref[Any] | None]]  # parameters, and the gradients that they had
+HOOKED = 2  # parameters of an optimizer that say when a gradient comes
+_MORE = 8  # and as many more at most, where batches reach none of these
+_OUTSIDE = -1  # torch's number of a backward pass where there is none
 
 
-@dataclass(slots=True, eq=False)
+class Used(NamedTuple):
+    """What a step of an optimizer was on."""
+
+    again: bool  # on gradients that an earlier step had used
+    back: list[Batch]  # on some of batches that went back
+    several: list[Batch]  # on new gradients of batches that it had stepped on before
+
+
+class _Change(Enum):
+    """What has become of the gradients of hooked parameters since they were looked at before."""
+
+    SAME = "some is as it was, but for what backward passes have added"
+    WRITTEN = "something has written into all that are there"
+    OTHER = "there are others"
+    GONE = "there are none"
+
+
+class _Begun(NamedTuple):
+    """A backward pass that has reached a hook."""
+
+    batches: list[Batch]  # whose it is
+    place: int  # of the parameter that it reached first
+    gradient: weakref.ref[Any] | None  # which that one got
+    has_graph: bool  # create_graph=True: it adds to gradients by putting others in their place
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class _Held:
     """What the parameters of one optimizer hold, as far as some of them show it."""
 
     optimizer: weakref.ref[Any]
-    watched: list[Any]
-    hooked: list[Any] = field(default_factory=list)  # parameters that say when a gradient comes
+    hooked: list[Any] = field(default_factory=list)  # parameters that say when a gradient has come
     hooks: list[Any] = field(default_factory=list)  # torch's handles of that
+    came: list[int] = field(default_factory=list)  # which of them were called since `look`
+    # Backward passes that have not ended
+    open: dict[int, _Begun] = field(default_factory=dict)
+    known: list[tuple[weakref.ref[Any], int] | None] = field(default_factory=list)  # as `look` saw them
     batches: list[Batch] = field(default_factory=list)  # whose gradients are there, and in no step yet
-    known: _Known = field(default_factory=list)  # of hooked ones, after the last backward pass or step
-    is_used: bool = False  # whether `known` is what a step has left, and no backward pass came since
+    perhaps: list[Batch] = field(default_factory=list)  # of which nobody can say that
+    last: list[Batch] = field(default_factory=list)  # that were in its last step
+    tells: bool = False  # whether the hooks were called for the newest batch
+    is_used: bool = False  # whether a step has used what is there, and no backward pass came since
     again: bool = False  # whether a backward pass has added to gradients that a step has used
-    backward: int = -1  # the backward pass that reached a hook last
 
-    def gradients(self) -> Iterator[tuple[Any, Any]]:
-        """The hooked parameters that have a gradient, each with it."""
-        return ((parameter, parameter.grad) for parameter in self.hooked if parameter.grad is not None)
-
-    def as_known(self) -> bool:
-        """Whether some gradient is as it was after the last backward pass or step."""
-        return any(
-            parameter.grad is gradient() and parameter.grad is not None and parameter.grad._version == version
-            for parameter, gradient, version in self.known
-        )
+    def look(self) -> _Change:
+        """Return what has become of the gradients since this was asked before."""
+        now = _Change.GONE
+        for place, parameter in enumerate(self.hooked):
+            gradient, known = parameter.grad, self.known[place]
+            if gradient is None:
+                self.known[place] = None
+                continue
+            version = gradient._version
+            if known is None or known[0]() is not gradient:
+                self.known[place] = weakref.ref(gradient), version
+                now = _Change.OTHER if now is _Change.GONE else now
+            elif version == known[1]:
+                now = _Change.SAME
+            else:
+                if version == known[1] + self.came.count(place):
+                    now = _Change.SAME
+                elif now is not _Change.SAME:
+                    now = _Change.WRITTEN
+                self.known[place] = known[0], version
+        if self.came:
+            self.came.clear()
+        return now
 
     def drop(self) -> None:
         """Note that what was there is gone."""
-        self.batches.clear()
-        self.again = False
+        self.batches, self.perhaps, self.again, self.is_used = [], [], False, False
+
+    def doubt(self, batches: Iterable[Batch]) -> None:
+        """Note that nobody can say whether these batches are in the gradients."""
+        batches = list(batches)
+        self.perhaps += [batch for batch in batches if batch not in self.perhaps]
+        self.batches = [batch for batch in self.batches if batch not in batches]
+
+    def is_zero(self) -> bool:
+        """Whether all gradients are 0."""
+        return not (_any(self.hooked) or _any(trained(self.optimizer())))
 
 
 class Gradients:
@@ -63,44 +116,49 @@ class Gradients:
 
     def __init__(self, trainer: Trainer) -> None:
         self.reduced = False
-        self._passes = trainer.elastic
         self._batches = trainer.state.batches
         self._held: dict[int, _Held] = {}  # by the optimizer's number
         # Of the optimizer that was detached last: its parameters, which this does not keep alive, and batches
         self._former: tuple[list[weakref.ref[Any]], list[Batch]] = [], []
-        # Of a parameter its gradient, which this does not keep alive, as the batch in hand came
-        self._marks: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._abandoned_with: list[Any] | None = None  # what had changed as an iterator was collected
-        # What went back, until the next step: batches, and parameters with the gradients that have them.
-        self.left: list[tuple[list[Batch], _Kept]] = []
 
     def __repr__(self) -> str:
         return f"<Gradients of {[type(optimizer).__name__ for optimizer in self.optimizers()]}>"
 
     # Optimizers -------------------------------------------------------------------------------------------
 
-    def watch(self, number: int, optimizer: Any) -> None:
-        """Look at parameters of an optimizer from now on. What is in the gradients of those that it has from
-        another one stays there."""
-        watched = some(trained(optimizer), WATCHED)
-        held = _Held(weakref.ref(optimizer), watched)
-        mine = {id(parameter) for parameter in watched if parameter.grad is not None}
+    def watch(self, number: int, optimizer: Any, *, has_in_hand: bool = False) -> None:
+        """Hook parameters of an optimizer, which may have gradients of the batch in hand.
+
+        What is in the gradients of parameters that it has from another optimizer stays there.
+        """
+        held, parameters = _Held(weakref.ref(optimizer)), trained(optimizer)
+        mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
         former, left = self._former
-        others = [(other.watched, other.batches) for other in self._held.values()]
+        others = [(trained(other.optimizer()), other.batches) for other in self._held.values()]
         for theirs, batches in [*others, ([parameter() for parameter in former], left)]:
             if not mine.isdisjoint(map(id, theirs)):
                 held.batches += [batch for batch in batches if batch not in held.batches]
-        comes = calling(self._comes, number)
-        held.hooked = some([*filter(has_place, watched)], HOOKED)
-        held.hooks = [parameter.register_hook(comes) for parameter in held.hooked]
         self._held[number], self._former = held, ([], [])
+        self._hook(held, some([*filter(has_place, parameters)], HOOKED))
+        if has_in_hand:
+            self._add(held)
         self.look()
 
+    def _hook(self, held: _Held, parameters: list[Any]) -> None:
+        """Hear when gradients come to these parameters."""
+        ended = _Ended(weakref.WeakMethod(self._arrived), held.open, weakref.ref(held))
+        for parameter in parameters:
+            comes = _hook(len(held.hooked), self._batches, held.came, held.open, ended)
+            held.hooks.append(parameter.register_post_accumulate_grad_hook(comes))
+            held.hooked.append(parameter)
+            held.known.append(None)
+        held.look()
+
     def forget(self, number: int) -> None:
-        """Look at those of an optimizer no more."""
+        """Look at parameters of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            self._former = [weakref.ref(parameter) for parameter in held.watched], held.batches
+            self._former = [weakref.ref(parameter) for parameter in trained(held.optimizer())], held.batches
             for hook in held.hooks:
                 hook.remove()
         self.look()
@@ -118,74 +176,96 @@ class Gradients:
         )
         return [] if hidden else [p for optimizer in optimizers for p in trained(optimizer)]
 
-    # Marks ------------------------------------------------------------------------------------------------
+    # Gradients come ---------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """See whether gradients of all attached optimizers can be seen: then a batch without is in doubt."""
         self._batches.sees = bool(self._parameters())
 
-    def _comes(self, number: int) -> None:
-        """Note a backward pass as it reaches an optimizer, before it changes a gradient."""
-        held = self._held.get(number)
-        backward = sys.modules["torch"]._C._current_graph_task_id()
-        if held is None or backward == held.backward:
-            return
-        held.backward = backward
-        found = next(held.gradients(), None)
-        if found is None or self._is_empty(held, found[1]) or self._is_other(held):
-            if not self._batches.ended:  # a wrapper may hold what is in hand then
+    def _arrived(self, held: _Held, has_graph: bool = False) -> None:
+        """Note that a backward pass has added gradients of the batch in hand to some that are hooked."""
+        came = [held.hooked[place] for place in held.came]
+        now = held.look()
+        if all(parameter.grad is None for parameter in came):
+            return  # a step inside of this pass has used them
+        if now is _Change.OTHER and not self._batches.ended:  # a wrapper may hold what is in hand then
+            if has_graph:
+                held.doubt(held.batches)
+            else:
                 held.drop()
-        elif held.is_used:
-            held.again = held.as_known() and _any(held.hooked)  # what is 0 adds nothing
-        held.is_used = False
-        held.known = [(found[0], weakref.ref(found[1]), found[1]._version + 1)] if found else []
+        elif now is _Change.WRITTEN and not held.is_used:
+            held.doubt(held.batches)
+        elif now is _Change.SAME and held.is_used:
+            held.again = True
+        held.tells = True
         self._add(held)
-
-    def _is_empty(self, held: _Held, gradient: Any) -> bool:
-        """Whether a window's gradient was made 0 since a backward pass: it is looked at if it was written."""
-        if held.is_used or not held.batches:
-            return False
-        if held.known:
-            return not held.as_known() and not bool(gradient.any())
-        return bool(gradient._version) and not bool(gradient.any())
-
-    def _is_other(self, held: _Held) -> bool:
-        """Whether the loop has put a gradient of its own in the place of one: nobody knows what is in it.
-
-        `torch.autograd.grad` calls the hooks, too. Ranks that reduce gradients may put others there.
-        """
-        in_window = held.known and not held.is_used and not self.reduced
-        return bool(in_window) and all(parameter.grad is not known() for parameter, known, _ in held.known)
 
     def _add(self, held: _Held) -> None:
         """Note that a gradient of the batch in hand is in an optimizer's parameters."""
-        self._batches.in_doubt = False
+        self._batches.in_doubt = held.is_used = False
         held.batches += [batch for batch in self._batches.in_training() if batch not in held.batches]
 
-    def see(self) -> None:
-        """Look for a gradient of the batch in hand where none was seen to come."""
+    def mark(self) -> None:
+        """Note what is there as a batch comes to the loop. Called for each batch."""
         for held in self._held.values():
-            self._look_at(held)
+            if held.batches or held.perhaps or held.open or not held.tells:
+                self._refresh(held)
+            held.tells = False
 
-    def _look_at(self, held: _Held) -> None:
-        """Look for a gradient of the batch in hand in one optimizer's parameters.
+    def _refresh(self, held: _Held) -> _Change:
+        """Note what has become of gradients since a backward pass or a step."""
+        self._close(held)
+        now = held.look()
+        if now is _Change.SAME or not (held.batches or held.perhaps or held.is_used):
+            return now
+        if now is _Change.GONE:
+            if all(parameter.grad is None for parameter in trained(held.optimizer())):
+                held.drop()
+        elif held.is_zero():
+            held.drop()
+        elif now is _Change.OTHER and not self.reduced:
+            held.doubt(held.batches)  # which the loop has put there
+        return now
 
-        Where the loop has put another gradient in the place of one, nobody knows what is in it; what ranks
-        reduce is in another one, too.
+    def _close(self, held: _Held) -> None:
+        """Note the gradients that backward passes have left which did not come to their end."""
+        if held.open and _graph_task() == _OUTSIDE:
+            for begun in list(held.open.values()):
+                gradient = held.hooked[begun.place].grad
+                if gradient is not None and (begun.gradient is None or begun.gradient() is gradient):
+                    held.doubt(begun.batches)
+            held.open.clear()
+
+    # The batch in hand ------------------------------------------------------------------------------------
+
+    def see(self) -> None:
+        """Look for a gradient of the batch in hand where no hook was called for it."""
+        for held in self._held.values():
+            self._look_at(held, self._refresh(held))
+
+    def _look_at(self, held: _Held, now: _Change) -> None:
+        """Look for a gradient of the batch in hand in one optimizer's parameters, as `look` found them.
+
+        The loop may have put one there by hand: nobody knows what else is in it. Or it came to parameters
+        that have no hook, while those that have one were set to None.
         """
-        changed = [p for p in self._changed_of(held) if p.grad is not None]
-        if not any(p.grad.any() for p in changed) and not self._reached_others(held):
+        if self._batches.in_hand in held.perhaps:
             return
-        marks = [(p.grad, self._marks[id(p)][0]) for p in changed if id(p) in self._marks]
-        if not self.reduced and any(known() is not gradient for gradient, known in marks):
-            held.batches.clear()
-        self._add(held)
+        if now is _Change.OTHER and _any(held.hooked):
+            if not self.reduced:
+                held.doubt(held.batches)
+            self._add(held)
+        elif now is _Change.GONE and not held.batches:
+            found = [parameter for parameter in trained(held.optimizer()) if parameter.grad is not None]
+            if found:
+                self._add(held)
+                more = [*filter(has_place, found)][: HOOKED + _MORE - len(held.hooked)]
+                self._hook(held, more)
 
-    def _reached_others(self, held: _Held) -> bool:
-        """Whether there are gradients where none that is watched has one: these have come after that."""
-        return all(parameter.grad is None for parameter in held.watched) and any(
-            parameter.grad is not None for parameter in trained(held.optimizer())
-        )
+    def has_in_hand(self, number: int) -> bool:
+        """Whether an optimizer's step may be on the batch in hand."""
+        held, in_hand = self._held[number], self._batches.in_hand
+        return not self._batches.sees or in_hand in held.batches or in_hand in held.last
 
     def gathered(self, number: int) -> bool:
         """Whether an optimizer's parameters have gradients of batches before the one in hand, and none of
@@ -193,148 +273,47 @@ class Gradients:
         batches = self._batches
         return batches.in_doubt and any(batch in batches.unfinished for batch in self._held[number].batches)
 
-    def use(self, number: int, *, skipped: bool) -> bool:
-        """Note a step of an optimizer, or one that a scaler skips, on what its gradients hold. Returns
-        whether it used gradients that it had stepped on before."""
-        held = self._held[number]
-        if not skipped and self._is_gone(held):
-            held.drop()
-            held.is_used = False
-            return False
-        if self._batches.sees and self._batches.in_hand not in held.batches:
-            self._look_at(held)
-        is_other = self._is_other(held)
-        for batch in held.batches:
-            batch.used |= not is_other or batch is self._batches.in_hand
-        held.batches.clear()
-        if skipped:
-            return False
-        again = (held.again or held.is_used) and self._is_there(held)
-        held.again, held.is_used = False, True
-        held.known = [(p, weakref.ref(gradient), gradient._version) for p, gradient in held.gradients()]
-        return again
+    # Steps ------------------------------------------------------------------------------------------------
 
-    def _is_gone(self, held: _Held) -> bool:
+    def use(self, number: int, *, skipped: bool) -> Used:
+        """Note a step of an optimizer, or one that a scaler skips, on what its gradients hold."""
+        held, batches = self._held[number], self._batches
+        if held.came:
+            self._arrived(held)  # it steps inside of a backward pass
+        self._close(held)
+        now = held.look()
+        if not skipped and self._is_gone(held, now):
+            held.drop()
+            return Used(False, [], [])
+        if batches.sees and batches.in_hand not in held.batches:
+            self._look_at(held, now)
+        if now is _Change.OTHER and not self.reduced:
+            held.doubt([batch for batch in held.batches if batch is not batches.in_hand])
+        for batch in held.batches:
+            batch.used = True
+        back = [batch for batch in (*held.batches, *held.perhaps) if batch.went_back]
+        if skipped:
+            held.batches, held.perhaps = [], []
+            return Used(False, back, [])
+        several = [batch for batch in held.batches if batch in held.last]
+        again = (held.again or held.is_used) and now is not _Change.OTHER and _any(held.hooked)
+        held.last, held.batches, held.perhaps = held.batches or held.last, [], []
+        held.again, held.is_used = False, True
+        return Used(again, back, several)
+
+    def _is_gone(self, held: _Held, now: _Change) -> bool:
         """Whether an optimizer steps on no gradient, or on 0, where it can be seen.
 
         What is 0 is seen in this machine's memory alone, and where something has written it after the
         backward pass: an accelerator would have to be waited for at each step.
         """
-        if not self._batches.sees:
+        if not self._batches.sees or now is _Change.SAME:
             return False
-        if all(parameter.grad is None for parameter in held.watched):
+        if now is _Change.GONE:
             return all(parameter.grad is None for parameter in trained(held.optimizer()))
-        if held.is_used or held.as_known():
-            return False
-        if not held.known and all(gradient._version < 2 for _, gradient in held.gradients()):
-            return False  # as a backward pass leaves a new one
-        return not (_any(held.hooked) or _any(trained(held.optimizer())))
+        return not held.is_used and held.is_zero()
 
-    def _is_there(self, held: _Held) -> bool:
-        """Whether gradients that a step has left are still in place, and not 0."""
-        return any(
-            (gradient := known()) is not None and parameter.grad is gradient and gradient.any()
-            for parameter, known, _ in held.known
-        )
-
-    # The batch in hand ------------------------------------------------------------------------------------
-
-    def mark(self) -> None:
-        """Note what gradients are in place, as a batch comes to the loop. Called for each batch."""
-        self._marks = marks = {}
-        for held in self._held.values():
-            for parameter in held.watched:
-                gradient = parameter.grad
-                if gradient is not None:
-                    marks[id(parameter)] = weakref.ref(gradient), gradient._version
-        if self.left:
-            left = [(batches, self._in_place(kept)) for batches, kept in self.left]
-            self.left = [(back, [(p, weakref.ref(p.grad)) for p, _ in kept]) for back, kept in left if kept]
-
-    def unchanged(self) -> bool:
-        """Whether there are gradients, and all are as they were when the batch in hand came."""
-        return bool(self._marks) and not any(map(self._has_changed, self._all_watched()))
-
-    def _all_watched(self) -> list[Any]:
-        return [parameter for held in self._held.values() for parameter in held.watched]
-
-    def _has_changed(self, parameter: Any) -> bool:
-        gradient = parameter.grad
-        mark = self._marks.get(id(parameter))
-        if gradient is None or mark is None:
-            return gradient is not mark
-        is_same = mark[0]() is gradient
-        return not is_same or gradient._version != mark[1]
-
-    def _changed(self) -> list[Any]:
-        """Return parameters whose gradient changed since the batch in hand came."""
-        held = list(self._held.values())  # a finaliser may ask, in any thread
-        found = [parameter for one in held for parameter in self._changed_of(one)]
-        return [parameter for parameter in found if parameter.grad is not None]
-
-    def _changed_of(self, held: _Held) -> list[Any]:
-        """Return an optimizer's.
-
-        Where none that is watched has a gradient, they tell nothing: then all that have one may have changed.
-        """
-        tell = any(p.grad is not None or id(p) in self._marks for p in held.watched)
-        return list(filter(self._has_changed, held.watched)) if tell else trained(held.optimizer())
-
-    def abandon(self) -> None:
-        """Note what the batch in hand has changed, as its iterator is collected: the loop may scale or clip
-        what is gathered before the pass is ended. For finalisers: takes no lock, and never raises."""
-        if self._held:
-            self._abandoned_with = self._changed()
-
-    def _of_batch_in_hand(self) -> _Kept:
-        if not (self._held and self._batches.has_in_hand):
-            return []
-        changed = self._changed() if self._abandoned_with is None else self._abandoned_with
-        return self._in_place([(parameter, None) for parameter in changed])
-
-    def _in_place(self, kept: _Kept) -> _Kept:
-        """Return those of some gradients that are still there.
-
-        Until the next batch comes, whatever is there and not 0: a loop may scale what it has gathered, and
-        ranks reduce it, into other tensors; these always may.
-        """
-        found: _Kept = []
-        for parameter, known in kept:
-            gradient = parameter.grad
-            if gradient is None or (known is None and not gradient.any()):
-                continue
-            if known is None or gradient is known() or self.reduced:
-                found.append((parameter, None))
-        return found
-
-    # Batches that go back, or are gathered for a step -----------------------------------------------------
-
-    @contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Keep the gradients of the batch in hand where it goes back: a step may still use them."""
-        discarded, batch, kept = self._passes.discarded, self._batches.in_hand, self._of_batch_in_hand()
-        self._abandoned_with = None
-        try:
-            yield
-        finally:
-            if kept and batch is not None and self._passes.discarded != discarded:
-                self.left.append(([batch], kept))
-
-    @contextmanager
-    def going_back(self) -> Iterator[None]:
-        """Keep the gradients of the window where the data go back: a step may still use them."""
-        left = []
-        if window := self._batches.untouched():
-            if self._batches.in_hand in window and not self._of_batch_in_hand():
-                window.pop()
-            left = [(window, self._in_place([(parameter, None) for parameter in self._parameters()]))]
-        yield
-        self.left += left
-
-    def learnt_again(self) -> list[Batch]:
-        """Return batches that went back, and whose gradients the step has used that was just made."""
-        left, self.left = self.left, []
-        return [batch for batches, kept in left if self._in_place(kept) for batch in batches]
+    # Passes -----------------------------------------------------------------------------------------------
 
     def lost(self) -> list[Batch]:
         """Return, as a pass has begun, batches gathered for a step that have left no gradient.
@@ -370,13 +349,54 @@ def _any(parameters: Iterable[Any]) -> bool:
     return any(gradient.device.type != "cpu" or bool(gradient.any()) for gradient in gradients)
 
 
-def calling(method: Callable[[int], None], number: int) -> Callable[[Any], None]:
-    """Return a hook of parameters that calls a method, and does not keep its object alive."""
-    reference = weakref.WeakMethod(method)
+# What autograd calls ------------------------------------------------------------------------------------
 
-    def comes(gradient: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(number)
+
+@dataclass(slots=True, eq=False)
+class _Ended:
+    """Called at the end of a backward pass. It keeps neither parameters nor gradients alive."""
+
+    arrived: weakref.WeakMethod[Callable[[_Held, bool], None]]
+    open: dict[int, _Begun]
+    held: weakref.ref[_Held]
+
+    def __call__(self) -> None:
+        """Note it, unless a step inside of the pass did."""
+        begun = self.open.pop(_graph_task(), None)
+        arrived, held = self.arrived(), self.held()
+        if arrived is not None and held is not None and held.came:
+            arrived(held, begun is not None and begun.has_graph)
+
+
+def _hook(
+    place: int,
+    batches: Batches,
+    came: list[int],
+    begun: dict[int, _Begun],
+    ended: _Ended,
+) -> Callable[[Any], None]:
+    """Return a hook of a parameter that notes each gradient, and in each backward pass asks once to hear of
+    its end."""
+    import torch
+    from torch.autograd import Variable
+
+    graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
+    has_graph = torch.is_grad_enabled
+
+    def comes(parameter: Any) -> None:
+        task = graph_task()
+        if task not in begun:
+            gradient = parameter.grad
+            known = None if gradient is None else weakref.ref(gradient)
+            begun[task] = _Begun(batches.in_training(), place, known, has_graph())
+            when_it_ends(ended)
+        came.append(place)
 
     return comes
+
+
+def _graph_task() -> int:
+    """Return torch's number of the backward pass that runs in this thread."""
+    import torch
+
+    return torch._C._current_graph_task_id()

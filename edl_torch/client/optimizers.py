@@ -123,7 +123,7 @@ class Optimizers:
                 remedy = "call it once for each"
             raise InvalidArgument(f"attach() takes a torch.optim.Optimizer, not {found}: {remedy}")
         number = session.do(session.trainer.state.batches.attach, type(optimizer).__name__, insists)
-        session.gradients.watch(number, optimizer)
+        session.gradients.watch(number, optimizer, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             session.model.kept[number] = Kept(trained(optimizer))

@@ -44,12 +44,11 @@ class SessionPosition:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
         self._session.see_model("end")
         self._session.end_abandoned()
-        with self._session.gradients.going_back():
-            if self._session.lockstep is not None:
-                self._restore_together(self._session.lockstep, token)
-            else:
-                self._adopt(token)
-                self._session.run(self._pure.restore(token))
+        if self._session.lockstep is not None:
+            self._restore_together(self._session.lockstep, token)
+        else:
+            self._adopt(token)
+            self._session.run(self._pure.restore(token))
         if self._session.model is not None:
             self._session.model.restored()
             self._session.see_model("restored")  # parameters may be added before the first step

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
@@ -225,9 +225,9 @@ class Session:
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
 
-    def see_data(self) -> None:
+    def see_data(self, *, is_last: bool = False) -> None:
         """Write down what of the data was changed since they were registered, and warn once."""
-        if not self.joined or not (said := self.description.changed()):
+        if not self.joined or not (said := self.description.changed(is_last=is_last)):
             return
         self.do(self.trainer.state.facts.append, DataChanged(said=said))
         if not self._warned_of_data:
@@ -357,6 +357,16 @@ class Session:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give the mixture other weights. Returns the index from which on they hold.
+
+        They come to this trainer as to all others, with the leases that are of them.
+        """
+        self.plan()
+        fence = self.trainer.state.fence
+        name, key = self.description.name, uuid.uuid4().hex
+        return self.master.set_weights(name, weights, key=key, fence=fence).start
+
     def follow(self) -> None:
         """Leave the master: another rank holds the leases of what this one trains on."""
         if self.joined:
@@ -374,8 +384,8 @@ class Session:
         self.end_abandoned()
         self.look_for_writes()
         self.loop_thread = get_ident()
-        with self.gradients.leaving():
-            number = self.run(self.trainer.open(epoch))
+        self._see_gradients()
+        number = self.run(self.trainer.open(epoch))
         if lost := self.gradients.lost():
             self.end(self.passes.lose_gradients(lost))
         if self.model is not None:
@@ -386,9 +396,13 @@ class Session:
     def request(self, number: int) -> bool:
         """Note that the loop asks pass `number` for a batch. Returns whether it is still open."""
         self.loop_thread = get_ident()
+        self._see_gradients()
+        return self.run(self.passes.request(number))
+
+    def _see_gradients(self) -> None:
+        """Look for gradients of the batch in hand, which the loop is about to let go."""
         if self.trainer.state.batches.in_doubt:
             self.gradients.see()
-        return self.run(self.passes.request(number))
 
     def check_newest(self, number: int) -> None:
         """Raise ConcurrentIteration where a later iteration has ended pass `number`.
@@ -421,8 +435,7 @@ class Session:
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
-        if self.trainer.state.batches.in_doubt:
-            self.gradients.see()
+        self._see_gradients()
         batch = self.run(self.passes.passed_on())
         self.gradients.mark()
         return batch
@@ -454,22 +467,23 @@ class Session:
             self.end_abandoned()
         state, model = self.trainer.state, self.model
         is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
-        if state.batches.in_doubt:
-            self.gradients.see()
+        self._see_gradients()
         before_hand = self.gradients.gathered(optimizer)
         if state.batches.ended and state.batches.has_in_hand:
-            before_hand = self.gradients.unchanged()
-        again = self.gradients.use(optimizer, skipped=skipped)
+            before_hand = not self.gradients.has_in_hand(optimizer)
+        used = self.gradients.use(optimizer, skipped=skipped)
         if skipped:  # by a report of its own, as the log has how each came about
             self.flush()
             self.run(self.passes.stepped(optimizer, before_hand, Evidence.SKIPPED))
             self.flush()
         else:
             self.run(self.passes.stepped(optimizer, before_hand))
-        if self.gradients.left and (back := self.gradients.learnt_again()):
-            self.run(self.passes.learnt_again(back))
+        if used.back:
+            self.run(self.passes.learnt_again(used.back))
+        if used.several:
+            self.do(self.passes.learnt_in_several_steps, used.several)
         if model is not None:
-            if again:
+            if used.again:
                 self.doubt("again")
             is_due = model.stepped()
             if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
@@ -478,10 +492,17 @@ class Session:
             elif is_due:
                 self.see_model("step")
 
+    def set_lookahead(self, lookahead: int | None) -> None:
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
+        passes one on. A pass that is open is ended."""
+        self.end_abandoned()
+        self._see_gradients()
+        self.run(self.passes.set_lookahead(lookahead))
+
     def close_pass(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
-        with self.gradients.leaving():
-            self.end(self.passes.close(number))
+        self._see_gradients()
+        self.end(self.passes.close(number))
         if not self.cut:
             self.look_for_writes()
             self.see_model("end")
@@ -491,8 +512,6 @@ class Session:
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it."""
-        if self.passes.is_open(number):
-            self.gradients.abandon()
         self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
 
     def end_abandoned(self, *, silently: bool = False) -> None:
@@ -504,8 +523,8 @@ class Session:
         if not self._abandoned:
             return
         while number := self._abandoned:
-            with self.gradients.leaving():
-                self.end(self.passes.end_abandoned(number))
+            self._see_gradients()
+            self.end(self.passes.end_abandoned(number))
             if self._abandoned == number:
                 self._abandoned = 0
         if not silently:
@@ -583,6 +602,7 @@ class Session:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
                 self.see_model("end")
+                self.see_data(is_last=True)
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)

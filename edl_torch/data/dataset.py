@@ -30,6 +30,7 @@ from edl_torch.data.batches.convert import tensor_rows
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.sample_reading import (
+    LeasesAhead,
     OnBad,
     ReadingTimes,
     Run,
@@ -87,7 +88,7 @@ def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
     """Yield the seeds of a part, some at a time: at each timed batch the rest of a lease begins anew."""
     for skip in range(part.skip, part.stop, _SEEDS_AT_ONCE):
         some = replace(part, skip=skip, limit=min(_SEEDS_AT_ONCE, part.stop - skip))
-        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some), plan.folder)
+        yield record_seeds(plan.spec.seed, part.epoch, plan.seeding(some), plan.folder)
 
 
 class ShardedDataset(IterableDataset[Any]):
@@ -232,19 +233,26 @@ class ShardedDataset(IterableDataset[Any]):
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
-        return self._read(link, tally, partial(SampleReader(self._reads, self._to_samples).samples, plan))
+        leases = LeasesAhead(link.next)
+        reader = SampleReader(self._reads, self._to_samples, leases)
+        return self._read(link, leases, tally, partial(reader.samples, plan))
 
     def _lists(self, link: Link, plan: Plan, setup: IterationSetup) -> Iterator[list[Any] | Collated]:
         """Lists of samples; batches, where these are made of the numbers of rows."""
         rows = tensor_rows(self.reader) if setup.collates and self._makes is None else None
         reader = self._reads if rows is None else rows.numbers
         samples = SampleList(setup.list_size, setup.times)
-        read = partial(SampleReader(reader, self._to_samples).lists, samples, plan)
-        lists = chain(self._read(link, setup.tally, read), samples.rest())
+        leases = LeasesAhead(link.next)
+        read = partial(SampleReader(reader, self._to_samples, leases).lists, samples, plan)
+        lists = chain(self._read(link, leases, setup.tally, read), samples.rest())
         return lists if rows is None else map(rows.batch, lists)
 
     def _read(
-        self, link: Link, tally: Tally | DrawnSamples, read: Callable[[Grant, Run, OnBad], Iterator[Any]]
+        self,
+        link: Link,
+        leases: Iterator[Grant],
+        tally: Tally | DrawnSamples,
+        read: Callable[[Grant, Run, OnBad], Iterator[Any]],
     ) -> Iterator[Any]:
         def read_lease(grant: Grant) -> Iterator[Any]:
             def on_bad(position: int, error: ReaderError) -> Run:
@@ -253,7 +261,7 @@ class ShardedDataset(IterableDataset[Any]):
 
             return read(grant, tally.start(grant.task, grant.slice.skip), on_bad)
 
-        return chain.from_iterable(map(read_lease, iter(link.next, None)))
+        return chain.from_iterable(map(read_lease, leases))
 
     def _in_threads(
         self, link: Link, plan: Plan, setup: IterationSetup, threading: Threading
@@ -411,7 +419,7 @@ class ImageDataset(ShardedDataset):
         if self.transform is None and self.target_transform is None:
             return None
         image, target = map(with_own_numbers, (self.transform, self.target_transform))
-        return partial(_transformed, image, target)
+        return partial(transformed, image, target)
 
     @property
     def _draws_by_itself(self) -> bool:
@@ -424,7 +432,8 @@ def _function(name: str, given: Transform | None) -> Transform | None:
     return given
 
 
-def _transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:
+def transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:
+    """Return an image, or an image and its target, with a transform applied to each."""
     if not isinstance(record, tuple):
         return record if transform is None else transform(record)
     image, target = record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
@@ -121,6 +121,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             in each loader worker; "auto" for as many as there are cores, eight at most. They are up to
             `prefetch_factor` (2) batches ahead of the loop. Batches are those of one thread; `transform` is
             called by several at once.
+        storage_options: endpoint, region, credentials of the store that `data` is a URL of.
         options: those of `DatasetOptions`.
         master_client, dataset_name, num_minibatches_per_shard, data_changed, lookahead, master_timeout_s,
             audit_dir: those of `DataShardService`.
@@ -149,6 +150,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         mesh: DeviceMesh | None = None,
         dp: str | tuple[str, ...] = "dp",
         num_threads: NumThreads = None,
+        storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
         kwargs: dict[str, Any] = {**keywords}
@@ -162,6 +164,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             on_bad_record=on_bad_record,
             seed_transforms=seed_transforms,
             service=given,
+            storage_options=storage_options,
         )
         self._owns_service = not isinstance(data, ShardedDataset)
         dataset = _dataset_of(data, batch_size, options)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from operator import index
-from typing import Any
+from typing import Any, Protocol
 
 from edl_torch.errors import (
     BadRecord,
@@ -223,6 +223,17 @@ def import_for_reading(reader: AbstractDataReader) -> None:
             importlib.import_module(module)
 
 
+class Begun(Protocol):
+    """Records whose bytes have been asked for; let go of, it asks for nothing more. Threads may share it."""
+
+    @property
+    def is_all_asked(self) -> bool:
+        """Whether the bytes of the last record have been asked for too: others' may be."""
+
+    def record(self, number: int) -> Any:
+        """The record at a place among those that were asked for. Raises what `load` does."""
+
+
 class IndexedReader(AbstractDataReader):
     """A reader of one source `name`; a subclass sets `count`, and loads one record by its number.
 
@@ -239,9 +250,17 @@ class IndexedReader(AbstractDataReader):
     def load(self, index: int) -> Any:
         """Record `index`, which lies in `[0, count)`."""
 
+    def begin(self, indices: Sequence[int]) -> Begun | None:
+        """Optional: ask for the bytes of these records, of which the first are needed soon.
+
+        Returns what makes the records of them; None where nothing is gained by asking before.
+        """
+        return None
+
     def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield the records `indices`, which lie in `[0, count)`, in this order."""
-        return map(self.load, indices)
+        begun = self.begin(indices)
+        return map(self.load, indices) if begun is None else map(begun.record, range(len(indices)))
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """One source, the same for every mode."""

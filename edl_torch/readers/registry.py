@@ -11,12 +11,15 @@ import glob
 import inspect
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, cast
 
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader, imported
-from edl_torch.readers.storage import is_url
+from edl_torch.readers.images.decode import EXTENSIONS
+from edl_torch.readers.storage import Storage, is_url
 from edl_torch.shard import TaskType
 
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
@@ -36,6 +39,14 @@ READERS: dict[str, str] = {
     "map_dataset": "edl_torch.readers.map_dataset:MapDatasetReader",
 }
 
+# What reads a folder in a store, by the endings of what lies in it.
+_IN_FOLDERS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".tar": "tar",
+    **dict.fromkeys(EXTENSIONS, "image_folder"),
+}
+_PEEKED = 1000  # objects
 _BY_NAME = "a kind such as csv or text, or module:Class for one of yours"
 # Runs of characters that are neither separator nor quote, or whole quoted strings.
 _PIECE = re.compile(r"""(?:[^;"']|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')+""")
@@ -48,7 +59,7 @@ def open_reader(
 
     An `odps://` table, a `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table,
     a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a
-    Pascal VOC folder, Parquet (a file, folder, glob or URL), a folder of images or of class folders. Raises
+    Pascal VOC folder, Parquet, tars, a folder of images or of class folders (these by URL too). Raises
     ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
     take, and what its constructor raises.
     """
@@ -58,6 +69,8 @@ def open_reader(
         arguments = _arguments_for(reader, path, mode, params)
         if arguments is not None:
             return _construct(reader, arguments | params)
+    if is_url(path) and (kind := _kind_of_folder(path, params)) is not None:
+        return load_reader(kind, params, data=path, mode=mode)
     if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):
         home = f" (a shell makes '{os.path.expanduser(path)}' of it)" if path.startswith("~") else ""
         raise ReaderError(
@@ -65,14 +78,25 @@ def open_reader(
         )
     if is_url(path):
         raise ReaderError(
-            f"'{path}': only Parquet is read from URLs. Copy other data to a disk, or mount them, or "
-            "read them by a map-style dataset of your own"
+            f"no reader knows '{path}': of URLs, Parquet, tars and folders of images are read. Name the "
+            f"reader ({_BY_NAME}), copy other data to a disk, or read them by a map-style dataset of your own"
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
-        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "
-        f"nothing but tables or text files, or one of images; else name its reader ({_BY_NAME})"
+        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, tars, a Pascal VOC folder, a folder "
+        f"of nothing but tables or text files, or one of images; else name its reader ({_BY_NAME})"
     )
+
+
+def _kind_of_folder(url: str, params: Mapping[str, Any]) -> str | None:
+    """The kind of reader for a folder in a store, by the first objects in it."""
+    with Storage(params.get("storage_options")).apart() as apart:
+        first = islice(apart.listing(url), _PEEKED)
+        endings = Counter(os.path.splitext(one.name)[1].lower() for one in first)
+    if not endings:
+        raise ReaderError(f"'{url}' has no file; check the bucket and the path")
+    kinds = Counter({ending: count for ending, count in endings.items() if ending in _IN_FOLDERS})
+    return _IN_FOLDERS[kinds.most_common(1)[0][0]] if kinds else None
 
 
 def load_reader(

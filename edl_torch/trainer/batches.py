@@ -30,6 +30,8 @@ class Batch:
     holds: list[Hold] | tuple[()] = ()
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
     used: bool = False  # a step of an attached optimizer was on a gradient of it, as far as that was seen
+    went_back: bool = False  # it comes again, also where its gradient stays
+    several: bool = False  # an optimizer stepped on it more than once, each time on new gradients
 
     @property
     def records(self) -> int:
@@ -203,6 +205,8 @@ class Batches:
 
     def take_back(self, batches: list[Batch]) -> None:
         """Forget batches that go back, the one in hand among them."""
+        for batch in batches:
+            batch.went_back = True
         self.unfinished = deque(batch for batch in self.unfinished if batch not in batches)
         self.ahead = deque(batch for batch in self.ahead if batch not in batches)
         self._handed = max(0, self._handed - len(batches))

@@ -21,10 +21,9 @@ from edl_torch.trainer.vocabulary import (
     Evidence,
     Loop,
     Procedure,
-    Relearnt,
     Run,
+    StepShown,
     Ticket,
-    Unlearnt,
     Warn,
     runs_of,
 )
@@ -69,8 +68,8 @@ class ElasticPasses:
         return state.supply.open(Mode.ELASTIC, epoch)
 
     def set_lookahead(self, lookahead: int | None) -> Procedure[None]:
-        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
-        passes one on. A pass that is open is ended."""
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper tells. A pass
+        that is open is ended."""
         yield from self.supersede()
         if self._state.batches.is_told:
             self._withdraw()
@@ -146,8 +145,17 @@ class ElasticPasses:
     def learnt_again(self, batches: Iterable[Batch]) -> Procedure[None]:
         """Note that a step used gradients of batches that went back when their loop was left."""
         batches = list(batches)
-        self._state.facts.append(Relearnt(_runs_with_slices(batches)))
+        self._state.facts.append(StepShown(what="returned", runs=_runs_with_slices(batches)))
+        for batch in batches:
+            batch.went_back = False  # it is said once
         yield from self.warnings.of_what_is_learnt_again(sum(batch.records for batch in batches))
+
+    def learnt_in_several_steps(self, batches: Iterable[Batch]) -> None:
+        """Note that an optimizer stepped more than once on batches, each time on new gradients."""
+        if new := [batch for batch in batches if not batch.several]:
+            self._state.facts.append(StepShown(what="several", runs=_runs_with_slices(new)))
+        for batch in new:
+            batch.several = True
 
     def lose_gradients(self, batches: Iterable[Batch]) -> Procedure[None]:
         """Note that the gradients of batches that wait for a step were thrown away."""
@@ -400,7 +408,7 @@ class ElasticPasses:
         if lost := batches.counted_lost:
             batches.counted_lost = []
             if way <= Evidence.UNSEEN:
-                self._state.facts.append(Unlearnt(_runs_with_slices(lost)))
+                self._state.facts.append(StepShown(what="unlearnt", runs=_runs_with_slices(lost)))
         return acknowledgements
 
     def report(self) -> Procedure[int]:

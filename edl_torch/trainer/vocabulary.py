@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, Grant, Request
 from edl_torch.errors import AccountingError
-from edl_torch.shard import DatasetSpec, Slice
+from edl_torch.shard import DatasetSpec, MixtureSegment, Slice
 
 Run = tuple[int, int, int]  # task, first position, position after the last
 Ticket = tuple[Run, ...]  # what a batch holds, in the order in which its samples were drawn
@@ -270,6 +270,13 @@ class Granted:
     grant: Grant
 
 
+@dataclass(frozen=True, slots=True)
+class Reweighed:
+    """Segments of a mixture have begun since."""
+
+    segments: tuple[MixtureSegment, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
     """This is about to be reported; `returned` are records among those given back that the loop had."""
@@ -314,17 +321,16 @@ class Voided:
     runs: tuple[Run, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Relearnt:
-    """A step used gradients of these records, each run of its slice, though they were given back before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShown:
+    """What a step has shown of records, each run of its slice.
 
-    runs: tuple[tuple[Run, Slice], ...]
+    `what` is "returned": it used gradients of them, though they were given back before; "unlearnt": it counts
+    them, though their gradients were thrown away; "several": it is not the first step of an optimizer that
+    used gradients of them, which were new each time.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Unlearnt:
-    """A step counts these records, each run of its slice, though their gradients were thrown away."""
-
+    what: str
     runs: tuple[tuple[Run, Slice], ...]
 
 
@@ -393,14 +399,14 @@ class Logged:
 AuditFact = (
     Joined
     | Granted
+    | Reweighed
     | Reporting
     | Answered
     | Unanswered
     | Refused
     | Dropped
     | Voided
-    | Relearnt
-    | Unlearnt
+    | StepShown
     | Uncounted
     | TokenTaken
     | Restored

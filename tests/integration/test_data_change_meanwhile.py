@@ -20,6 +20,7 @@ from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.verdict_words import headline, inexact
 from edl_torch.readers import CocoCaptionsReader, ImageManifestReader, VocReader
 from edl_torch.readers.base import reader_fingerprint
+from edl_torch.readers.map_dataset import MapDatasetReader
 
 
 class Learns:
@@ -155,3 +156,28 @@ def test_a_list_that_is_written_to_after_it_was_read_has_the_fingerprint_of_what
         before = reader_fingerprint(reader)
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         assert reader_fingerprint(reader) == before
+
+
+@pytest.mark.parametrize("before_close", [True, False])
+def test_a_slow_look_is_taken_seldom_and_at_the_end(tmp_path: Path, before_close: bool) -> None:
+    looks: list[float] = []
+
+    class Slow(MapDatasetReader):
+        def fingerprint(self, *, whole: bool = False) -> Any:
+            now[0] += 30.0
+            looks.append(now[0])
+            return super().fingerprint()
+
+    now = [100.0]
+    values, model = np.arange(48.0), Learns()
+    with ElasticDataLoader(Slow(values), batch_size=4, audit_dir=tmp_path) as batches:
+        batches.service.session.description.clock = lambda: now[0]
+        batches.attach(model.optimizer)
+        for batch in batches:
+            model.step(batch)
+            batches.state_dict()
+        if before_close:
+            reverse(values)
+        assert len(looks) == 1
+    assert len(looks) == 2
+    assert audit([tmp_path])[0].outcome is (Outcome.INEXACT if before_close else Outcome.PROVEN)

@@ -112,5 +112,5 @@ def test_broken_samples_are_quarantined_by_name(tmp_path: Path) -> None:
         seen = [number for batch in loader for number in batch["cls"].tolist()]
         (bad,) = loader.quarantined()
     assert sorted(seen) == [n for n in range(records) if n != 7]
-    assert (bad.name, bad.index) == (str(path), 7)
+    assert (bad.name, bad.index) == (str(tmp_path / "data"), 7)
     assert f"'{path}' sample '00007' member 'cls': is no whole number" in bad.reason

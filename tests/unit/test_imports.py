@@ -45,6 +45,7 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": (
         "data",
+        "client.gradients",
         "client.model",
         "client.optimizers",
         "client.torchrun",

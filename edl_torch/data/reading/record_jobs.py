@@ -16,7 +16,7 @@ from typing import Any
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import Rows
-from edl_torch.data.reading.sample_reading import SampleReader, Source, Transform, announce
+from edl_torch.data.reading.sample_reading import SampleReader, Source, Transform, announce, begin
 from edl_torch.data.reading.seeding import record_seeds, transform_in_thread
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.shard import Shard, Shuffle, Slice, Task
@@ -33,9 +33,12 @@ class PickedRecords:
         self._read = reader.read_record
         self._indices = plan.indices(grant.slice)
         self._skip = grant.slice.skip
+        self._begun = begin(reader, self._indices)
 
     def read(self, position: int) -> Any:
         """The record at a position of the lease's shard."""
+        if self._begun is not None:
+            return self._begun.record(position - self._skip)
         return self._read(*self._indices[position - self._skip])
 
     again = read
@@ -92,7 +95,7 @@ class OpenLease:
         part = self.grant.slice
         if self._seeds is None:
             plan = self._plan
-            self._seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part), plan.folder)
+            self._seeds = record_seeds(plan.spec.seed, part.epoch, plan.seeding(part), plan.folder)
         return self._seeds[position - part.skip]
 
 

@@ -21,6 +21,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceChanged
 from edl_torch.readers.base import (
     AbstractDataReader,
+    Begun,
     IndexedReader,
     has_expectations,
     has_random_access,
@@ -28,6 +29,7 @@ from edl_torch.readers.base import (
     name_record,
 )
 from edl_torch.readers.map_dataset import MapDatasetReader
+from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
 
 # Times of reading and of transforming -------------------------------------------------------------------
@@ -155,9 +157,13 @@ class SampleList:
 class SampleReader:
     """A reader, and how its records become samples: `to_samples(plan, slice, records of the slice)`."""
 
-    def __init__(self, reader: AbstractDataReader, to_samples: ToSamples) -> None:
+    def __init__(
+        self, reader: AbstractDataReader, to_samples: ToSamples, leases: LeasesAhead | None = None
+    ) -> None:
         self._reader = reader
         self._to_samples = to_samples
+        self._leases = leases
+        self._next: tuple[Grant, Begun] | None = None  # the next lease, whose records are asked for already
         self._random = has_random_access(reader)
         self._window: _KeptWindow | None = None
 
@@ -230,11 +236,30 @@ class SampleReader:
 
     def source(self, plan: Plan, grant: Grant) -> Source:
         """Return what reads parts of the lease, each record in the plan's order."""
+        begun = self._begin(plan, grant)
+        if begun is not None:
+            return partial(self._begun, plan, grant.slice, begun)
         if plan.order is Shuffle.NONE:
             return partial(self._in_order, plan, grant.task)
         if self._random:
             return partial(self._picked, plan)
         return self._permuted(plan, grant)
+
+    def _begin(self, plan: Plan, grant: Grant) -> Begun | None:
+        begun, self._next = self._next, None
+        if begun is not None and begun[0] is grant:
+            return begun[1]
+        return begin(self._reader, plan.indices(grant.slice)) if can_begin(self._reader) else None
+
+    def _begun(self, plan: Plan, cut: Slice, begun: Begun, rest: Slice) -> Iterator[Any]:
+        """Records that have been asked for. When the last of them is, those of the next lease are."""
+        for number in range(rest.skip - cut.skip, rest.stop - cut.skip):
+            if begun.is_all_asked and self._next is None and self._leases is not None:
+                following = self._leases.peek()
+                following_begun = None if following is None else self._begin(plan, following)
+                if following is not None and following_begun is not None:
+                    self._next = following, following_begun
+            yield begun.record(number)
 
     def _in_order(self, plan: Plan, task: int, rest: Slice) -> Iterable[Any]:
         return self._range(plan, plan.shard(rest), task)
@@ -247,6 +272,8 @@ class SampleReader:
         announce(reader, plan, rest)
         if indices.sources is None and isinstance(reader, IndexedReader):
             return reader.read_each(indices.names[0], indices.numbers)
+        if isinstance(reader, MixtureReader):
+            return reader.read_each(indices)
         return starmap(reader.read_record, indices)
 
     def _permuted(self, plan: Plan, grant: Grant) -> Source:
@@ -314,8 +341,48 @@ def _from(cut: Slice, position: int) -> Slice:
     return cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
 
 
+def can_begin(reader: AbstractDataReader) -> bool:
+    """Whether a reader asks for the bytes of records before they are read."""
+    return isinstance(reader, IndexedReader) and type(reader).begin is not IndexedReader.begin
+
+
+def begin(reader: AbstractDataReader, indices: Indices) -> Begun | None:
+    """Ask for the bytes of records, where the reader does so."""
+    if isinstance(reader, IndexedReader) and can_begin(reader) and indices.sources is None:
+        return reader.begin(indices.numbers.tolist())
+    return None
+
+
+class LeasesAhead(Iterator[Grant]):
+    """LeasesAhead as they are drawn; the next one may be drawn before it is read."""
+
+    def __init__(self, draw: Callable[[], Grant | None]) -> None:
+        self._draw = draw
+        self._drawn: list[Grant | None] = []  # one at most; None for the end
+
+    def peek(self) -> Grant | None:
+        """The next one; None at the end."""
+        if not self._drawn:
+            self._drawn.append(self._draw())
+        return self._drawn[0]
+
+    def __next__(self) -> Grant:
+        grant = self.peek()
+        if grant is None:
+            raise StopIteration
+        self._drawn.clear()
+        return grant
+
+
 def announce(reader: AbstractDataReader, plan: Plan, part: Slice) -> None:
     """Tell the reader which records come next, where they lie together."""
+    if isinstance(reader, MixtureReader) and plan.mixed is not None:
+        first = plan.index_of(part)
+        for in_order in (True, False):
+            ranges = plan.mixed.storage(first, first + part.limit, reader.expecting, in_order=in_order)
+            with suppress(ReaderError):
+                reader.expect(list(ranges), in_order=in_order)
+        return
     if plan.order is Shuffle.GLOBAL or not has_expectations(reader):
         return
     in_order = plan.order is Shuffle.NONE

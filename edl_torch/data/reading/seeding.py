@@ -129,17 +129,25 @@ def _generators(after_each: bool) -> Generators:
 def record_seeds(seed: int, epoch: int, records: Indices, folder: str = "") -> list[int]:
     """A seed in [0, 2⁶⁴) for each record: a function of `seed`, the epoch, the source and the number.
 
-    Of a source's name that counts which comes after `folder`: the same data may lie elsewhere.
+    Of a source's name that counts which comes after `folder`: the same data may lie elsewhere. Of a
+    mixture the epoch is the pass over the component.
     """
     below = (name.removeprefix(folder) for name in records.names)
     names = [zlib.crc32(name.encode("utf-8", "surrogatepass")) << 32 for name in below]
     sources = np.array(names, np.uint64)[0 if records.sources is None else records.sources]
-    base = np.uint64(derive_key(seed, epoch, "augment") & 0xFFFFFFFFFFFFFFFF)
+    base: Any = _base(seed, epoch)
+    if records.passes is not None:
+        passes, inverse = np.unique(records.passes, return_inverse=True)
+        base = np.array([_base(seed, number) for number in passes.tolist()], np.uint64)[inverse]
     mixed = base ^ sources ^ (records.numbers.astype(np.uint64) * np.uint64(_WEYL))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX_1)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_2)
     seeds: list[int] = (mixed ^ (mixed >> np.uint64(31))).tolist()
     return seeds
+
+
+def _base(seed: int, epoch: int) -> np.uint64:
+    return np.uint64(derive_key(seed, epoch, "augment") & 0xFFFFFFFFFFFFFFFF)
 
 
 class _Now(threading.local):

@@ -30,7 +30,7 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.shared.looks import SummedFile, listing_of
+from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.shard import IndexArray, TaskType
 
@@ -45,6 +45,7 @@ class _CocoReader(IndexedReader):
     looks_again = True
     imports = ("cv2",)
     thread_safe = True
+    _made_by: Sequence[Part] = ()  # of the fingerprint: arguments that decide which records these are
 
     def _parse(self, images: Path, key: str, kind: str, other: str) -> tuple[CocoFile, IndexArray, str]:
         """The file of this `kind`, the image row of each annotation, and how errors name an annotation."""
@@ -66,7 +67,11 @@ class _CocoReader(IndexedReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
         files, folder = self._files, self.images
-        return listing_of(self._listed, files, lambda n: [os.path.join(folder, files[n])], whole=whole)
+
+        def image(place: int) -> list[str]:
+            return [os.path.join(folder, files[place])]
+
+        return listing_of(self._listed, files, image, whole=whole, more=self._made_by)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
@@ -107,6 +112,7 @@ class CocoCaptionsReader(_CocoReader):
                 f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
             )
         self.per = per
+        self._made_by = arguments("per", per)
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader")
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
         self._groups = Groups.of(rows, len(self._files)) if per == "image" else None

@@ -60,7 +60,7 @@ def read_image(path: str, min_side: int | None = None) -> Image:
         with open(path, "rb", buffering=0) as file:  # it is read whole
             data = file.read()
     except FileNotFoundError as exc:
-        raise _bad(path, "the file is missing", "restore it, or take it out of the dataset") from exc
+        raise missing_image(path) from exc
     except (OSError, ValueError) as exc:
         raise _bad(path, f"{type(exc).__name__}: {exc}", "check the path and its permissions") from exc
     return decode_image(data, path, min_side)
@@ -129,6 +129,11 @@ def _opencv(pid: int) -> Any:
 
 def _bad(path: str, reason: str, remedy: str) -> BadRecord:
     return BadRecord(f"image '{path}' cannot be read: {reason}; {remedy}")
+
+
+def missing_image(path: str) -> BadRecord:
+    """Return the error for a file that is not there."""
+    return _bad(path, "the file is missing", "restore it, or take it out of the dataset")
 
 
 def truncated_format(data: bytes) -> str | None:

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.images.decode import EXTENSIONS, Image, checked_min_side, read_image_in
-from edl_torch.readers.shared.looks import digest_of, listing, sizes
+from edl_torch.readers.images.decode import EXTENSIONS, Image, checked_min_side
+from edl_torch.readers.images.files import ImageFiles, ImageFilesReader
+from edl_torch.readers.shared.looks import digest_of, listing
 from edl_torch.readers.shared.mapped import StringTable
+from edl_torch.readers.storage import Storage, is_url
+from edl_torch.readers.storage.listing import Listing
 from edl_torch.shard import IndexArray, TaskType
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 
-class ImageFolderReader(IndexedReader):
+class ImageFolderReader(ImageFilesReader):
     """Records `(image, class index)` of `root/<class>/…/<file>`, or `image` alone of `root/<file>`.
 
     Classes are the sorted names of the subfolders; the order of the records is torchvision's `ImageFolder`
@@ -36,15 +38,14 @@ class ImageFolderReader(IndexedReader):
         allow_empty: Whether a class may have no image.
         min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
             below this, for photographs that `transform` makes far smaller.
+        storage_options: Endpoint, region, credentials of a store, where `root` is a URL.
+
+    A folder in a store is listed once, when the reader is made. What is read is what was listed, else it is
+    SourceChanged; the bytes of a lease's records are asked for before they are needed.
 
     Raises DataFormatError for a folder without images, for a class without images, for one that has both
     images and class folders, and for one of splits (`train`, `val`, …), each of which has class folders.
     """
-
-    yields_images = True
-    looks_again = True
-    imports = ("cv2",)
-    thread_safe = True
 
     def __init__(
         self,
@@ -53,12 +54,31 @@ class ImageFolderReader(IndexedReader):
         *,
         allow_empty: bool = False,
         min_side: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(os.fspath(root))
         self.min_side = checked_min_side(min_side)
         suffixes = _suffixes(extensions)
-        subfolders, images = _list_folder(self.name, suffixes)
-        listed = {name: list(_images_below(os.path.join(self.name, name), suffixes)) for name in subfolders}
+        found: Listing | None = None
+        storage = Storage(storage_options) if is_url(self.name) else None
+        if storage is None:
+            subfolders, images = _list_folder(self.name, suffixes)
+            below = {n: list(_images_below(os.path.join(self.name, n), suffixes)) for n in subfolders}
+        else:
+            found, subfolders = _found_in(storage, self.name, suffixes)
+            below, images = _by_class(found.names, subfolders)
+        self._index(subfolders, images, below, suffixes, allow_empty)
+        self.image_files = ImageFiles(self.name, self._files, self.min_side, storage, found)
+
+    def _index(
+        self,
+        subfolders: list[str],
+        images: list[str],
+        listed: dict[str, list[str]],
+        suffixes: tuple[str, ...],
+        allow_empty: bool,
+    ) -> None:
+        """Note classes and files, or say what is wrong with them."""
         if images:
             if classes := [name for name, files in listed.items() if files]:
                 raise DataFormatError(
@@ -66,7 +86,7 @@ class ImageFolderReader(IndexedReader):
                     " keep either one folder per class, or one flat folder"
                 )
             listed = {}
-        elif _are_splits(subfolders) and any(os.sep in file for files in listed.values() for file in files):
+        elif _are_splits(subfolders) and any("/" in file for files in listed.values() for file in files):
             raise _holds_splits(self.name, subfolders)
         self.classes: list[str] = list(listed)
         self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
@@ -92,13 +112,11 @@ class ImageFolderReader(IndexedReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Names, and sizes of some files."""
         classes = [("class folders", digest_of(self.classes))] if self.classes else []
-        names, root = self._files, self.name
-        looks = sizes(self.count, lambda n: [os.path.join(root, names[n])], whole=whole)
-        return listing("whole" if whole else "names", names, looks, classes)
+        looks = self.image_files.looks(whole=whole)
+        return listing("whole" if whole else "names", self._files, looks, classes)
 
-    def load(self, index: int) -> Image | tuple[Image, int]:
+    def with_image(self, index: int, image: Image) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
-        image = read_image_in(self.name, self._files[index], self.min_side)
         if not self.classes:
             return image
         return image, int(np.searchsorted(self._bounds, index, side="right")) - 1
@@ -116,6 +134,38 @@ class ImageFolderReader(IndexedReader):
 
     def __repr__(self) -> str:
         return f"<ImageFolderReader {self.name!r} records={self.count} classes={len(self.classes)}>"
+
+
+def _found_in(storage: Storage, root: str, suffixes: tuple[str, ...]) -> tuple[Listing, list[str]]:
+    """The images below a folder in a store, in their order, and the folders in it."""
+    subfolders: set[str] = set()
+
+    def is_image(name: str) -> bool:
+        if name.startswith(".") or "/." in name:
+            return False
+        first, slash, _ = name.partition("/")
+        if slash:
+            subfolders.add(first)
+        return name.lower().endswith(suffixes)
+
+    def order(name: str) -> str:  # as files of this machine are: by class, then folder, then name
+        folder, _, file = name.rpartition("/")
+        return f"{folder.partition('/')[0]}\0{folder}\0{file}"
+
+    return Listing.below(storage, root, is_image, order), sorted(subfolders)
+
+
+def _by_class(names: Iterable[str], subfolders: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The images by class, each with its name below the class' folder, and those in no class."""
+    below: dict[str, list[str]] = {folder: [] for folder in subfolders}
+    images = []
+    for name in names:
+        first, slash, rest = name.partition("/")
+        if slash:
+            below[first].append(rest)
+        else:
+            images.append(name)
+    return below, images
 
 
 def _are_splits(names: list[str]) -> bool:

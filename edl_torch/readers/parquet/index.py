@@ -156,16 +156,12 @@ def partition_types(found: Found) -> dict[str, type]:
 
 
 def claims(data: str) -> bool:
-    """Whether `data` is a Parquet file, a glob of them, a folder that holds some, or a URL of either.
+    """Whether `data` is a Parquet file, a glob of them, a folder that holds some, or a URL of such a name.
 
     Judged by names, and quickly for what is something else, such as a folder of a million images.
-    A URL without an ending in its last part is taken for a folder of Parquet files: to list it would cost a
-    request, and no other reader reads remote folders.
     """
     if is_url(data):
-        ending = posixpath.splitext(_GLOB.split(data.rstrip("/"))[-1])[1].lower()
-        named = data.lower().rstrip("/").endswith(SUFFIXES)
-        return not data.startswith(_OTHER_SCHEMES) and (named or not ending)
+        return not data.startswith(_OTHER_SCHEMES) and data.lower().rstrip("/").endswith(SUFFIXES)
     if os.path.isdir(data):
         return _holds_parquet(data)
     is_there = os.path.isfile(data) or _GLOB.search(data) is not None

@@ -113,9 +113,13 @@ def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict
 
     Of XML, which has annotations and is short, checksums too. For the `whole`, digests of all of them.
     """
-    most = min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN))
-    places = range(count) if whole else chosen(count, most)
+    places = range(count) if whole else some_of(count)
     return {place: " ".join(_looked_at(path, whole) for path in files(place)) for place in places}
+
+
+def some_of(count: int) -> Sequence[int]:
+    """Return the places of the entries whose sizes are looked at."""
+    return chosen(count, min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN)))
 
 
 def _looked_at(path: str, whole: bool) -> str:
@@ -155,7 +159,8 @@ class SummedFile(io.RawIOBase):
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        if hasattr(self, "_file"):  # else it could not be opened, and Python closes it all the same
+            self._file.close()
         super().close()
 
     def text(self, **how: Any) -> io.TextIOWrapper:
@@ -176,7 +181,14 @@ def whole_file(path: str) -> str:
         return file.part[1]
 
 
-def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, whole: bool = False) -> str:
+def blocks(
+    size: int,
+    read: Callable[[int, int], bytes],
+    also: bytes = b"",
+    *,
+    whole: bool = False,
+    most: int = _BLOCKS,
+) -> str:
     """Return a digest of a file's size, some of its blocks, and `also`; of a small file's bytes all.
 
     `read` gets the bytes from … to before ….
@@ -185,7 +197,7 @@ def blocks(size: int, read: Callable[[int, int], bytes], also: bytes = b"", *, w
     digest.update(also)
     length = _PIECE_BYTES if whole else _BLOCK_BYTES
     count = -(-size // length)
-    for block in range(count) if whole else chosen(count, _BLOCKS):
+    for block in range(count) if whole else chosen(count, most):
         digest.update(read(block * length, min((block + 1) * length, size)))
     return digest.hexdigest()
 

@@ -7,6 +7,7 @@ A reader asks a `Storage` for names and for bytes, and knows no protocol:
     storage.look("s3://bucket/a.tar")                 # Object of one name; None where there is none
     storage.read(one, start, length)                  # bytes, of the object that was listed and of no other
     storage.read_many([(one, start, length), …])      # yields bytes in this order, many requests under way
+    storage.put("s3://bucket/a.tar.idx", data)        # whole or not at all
     with storage.apart() as apart:                    # the same face; the requests are another process' own
 
 `s3://`, `gs://`, `az://`, `http://` and `https://` go by obstore, paths (and `file://`) by the operating

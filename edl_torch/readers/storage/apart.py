@@ -54,6 +54,9 @@ class Apart:
         data: bytes = _good(self._ask("read", one, start, length).get())
         return data
 
+    def put(self, name: str, data: bytes) -> None:
+        _good(self._ask("put", name, data).get())
+
     def _ask(self, *request: Any) -> SimpleQueue[Any]:
         with self._lock:
             if self._server is None or self._server.is_gone or self._server.pid != os.getpid():

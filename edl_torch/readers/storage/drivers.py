@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 from edl_torch.errors import ReaderError, SourceChanged
 from edl_torch.readers.base import required
-from edl_torch.readers.shared.files import read_range
+from edl_torch.readers.shared.files import read_range, whole_file
 from edl_torch.readers.storage.fsspec_files import FileSystems, storage_error
 from edl_torch.readers.storage.names import by_obstore, local_path
 
@@ -110,6 +111,9 @@ class Driver(Protocol):
     def read(self, one: Object, start: int, length: int) -> bytes:
         """A range of an object. Raises SourceChanged for another object than the listed one."""
 
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all."""
+
 
 class LocalFiles:
     """Files of this machine. Links are followed, loops of them are not."""
@@ -146,6 +150,10 @@ class LocalFiles:
             raise one.changed("it is gone") from exc
         one.check(Object(one.name, found.st_size, found.st_mtime_ns), len(data), length)
         return data
+
+    def put(self, name: str, data: bytes) -> None:
+        with whole_file(Path(local_path(name))) as file:
+            file.write(data)
 
 
 def _raise(error: OSError) -> None:
@@ -248,6 +256,14 @@ class Objects:
             raise one.changed("it is gone") from None
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
         return data
+
+    def put(self, name: str, data: bytes) -> None:
+        if self._web:
+            raise ReaderError(f"'{name}': a web server takes no files")
+        import obstore
+
+        with self._meaning(name):
+            obstore.put(self._store, self._path(name), data, use_multipart=False)
 
     def _path(self, name: str) -> str:
         path = name[len(self._root) :].strip("/")
@@ -367,6 +383,11 @@ class FileSystem:
             raise one.changed("it is gone") from None
         one.check(Object(one.name, len(data) if whole else one.size), len(data), length)
         return data
+
+    def put(self, name: str, data: bytes) -> None:
+        file_system, path = FileSystems(self._options).resolve(name)
+        with _fsspec_meaning(name):
+            file_system.pipe_file(path, data)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from edl_torch.errors import EdlError, ReaderError
+from edl_torch.errors import EdlError, OutputError, ReaderError
 from edl_torch.readers.storage.apart import Apart
 from edl_torch.readers.storage.drivers import (
     CredentialsRefused,
@@ -98,6 +98,13 @@ class Storage:
                 f"'{one.name}' has {one.size:,} bytes: {length:,} from byte {start:,} on are not in it"
             )
         return self._asked(one.name, lambda anew: self._driver(one.name, anew).read(one, start, length))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all. Raises OutputError."""
+        try:
+            self._asked(name, lambda anew: self._driver(name, anew).put(name, data))
+        except ReaderError as exc:
+            raise OutputError(f"'{name}' cannot be written: {exc}") from exc
 
     def read_many(self, ranges: Ranges) -> Iterator[bytes]:
         """Yield the bytes of each range, in this order, with many requests under way. Raises as `read`."""

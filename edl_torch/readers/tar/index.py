@@ -19,6 +19,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -28,18 +29,21 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.shared.files import FileStamp, OpenFile, whole_file
+from edl_torch.readers.shared.files import FileStamp, OpenFile, Read
 from edl_torch.readers.shared.looks import blocks, chosen
 from edl_torch.readers.shared.mapped import Array, cached_index
+from edl_torch.readers.storage import Object, Storage, is_url
 
 log = logging.getLogger("edl_torch.readers")
 
 BLOCK = 512
+LOOKED_AT = 64  # blocks of 4 KiB
 END = bytes(BLOCK)  # what ends a tar
 _KIND = "tar1"
 _WORTH_KEEPING = 1 << 18  # bytes: a smaller file is indexed as fast as an index is opened
 _WINDOW = 1 << 16  # of small members many headers are read at once
 _FAR = 1 << 14  # members larger than this: their headers are read one by one
+_WINDOW_AWAY, _FAR_AWAY = 4 << 20, 1 << 20  # the same, where a request takes its time
 _LONGEST = 1 << 20  # bytes of a long name, or of a member's pax records
 _PIECE = 1 << 20
 _TRIED = 8  # samples by which an index of another program is tried
@@ -254,15 +258,15 @@ def check_end(fetch: Fetch, at: int, size: int) -> None:
 class Windowed:
     """Fetches small pieces from larger ones, where they lie close together."""
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
-        self._read, self._size = read, size
-        self._start, self._bytes, self._asked = 0, b"", -_FAR
+    def __init__(self, read: Read, size: int, far: int = _FAR, window: int = _WINDOW) -> None:
+        self._read, self._size, self._far, self._window = read, size, far, window
+        self._start, self._bytes, self._asked = 0, b"", -far
 
     def __call__(self, at: int, length: int) -> bytes:
         """So many bytes from `at` on; fewer at the end of the file."""
         position = at - self._start
         if not 0 <= position <= len(self._bytes) - length:
-            ahead = _WINDOW if at - self._asked < _FAR else 0
+            ahead = self._window if at - self._asked < self._far else 0
             self._start, position = at, 0
             self._bytes = self._read(at, min(at + max(length, ahead), self._size))
         self._asked = at
@@ -272,9 +276,80 @@ class Windowed:
 # Of files ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStamp(FileStamp):
+    """An object in a store as it was listed; its two times are its tag. Each read of it is compared."""
+
+    def check(self) -> None:
+        """Reads have done so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTar:
+    """A tar as it is now; `read` gives its bytes from … to before …, and refuses another one's."""
+
+    name: str
+    stamp: FileStamp
+    read: Read
+    storage: Storage
+
+    @classmethod
+    def of(cls, name: str, storage: Storage) -> OpenTar:
+        """Look at a tar. Raises OSError and ReaderError, DataFormatError for one that is packed."""
+        if is_url(name):
+            found = storage.look(name)
+            if found is None:
+                raise DataFormatError(f"'{name}' does not exist; check the bucket and the path")
+            stamp: FileStamp = stamp_of(found)
+            tar = cls(name=name, stamp=stamp, read=reading(found, storage), storage=storage)
+        else:
+            if not os.path.isfile(name):
+                why = "is a folder" if os.path.isdir(name) else "is no regular file"
+                raise DataFormatError(f"'{name}' {why}: expected a tar")
+            stamp = FileStamp.of(name)
+            tar = cls(name=name, stamp=stamp, read=OpenFile(stamp, lambda _: False).read, storage=storage)
+        refuse_packed(name, tar.read(0, min(8, stamp.size)))
+        return tar
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.stamp.size
+
+    def fetch(self) -> Fetch:
+        """What its headers are read by."""
+        far, window = (_FAR_AWAY, _WINDOW_AWAY) if is_url(self.name) else (_FAR, _WINDOW)
+        return Windowed(self.read, self.size, far, window)
+
+    def beside(self, place: str) -> bytes | None:
+        """The bytes of a file beside it; None where there is none."""
+        if not is_url(place):
+            try:
+                return Path(place).read_bytes()
+            except FileNotFoundError:
+                return None
+        found = self.storage.look(place)
+        return None if found is None else self.storage.read(found)
+
+    def looks(self, starts: Starts) -> bytes:
+        """A digest of some blocks: of a file of this machine, which may get another time and be the same."""
+        most = 0 if isinstance(self.stamp, ObjectStamp) else LOOKED_AT
+        return bytes.fromhex(looks_of(self.read, self.size, starts, most))
+
+
+def stamp_of(one: Object) -> ObjectStamp:
+    """Return the stamp of an object."""
+    return ObjectStamp(path=one.name, size=one.size, mtime_ns=one.tag, ctime_ns=one.tag)
+
+
+def reading(one: Object, storage: Storage) -> Read:
+    """Return what reads an object from … to before …."""
+    return lambda start, end: storage.read(one, start, end - start)
+
+
 class TarIndex(NamedTuple):
-    """A tar as it was indexed: `starts` of its samples and the end of the last, a digest of some blocks, and
-    the file that the index was taken from, '' where it was made here."""
+    """A tar as it was indexed: `starts` of its samples and the end of the last, what `OpenTar.looks` tells,
+    and the file that the index was taken from, '' where it was made here."""
 
     stamp: FileStamp
     starts: Starts
@@ -282,84 +357,59 @@ class TarIndex(NamedTuple):
     taken_from: str
 
 
-def index_tar(path: str, index_dir: str | os.PathLike[str] | None = None) -> TarIndex:
+def index_tar(name: str, storage: Storage, index_dir: str | os.PathLike[str] | None = None) -> TarIndex:
     """Index a tar, or find its index: one beside it that fits, else the kept one, else it is made and kept.
 
-    Raises DataFormatError that names the tar.
+    Raises DataFormatError that names the tar, and what a store raises.
     """
     try:
-        file, stamp = _opened(path)
-        found = _index_beside(path, file, stamp.size)
+        tar = OpenTar.of(name, storage)
+        found = index_beside(tar)
         if found is not None:
-            return TarIndex(stamp, found[1], _looks(file, found[1]), found[0])
-        if stamp.size < _WORTH_KEEPING:
-            arrays: Mapping[str, Array] = _build(path, file)
-            stamp.check()
+            return TarIndex(tar.stamp, found[1], tar.looks(found[1]), found[0])
+        if tar.size < _WORTH_KEEPING or not tar.stamp.mtime_ns:  # of a store that tells no change
+            arrays: Mapping[str, Array] = _build(tar)
+            tar.stamp.check()
         else:
-            arrays = cached_index(stamp, _KIND, partial(_build, path, file), index_dir=index_dir)
-        return TarIndex(stamp, arrays["starts"], arrays["looks"].tobytes(), "")
+            arrays = cached_index(tar.stamp, _KIND, partial(_build, tar), index_dir=index_dir)
+        return TarIndex(tar.stamp, arrays["starts"], arrays["looks"].tobytes(), "")
     except OSError as exc:
-        raise DataFormatError(f"'{path}' cannot be read: {exc.strerror}; check its permissions") from exc
+        raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc
 
 
-def written_index(path: str, progress: Callable[[int], object]) -> tuple[Starts, bool]:
-    """The index beside a tar, or one that is made now, and whether it was there; `progress` hears of bytes.
+def _build(tar: OpenTar) -> dict[str, Array]:
+    starts = made_index(tar)
+    return {"starts": starts, "looks": np.frombuffer(tar.looks(starts), np.uint8)}
 
-    Raises DataFormatError, and OSError.
+
+def made_index(tar: OpenTar, progress: Callable[[int], object] = lambda at: None) -> Starts:
+    """Where samples begin, by all headers; `progress` hears of the place in the tar.
+
+    Raises DataFormatError; warns of links.
     """
-    file, _ = _opened(path)
-    size = file.stamp.size
-    found = _index_beside(path, file, size)
-    if found is not None:
-        return found[1], True
-    fetch = Windowed(file.read, size)
+    fetch = tar.fetch()
 
     def told(at: int, length: int) -> bytes:
         progress(at)
         return fetch(at, length)
 
-    starts = np.array(made_index(path, told, size), np.int64)
-    file.stamp.check()
-    return starts, False
-
-
-def _opened(path: str) -> tuple[OpenFile, FileStamp]:
-    if not os.path.isfile(path):
-        why = "is a folder" if os.path.isdir(path) else "is no regular file"
-        raise DataFormatError(f"'{path}' {why}: expected a tar")
-    stamp = FileStamp.of(path)
-    file = OpenFile(stamp, lambda _: False)
-    refuse_packed(path, file.read(0, 8))
-    return file, stamp
-
-
-def _build(path: str, file: OpenFile) -> dict[str, Array]:
-    starts = np.array(made_index(path, Windowed(file.read, file.stamp.size), file.stamp.size), np.int64)
-    return {"starts": starts, "looks": np.frombuffer(_looks(file, starts), np.uint8)}
-
-
-def made_index(path: str, fetch: Fetch, size: int) -> array[int]:
-    """Where samples begin, by all headers. Raises DataFormatError; warns of links."""
     try:
-        starts, links = sample_starts(fetch, size)
+        starts, links = sample_starts(told, tar.size)
     except BrokenTar as exc:
-        raise DataFormatError(f"'{path}' cannot be used: {exc}") from exc
+        raise DataFormatError(f"'{tar.name}' cannot be used: {exc}") from exc
     if links:
         log.warning(
             "path=%s links=%d links to other members, such as %r, are no part of samples; tar's "
             "--hard-dereference and --dereference pack what they link to",
-            *(path, len(links), links[0]),
+            *(tar.name, len(links), links[0]),
         )
-    return starts
+    return np.array(starts, np.int64)
 
 
-def _looks(file: OpenFile, starts: Starts) -> bytes:
-    return bytes.fromhex(looks_of(file.read, file.stamp.size, starts))
-
-
-def looks_of(read: Fetch, size: int, starts: Starts, *, whole: bool = False) -> str:
-    """A digest of some blocks, or of all, and of where samples begin."""
-    return blocks(size, read, hashlib.blake2b(starts.tobytes(), digest_size=16).digest(), whole=whole)
+def looks_of(read: Read, size: int, starts: Starts, most: int, *, whole: bool = False) -> str:
+    """A digest of the size, where samples begin, and `most` blocks, or the `whole`."""
+    also = hashlib.blake2b(starts.tobytes(), digest_size=16).digest()
+    return blocks(size, read, also, whole=whole, most=most)
 
 
 _PACKED = {
@@ -391,28 +441,25 @@ def place_beside(path: str) -> str:
     return f"{path}.idx"
 
 
-def write_beside(path: str, starts: Starts) -> str:
-    """Write the index of a tar beside it; returns where. Raises OSError."""
-    place = place_beside(path)
-    with whole_file(Path(place)) as file:
-        file.write(starts.astype("<i8").tobytes())
+def write_beside(name: str, starts: Starts, storage: Storage) -> str:
+    """Write the index of a tar beside it; returns where. Raises OutputError."""
+    place = place_beside(name)
+    storage.put(place, starts.astype("<i8").tobytes())
     return place
 
 
-def _index_beside(path: str, file: OpenFile, size: int) -> tuple[str, Starts] | None:
+def index_beside(tar: OpenTar) -> tuple[str, Starts] | None:
     """The index of this package's `edl-torch index`, Energon or DALI, if there is one and it fits."""
-    for place in (place_beside(path), os.path.splitext(path)[0] + ".idx"):
-        try:
-            with open(place, "rb") as found:
-                data = found.read()
-        except FileNotFoundError:
+    for place in (place_beside(tar.name), tar.name.removesuffix(".tar") + ".idx"):
+        data = tar.beside(place)
+        if data is None:
             continue
         try:
             starts = parse_index(data)
-            try_index(starts, Windowed(file.read, size), size)
+            try_index(starts, tar.fetch(), tar.size)
             return place, starts
         except (BrokenTar, DataFormatError, ValueError) as exc:
-            log.warning("path=%s its index '%s' does not fit, and is not used: %s", path, place, exc)
+            log.warning("path=%s its index '%s' does not fit, and is not used: %s", tar.name, place, exc)
     return None
 
 

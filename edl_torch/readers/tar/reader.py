@@ -1,4 +1,4 @@
-"""Tar shards, read a sample at a time and in any order; each tar is a source of its own.
+"""Tar shards, read a sample at a time and in any order, here and in stores.
 
 A sample comes in one read with the headers of its members, which must be the one sample that the index says.
 It must not know how tars are parsed (`index.py`).
@@ -7,6 +7,7 @@ It must not know how tars are parsed (`index.py`).
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,28 +18,36 @@ import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import AbstractDataReader, check_range, is_source_error, no_source
+from edl_torch.readers.base import Begun, IndexedReader, is_source_error
 from edl_torch.readers.images.decode import checked_min_side, decode_image
 from edl_torch.readers.recordio.record_bytes import decode_json, decode_npy, decode_text
-from edl_torch.readers.shared.files import FileStamp, Finder, OpenFiles, Paths, Read
-from edl_torch.readers.shared.looks import arguments, below, listing
+from edl_torch.readers.shared.files import FileStamp, OpenFiles, Paths, Read
+from edl_torch.readers.shared.looks import arguments, below, chosen, listing
 from edl_torch.readers.shared.mapped import Array, StringTable, shared
-from edl_torch.readers.tar.index import BrokenTar, TarIndex, Windowed, index_tar, looks_of, sample_parts
-from edl_torch.shard import Task, TaskType
+from edl_torch.readers.storage import Object, Storage, is_url
+from edl_torch.readers.storage.requests import Ahead
+from edl_torch.readers.tar.index import (
+    LOOKED_AT,
+    BrokenTar,
+    TarIndex,
+    Windowed,
+    index_tar,
+    looks_of,
+    reading,
+    sample_parts,
+)
+from edl_torch.readers.tar.named import are_tars, tars
+from edl_torch.shard import TaskType
 
-_THREADS = 16
+_THREADS, _THREADS_AWAY = 16, 64  # that index
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
 _AT_ONCE = 1 << 20  # bytes: of a larger sample only what is wanted is read
-_RUN = 1 << 18  # bytes: smaller samples that lie together are read so many at once
-
-_FINDER = Finder(
-    suffixes=(".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".tar.zst", ".tar.bz2", ".tar.xz")
-)
-_BESIDE = (".idx", ".json", ".yaml", ".md", ".txt")  # what else may lie in a folder of tars
+_RUN, _RUN_AWAY = 1 << 18, 1 << 20  # bytes: smaller samples that lie together are read so many at once
 
 Decoder = Callable[[bytes], Any]
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp"})
 _PICKLES = frozenset({"pyd", "pkl", "pickle"})
+_ALWAYS = ("__key__", "__url__")
 
 
 def _whole_number(data: bytes) -> int:
@@ -58,33 +67,42 @@ _DECODERS: dict[str, Decoder] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarSource:
-    """One tar: the samples begin at `starts`, whose last entry is the end of the last one."""
+    """One tar: its samples begin at `starts`, whose last entry is the end of the last one."""
 
     name: str
     starts: memoryview
-    stamp: FileStamp
+    size: int
+    tag: int  # the time that it was written to, or what a store says of it
+    ctime_ns: int
     looks: str
     taken_from: str
 
-    @property
-    def records(self) -> int:
-        """Number of samples."""
-        return len(self.starts) - 1
-
     def is_same(self, read: Read) -> bool:
         """Whether what is read is what was indexed, as far as `looks` tell."""
-        return looks_of(read, self.stamp.size, np.asarray(self.starts)) == self.looks
+        return looks_of(read, self.size, np.asarray(self.starts), LOOKED_AT) == self.looks
+
+    @property
+    def object(self) -> Object:
+        """It, as a store has it."""
+        return Object(self.name, self.size, self.tag)
+
+    @property
+    def stamp(self) -> FileStamp:
+        """It, as a file of this machine."""
+        return FileStamp(path=self.name, size=self.size, mtime_ns=self.tag, ctime_ns=self.ctime_ns)
 
 
-class TarReader(AbstractDataReader):
+class TarReader(IndexedReader):
     """Records are the samples of tar shards, as the `webdataset` package groups them: members in a row whose
     names are alike up to the first dot behind the last slash.
 
-    Each tar is a source, named by its path as given. One pass over its headers makes an index, which is kept;
-    one of `edl-torch index`, Megatron Energon or DALI beside the tar is taken where it fits.
+    All tars are one source, named as the data are given; samples are numbered through them in order. One pass
+    over the headers of each makes an index, which is kept; one of `edl-torch index`, Megatron Energon or DALI
+    beside a tar is taken where it fits.
 
     Args:
-        data: A tar, a folder with `.tar` files, a glob, or a list of these.
+        data: A tar, a folder with `.tar` files, a glob, a range as in `train-{000..099}.tar`, or a list of
+            these; paths or URLs.
         fields: What a record is: a tuple of the members with these suffixes, as `to_tuple` of `webdataset`
             makes it ("jpg;png" is the first of the two that is there; `__key__` and `__url__` are fields,
             too); one text is that member alone. Default: a dict of `__key__`, `__url__` (the tar) and all
@@ -96,6 +114,7 @@ class TarReader(AbstractDataReader):
             have no decoder of yours.
         min_side: As for `ImageFolderReader`.
         index_dir: Where indexes of larger tars are kept; see `readers.shared.mapped.cached_index`.
+        storage_options: Endpoint, region, credentials of a store, where the data are URLs.
 
     Raises DataFormatError, which names the tar, for one that is damaged, cut short, sparse or packed; in
     reading, BadRecord with tar, key and member, and SourceChanged when a tar changes. Pickles (`.pyd`,
@@ -114,8 +133,8 @@ class TarReader(AbstractDataReader):
         decode: bool = True,
         min_side: int | None = None,
         index_dir: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
         self.fields = _fields(fields)
         self._is_tuple = not isinstance(fields, str)
         own = {_suffix(name): function for name, function in (decoders or {}).items()}
@@ -125,16 +144,20 @@ class TarReader(AbstractDataReader):
         self._decodes = decode
         self._images = _IMAGES - own.keys() if decode else frozenset()
         self._arguments = repr((self.fields, self._is_tuple, decode, sorted(own)))
-        self.min_side = checked_min_side(min_side)
         self.yields_images = (
             self.fields is not None and len(self.fields) <= 2 and self._images.issuperset(self.fields[0])
         )
-        files = tars(data)
-        found = _index_all(files, index_dir)
+        self.min_side = checked_min_side(min_side)
+        self._storage = Storage(storage_options)
+        with self._storage.apart() as apart:
+            files = tars(data, apart)
+            found = _index_all(files, apart, index_dir)
+        super().__init__(_called(data, files))
         self._names = StringTable(files)
         self._taken_from = [index.taken_from for index in found]
         self._arrays: Mapping[str, Array] = shared(_joined(found), "tar", above=_INLINE)
         self._setup()
+        self.count = len(self._arrays["starts"]) - len(files)
         if not self.count:
             raise DataFormatError(
                 f"'{files[0]}'{' and others' * bool(files[1:])}: there is no sample; the name of a member is "
@@ -143,87 +166,108 @@ class TarReader(AbstractDataReader):
 
     def _setup(self) -> None:
         """What each process has of its own."""
-        self._sources: dict[str, TarSource] | None = None
+        self._sources: list[TarSource] = []
+        self._firsts: list[int] = []
         self._files = OpenFiles()
 
     @property
     def files(self) -> list[str]:
-        """The names of the sources, in order."""
+        """The tars, in order."""
         return list(self._names)
 
-    @property
-    def count(self) -> int:
-        """Number of samples in all tars."""
-        return len(self._arrays["starts"]) - len(self._names)
-
-    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
-        """`{path: samples}`, the same for every mode."""
-        return {name: source.records for name, source in self._by_name().items()}
-
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """Of each tar its size, some blocks, and where samples begin; and which fields a record has."""
-        looks = {
-            number: looks_of(self._read(source), source.stamp.size, np.asarray(source.starts), whole=True)
-            if whole
-            else source.looks
-            for number, source in enumerate(self._by_name().values())
-        }
-        also = arguments("fields", self._arguments)
-        return listing("whole" if whole else "sampled", below(self.files), looks, also)
+        """Of each tar its size and where samples begin, 64 blocks of up to 64 of them; and the fields."""
+        sources = self._tars()
+        looked_at = chosen(len(sources), LOOKED_AT)
+        most = dict.fromkeys(looked_at, max(4, LOOKED_AT // len(looked_at)))
+        with self._storage.apart() as apart, ThreadPoolExecutor(_THREADS_AWAY) as pool:
 
-    def read_records(self, task: Task) -> Iterator[Any]:
-        """Yield the samples. Raises ReaderError for another source or a range outside of it."""
-        source = self._source(task.shard_name)
-        check_range(task.start, task.end, 0, source.records, source.name)
-        first, starts = task.start, source.starts
-        while first < task.end:
-            after = min(bisect_right(starts, starts[first] + _RUN) - 1, task.end)
-            if after <= first + 1:
-                yield self._alone(source, first)
-                first += 1
-                continue
-            place = starts[first]
-            piece = self._read(source)(place, starts[after])
-            for number in range(first, after):
-                yield self._sample(source, number, piece, place)
-            first = after
+            def look(number: int) -> str:
+                source = sources[number]
+                read, starts = self._read(source, apart), np.asarray(source.starts)
+                if whole:
+                    return looks_of(read, source.size, starts, 0, whole=True)
+                asked: list[tuple[int, int]] = []
 
-    def read_record(self, name: str, index: int) -> Any:
-        """Sample `index` of the tar `name`. Raises ReaderError for another tar or number."""
-        source = self._source(name)
-        check_range(index, index + 1, 0, source.records, name)
-        return self._alone(source, int(index))
+                def ask(start: int, end: int) -> bytes:
+                    asked.append((start, end))
+                    return b""
+
+                count = most.get(number, 0)
+                looks_of(ask, source.size, starts, count)  # which blocks: many are asked for at once
+                found = dict(zip(asked, blocks.map(lambda each: read(*each), asked), strict=True))
+                return looks_of(lambda *each: found[each], source.size, starts, count)
+
+            with ThreadPoolExecutor(_THREADS_AWAY) as blocks:
+                looks = dict(enumerate(pool.map(look, range(len(sources)))))
+        names = below([source.name for source in sources])
+        return listing("whole" if whole else "sampled", names, looks, arguments("fields", self._arguments))
+
+    def load(self, index: int) -> Any:
+        """The sample, a dict or what `fields` say. Raises BadRecord."""
+        source, number = self._place(index)
+        start, end = source.starts[number], source.starts[number + 1]
+        if end - start > _AT_ONCE and not is_url(source.name):
+            return self._sample(source, number, None, 0)
+        return self._sample(source, number, self._read(source)(start, end), start)
+
+    def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
+        """Yield samples; those that lie together are read together."""
+        if (begun := self.begin(indices)) is not None:
+            yield from map(begun.record, range(len(indices)))
+            return
+        at = 0
+        while at < len(indices):
+            source, number, after = self._run(indices, at, _RUN)
+            if after == at + 1:
+                yield self.load(indices[at])
+            else:
+                place = source.starts[number]
+                piece = self._read(source)(place, source.starts[number + after - at])
+                for each in range(after - at):
+                    yield self._sample(source, number + each, piece, place)
+            at = after
+
+    def begin(self, indices: Sequence[int]) -> Begun | None:
+        """Ask for the bytes of samples that lie elsewhere; those that lie together are one request."""
+        if not is_url(self._names[0]):
+            return None
+        return BegunSamples(self, self._storage, indices)
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a tar, packed or not, a glob of tars, or a folder of them, else None."""
-        return {"data": data} if _are_tars(data) else None
+        """Constructor arguments for a tar, packed or not, a glob or range, or a folder of them, else None."""
+        return {"data": data} if are_tars(data) else None
 
-    def _alone(self, source: TarSource, number: int) -> Any:
-        start, end = source.starts[number], source.starts[number + 1]
-        if end - start <= _AT_ONCE:
-            return self._sample(source, number, self._read(source)(start, end), start)
-        return self._sample(source, number, None, 0)
+    def _run(self, indices: Sequence[int], at: int, most: int) -> tuple[TarSource, int, int]:
+        """The tar and number of a sample, and the place after those behind it that follow it in the tar, as
+        many as `most` bytes have."""
+        source, number = self._place(indices[at])
+        last = bisect_right(source.starts, source.starts[number] + most) - 2  # by then the bytes are enough
+        stop = min(len(indices), at + max(1, last - number + 1))
+        after = at + 1
+        while after < stop and indices[after] == indices[after - 1] + 1:
+            after += 1
+        return source, number, after
+
+    def _place(self, index: int) -> tuple[TarSource, int]:
+        sources = self._tars()
+        tar = bisect_right(self._firsts, index) - 1
+        return sources[tar], index - self._firsts[tar]
 
     def _sample(self, source: TarSource, number: int, piece: bytes | None, place: int) -> Any:
         """A sample, from the bytes of the tar that begin at `place`, or read here where they are many."""
         start, end = source.starts[number], source.starts[number + 1]
-        read = self._read(source)
 
         def cut(at: int, size: int) -> bytes:
             return read(at, at + size) if piece is None else piece[at - place : at - place + size]
 
+        read = self._read(source)
         fetch = Windowed(read, end) if piece is None else cut
         try:
             key, parts = sample_parts(fetch, start, end)
         except BrokenTar as exc:
-            source.stamp.check()  # where a writer put the time back
-            if source.taken_from:
-                raise ReaderError(
-                    f"'{source.name}' is not as its index '{source.taken_from}' says ({exc}): remove the "
-                    f"index, or make it anew with edl-torch index '{source.name}'"
-                ) from exc
-            raise BadRecord(f"'{source.name}' at byte {start:,}: {exc}") from exc
+            raise self._broken(source, start, exc) from exc
         except DataFormatError as exc:
             raise BadRecord(f"'{source.name}': {exc}") from exc
 
@@ -245,6 +289,16 @@ class TarReader(AbstractDataReader):
                 )
             values.append(value(name) if name in parts else key if name == "__key__" else source.name)
         return tuple(values) if self._is_tuple else values[0]
+
+    def _broken(self, source: TarSource, start: int, exc: BrokenTar) -> ReaderError:
+        if not is_url(source.name):
+            source.stamp.check()  # where a writer put the time back
+        if source.taken_from:
+            return ReaderError(
+                f"'{source.name}' is not as its index '{source.taken_from}' says ({exc}): remove the index, "
+                f"or make it anew with edl-torch index '{source.name}'"
+            )
+        return BadRecord(f"'{source.name}' at byte {start:,}: {exc}")
 
     def _decoded(self, data: bytes, suffix: str, key: str, tar: str) -> Any:
         tail = suffix
@@ -268,48 +322,87 @@ class TarReader(AbstractDataReader):
             said = str(exc) if isinstance(exc, BadRecord) else f"{type(exc).__name__}: {exc}"
             raise BadRecord(f"'{tar}' sample {key!r} member {suffix!r}: {said}") from exc
 
-    def _read(self, source: TarSource) -> Read:
+    def _read(self, source: TarSource, storage: Storage | None = None) -> Read:
+        if is_url(source.name):
+            return reading(source.object, storage or self._storage)
         return self._files.get(source.stamp, source.is_same).read
 
-    def _source(self, name: str) -> TarSource:
-        try:
-            return (self._sources or self._by_name())[name]
-        except KeyError:
-            raise no_source(name, self._names, self) from None
-
-    def _by_name(self) -> dict[str, TarSource]:
-        if self._sources is None:
+    def _tars(self) -> list[TarSource]:
+        if not self._sources:
             rows, starts = self._arrays["rows"].tolist(), self._arrays["starts"].data
             looks = self._arrays["looks"].tobytes().hex()
             columns = (self._arrays[name].tolist() for name in ("sizes", "mtimes", "ctimes"))
-            sources = {}
-            for number, (name, taken_from, *stamp) in enumerate(
-                zip(self._names, self._taken_from, *columns, strict=True)
-            ):
-                size, mtime_ns, ctime_ns = stamp
-                sources[name] = TarSource(
+            sources = [
+                TarSource(
                     name=name,
                     starts=starts[rows[number] : rows[number + 1]],
-                    stamp=FileStamp(path=name, size=size, mtime_ns=mtime_ns, ctime_ns=ctime_ns),
+                    size=size,
+                    tag=tag,
+                    ctime_ns=ctime_ns,
                     looks=looks[32 * number : 32 * number + 32],
                     taken_from=taken_from,
                 )
-            self._sources = sources
+                for number, (name, taken_from, size, tag, ctime_ns) in enumerate(
+                    zip(self._names, self._taken_from, *columns, strict=True)
+                )
+            ]
+            self._firsts = [row - number for number, row in enumerate(rows[:-1])]
+            self._sources = sources  # last: another thread looks for these
         return self._sources
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_sources", "_files")}
+        own = ("_sources", "_firsts", "_files")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._setup()
 
     def __repr__(self) -> str:
-        first = f"{self._names[0]!r}{' …' if len(self._names) > 1 else ''}"
-        return f"<TarReader {first} files={len(self._names)} records={self.count}>"
+        return f"<TarReader {self.name!r} files={len(self._names)} records={self.count}>"
 
 
-_ALWAYS = ("__key__", "__url__")
+class BegunSamples:
+    """Samples whose bytes have been asked for: a request for each run of samples that lie together."""
+
+    def __init__(self, reader: TarReader, storage: Storage, indices: Sequence[int]) -> None:
+        self._reader = reader
+        self._request_of: list[int] = []
+        self._places: list[tuple[TarSource, int]] = []
+        requests: list[tuple[Object, int, int]] = []
+        at = 0
+        while at < len(indices):
+            source, number, after = reader._run(indices, at, _RUN_AWAY)
+            start, end = source.starts[number], source.starts[number + after - at]
+            for each in range(after - at):
+                self._request_of.append(len(requests))
+                self._places.append((source, number + each))
+            requests.append((source.object, start, end - start))
+            at = after
+        self._starts = [start for _, start, _ in requests]
+        self._left = np.bincount(self._request_of, minlength=len(requests)).tolist()
+        self._locks = [threading.Lock() for _ in requests]
+        self._pieces: dict[int, bytes] = {}
+        self._ahead: Ahead = storage.ahead(requests)
+
+    @property
+    def is_all_asked(self) -> bool:
+        """Whether the bytes of the last sample have been asked for too."""
+        return self._ahead.is_all_asked
+
+    def record(self, number: int) -> Any:
+        """The sample at a place among those that were asked for. Raises what `load` does."""
+        request = self._request_of[number]
+        with self._locks[request]:  # one of several threads takes the answer
+            piece = self._pieces.get(request)
+            if piece is None:
+                piece = self._ahead.take(request)
+            self._left[request] -= 1
+            if self._left[request] > 0:
+                self._pieces[request] = piece
+            else:
+                self._pieces.pop(request, None)
+        return self._reader._sample(*self._places[number], piece, self._starts[request])
 
 
 def _suffix(name: str) -> str:
@@ -326,12 +419,22 @@ def _fields(fields: str | Sequence[str] | None) -> tuple[tuple[str, ...], ...] |
     return tuple(cut)
 
 
-def _index_all(files: Sequence[str], index_dir: str | os.PathLike[str] | None) -> list[TarIndex]:
-    """In parallel: reading headers waits for disks. The first error, in order, is raised."""
+def _called(data: Paths, files: Sequence[str]) -> str:
+    """The name of the source."""
+    if isinstance(data, str | os.PathLike):
+        return os.fspath(data)
+    return files[0] + (f" and {len(files) - 1:,} more" if files[1:] else "")
+
+
+def _index_all(
+    files: Sequence[str], storage: Storage, index_dir: str | os.PathLike[str] | None
+) -> list[TarIndex]:
+    """In parallel: reading headers waits for disks and stores. The first error, in order, is raised."""
     if len(files) == 1:
-        return [index_tar(files[0], index_dir)]
-    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="tar-index") as pool:
-        jobs = [pool.submit(index_tar, file, index_dir) for file in files]
+        return [index_tar(files[0], storage, index_dir)]
+    most = _THREADS_AWAY if is_url(files[0]) else _THREADS
+    with ThreadPoolExecutor(min(most, len(files)), thread_name_prefix="tar-index") as pool:
+        jobs = [pool.submit(index_tar, file, storage, index_dir) for file in files]
         try:
             return [job.result() for job in jobs]
         finally:
@@ -348,16 +451,3 @@ def _joined(found: Sequence[TarIndex]) -> dict[str, Array]:
         "ctimes": np.array([stamp.ctime_ns for stamp in stamps], dtype=np.int64),
         "looks": np.frombuffer(b"".join(index.looks for index in found), np.uint8),
     }
-
-
-def tars(data: Paths) -> list[str]:
-    """The tars that are named so: of folders and globs sorted by name."""
-    return _FINDER.files(data)
-
-
-def _are_tars(data: str) -> bool:
-    if not os.path.isdir(data):
-        return _FINDER.is_all_of(data)
-    names = [name for name in os.listdir(data) if not name.startswith((".", "_"))]
-    tars = [name for name in names if _FINDER.is_named(name)]
-    return bool(tars) and all(name in tars or name.lower().endswith(_BESIDE) for name in names)

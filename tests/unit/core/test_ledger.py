@@ -37,6 +37,30 @@ def test_fewer_epochs_are_refused_in_the_middle_of_one_that_they_leave_out(
         ledger.respecify(replace(ledger.spec, num_epochs=1))
 
 
+@pytest.mark.parametrize(("lent", "is_refused"), [(0, False), (1, True), (2, True), (3, False)])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_token_in_the_middle_of_an_epoch_that_the_job_has_not_is_refused(
+    lent: int, is_refused: bool, done: bool
+) -> None:
+    """And not gone on with: some records of that epoch would be read, and others not."""
+    ledger = ledger_of(3, 1, num_epochs=3)
+    ledger.join("s", 1)
+    acknowledge(ledger, "s", *lease_all(ledger, "s"))
+    if lent:
+        grants = lease_all(ledger, "s", 1, count=lent)
+        if done:
+            acknowledge(ledger, "s", *grants)
+    token = ledger.snapshot()
+    for fits in (0, 2, 3):
+        ledger_of(3, 1, num_epochs=fits).restore(token)
+    with (
+        pytest.raises(TokenError, match=r"epoch 1 of .* num_epochs=1 has not: give num_epochs=2")
+        if is_refused or (lent and not done)
+        else nullcontext()
+    ):
+        ledger_of(3, 1, num_epochs=1).restore(token)
+
+
 # Lending
 
 

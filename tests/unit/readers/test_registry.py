@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 from image_files import write_coco, write_image_folder, write_manifest, write_voc
 from parquet_kit import write, write_hive
@@ -117,8 +118,8 @@ def test_parquet_is_known_by_its_names(tmp_path):
 @pytest.mark.parametrize(
     ("url", "ours"),
     [
-        ("s3://bucket/table", True),
-        ("s3://bucket/table/", True),
+        ("s3://bucket/table", False),
+        ("s3://bucket/table.parquet/", True),
         ("s3://bucket/v1.2/x.parquet", True),
         ("gs://bucket/*/x-*.pq", True),
         ("simplecache::s3://bucket/x.parquet", True),
@@ -133,8 +134,13 @@ def test_urls_of_parquet_are_told_from_others(url, ours):
 
 
 def test_a_url_of_anything_but_parquet_is_refused_with_the_ways_to_read_it():
-    with pytest.raises(ReaderError, match=r"'s3://bucket/rows\.csv': only Parquet is read from URLs. Copy"):
-        open_reader("s3://bucket/rows.csv")
+    with pytest.raises(ReaderError, match=r"'memory://bucket/none' has no file; check the bucket"):
+        open_reader("memory://bucket/none")
+    store = fsspec.filesystem("memory")
+    store.pipe("/bucket/rows.xyz", b"1")
+    with pytest.raises(ReaderError, match=r"no reader knows 'memory://bucket': of URLs, Parquet, tars and"):
+        open_reader("memory://bucket")
+    store.rm("/bucket", recursive=True)
 
 
 def test_parameters_go_to_the_reader(tmp_path):

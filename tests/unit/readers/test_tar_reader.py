@@ -25,6 +25,7 @@ from edl_torch.cli.main import main
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers import TarReader, open_reader
 from edl_torch.readers.base import is_source_error, reader_fingerprint
+from edl_torch.readers.storage import Storage
 from edl_torch.readers.tar.index import index_tar, parse_index, write_beside
 from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
@@ -354,13 +355,15 @@ def test_an_index_beside_a_tar_is_taken(tmp_path: Path, kind: str, form: int) ->
     path = samples_tar(tmp_path / "a.tar", 300, format=form)
     made = TarReader(path)
     if kind == "ours":
-        place = write_beside(path, index_tar(path).starts)
+        place = write_beside(path, index_tar(path, Storage()).starts, Storage())
         assert Path(place).read_bytes() == energon(path)
     elif kind == "energon":
         Path(f"{path}.idx").write_bytes(energon(path))
     else:
         (tmp_path / "a.idx").write_text(dali(path))
-    assert index_tar(path).taken_from == str(tmp_path / ("a.idx" if kind == "dali" else "a.tar.idx"))
+    assert index_tar(path, Storage()).taken_from == str(
+        tmp_path / ("a.idx" if kind == "dali" else "a.tar.idx")
+    )
     taken = TarReader(path)
     assert read(taken, path, 0, 300) == read(made, path, 0, 300)
     assert reader_fingerprint(taken) == reader_fingerprint(made)
@@ -409,12 +412,22 @@ def test_an_index_that_does_not_fit_is_not_used(
     assert "does not fit, and is not used" in caplog.text
 
 
+def test_an_index_of_two_tars_in_one_file_does_not_fit(tmp_path: Path) -> None:
+    """The zeros that end the first one are no part of a sample."""
+    path = Path(samples_tar(tmp_path / "a.tar", 5))
+    starts, size, content = parse_index(energon(str(path))), path.stat().st_size, path.read_bytes()
+    path.write_bytes(content + content)
+    both = np.concatenate([starts[:-1], starts + size])
+    Path(f"{path}.idx").write_bytes(both.astype("<i8").tobytes())
+    assert "two tars in one file" in refused(path)
+
+
 def test_an_index_that_is_wrong_between_what_was_tried_is_one_error_when_it_is_used(tmp_path: Path) -> None:
     path = samples_tar(tmp_path / "a.tar", 2000)
     starts = parse_index(energon(path))
     for wrong in range(1, 1999):  # far from all that was tried
         Path(f"{path}.idx").write_bytes(np.delete(starts, wrong).astype("<i8").tobytes())
-        if index_tar(path).taken_from:
+        if index_tar(path, Storage()).taken_from:
             break
     reader = TarReader(path)
     with pytest.raises(ReaderError, match=r"not as its index .*a\.tar\.idx.*remove the index") as caught:
@@ -496,7 +509,7 @@ def test_the_command_writes_an_index_beside_each_tar(
     assert main(["index", *paths]) == 0
     assert "89 samples in 3 tar(s)" in (said := capsys.readouterr().out)
     assert "1 index(es) written" in said
-    assert index_tar(paths[1]).taken_from == f"{paths[1]}.idx"
+    assert index_tar(paths[1], Storage()).taken_from == f"{paths[1]}.idx"
     assert TarReader(tmp_path).count == 89
 
 

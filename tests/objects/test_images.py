@@ -1,0 +1,290 @@
+"""Images in a store: the records are those of the same folder here, whatever the network does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from stores import BUCKET, KEY, SECRET, Request, Weed, put
+
+from edl_torch import DataShardService, ElasticDataLoader, ImageDataset
+from edl_torch.errors import DataFormatError, ReaderError, SourceChanged, SourceUnavailable
+from edl_torch.readers import ImageFolderReader, open_reader
+from edl_torch.testing import check_reader
+
+# In the order of the records; names that sort otherwise as keys of a store.
+NAMES = [
+    "a/1.png",
+    "a/10.png",
+    "a/2.PNG",
+    "a/deep/0.png",
+    "a/deep-er/0.png",
+    "a-b/x.png",
+    "a.b/ü é+%20.png",
+    "b/y.png",
+]
+HIDDEN = ["a/.x.png", ".git/x.png", "b/notes.txt", "b/.cache/z.png"]
+
+
+def picture(value: int) -> bytes:
+    """A small PNG of one colour, with noise: its bytes are its own."""
+    noise = np.random.default_rng(value).integers(0, 9, (8, 8, 3), dtype=np.uint8)
+    return bytes(cv2.imencode(".png", noise + np.uint8(10 * (value % 20)))[1].tobytes())
+
+
+PICTURES = {name: picture(number) for number, name in enumerate(NAMES + HIDDEN)}
+
+
+def write(folder: Path) -> str:
+    for name, data in PICTURES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return str(folder)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> ImageFolderReader:
+    return ImageFolderReader(write(tmp_path))
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def there(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if request.param == "file":
+        yield "file://" + write(tmp_path / "there"), {}
+    elif request.param == "memory":
+        import fsspec
+
+        store = fsspec.filesystem("memory")
+        store.pipe({f"/images/{name}": data for name, data in PICTURES.items()})
+        yield "memory://images", {}
+        store.rm("/images", recursive=True)
+    else:
+        put(request.getfixturevalue("bucket"), {f"images/{name}": data for name, data in PICTURES.items()})
+        yield f"s3://{BUCKET}/images/", request.getfixturevalue("weed").options()
+
+
+def test_the_records_are_those_of_the_same_folder_here(here, there):
+    root, options = there
+    reader = open_reader(root, storage_options=options)
+    assert type(reader) is ImageFolderReader
+    assert reader.classes == here.classes == ["a", "a-b", "a.b", "b"]
+    assert reader.create_shards() == {root: len(NAMES)}
+    for index, name in enumerate(NAMES):
+        image, label = reader.load(index)
+        expected = cv2.cvtColor(cv2.imdecode(np.frombuffer(PICTURES[name], np.uint8), 1), cv2.COLOR_BGR2RGB)
+        assert (image == expected).all()
+        assert label == here.load(index)[1]
+    assert (reader.targets == here.targets).all()
+    assert reader.fingerprint() == here.fingerprint()
+    assert reader.fingerprint(whole=True) == here.fingerprint(whole=True)
+    check_reader(lambda: ImageFolderReader(root, storage_options=options))
+
+
+def test_flat_folders_and_what_is_wrong_with_folders(weed, bucket):
+    options = weed.options()
+
+    def reader(folder: str) -> ImageFolderReader:
+        return ImageFolderReader(f"s3://{BUCKET}/{folder}", storage_options=options)
+
+    put(bucket, {f"flat/{n}.png": picture(n) for n in range(3)})
+    assert (reader("flat").classes, reader("flat").count, reader("flat").targets) == ([], 3, None)
+    put(bucket, {"both/x.png": picture(1), "both/a/x.png": picture(1), "empty/a/x.png": picture(1)})
+    put(bucket, {"empty/b/x.txt": b"", "splits/train/a/x.png": picture(1), "splits/val/a/y.png": picture(2)})
+    for folder, said in {
+        "both": "images of its own and folders with images",
+        "empty": "no image in the class folder",
+        "splits": "holds the splits",
+        "none": "has no file; check the bucket and the path",
+    }.items():
+        with pytest.raises(DataFormatError, match=said):
+            reader(folder)
+
+
+def test_bad_images_are_set_aside_and_changed_ones_end_the_job(weed, bucket, proxy):
+    put(bucket, {f"bad/c/{n:02d}.png": picture(n) for n in range(40)})
+    put(bucket, {"bad/c/07.png": picture(7)[:60], "bad/c/08.png": b"", "bad/c/09.png": b"no picture"})
+    root, options = f"s3://{BUCKET}/bad", weed.options(proxy.url)
+    reader = ImageFolderReader(root, storage_options=options)
+    with DataShardService(4, reader=reader, max_bad_records=10) as service:
+        dataset = ImageDataset(service, reader, on_bad_record="quarantine")
+        assert sum(len(labels) for _, labels in ElasticDataLoader(dataset)) == 37
+        assert service.progress().quarantined == 3
+    put(bucket, {"bad/c/20.png": picture(21)})
+    with DataShardService(4, reader=reader, max_bad_records=10) as service:
+        dataset = ImageDataset(service, reader, on_bad_record="quarantine")
+        with pytest.raises(SourceChanged, match=r"bad/c/20\.png' has changed"):
+            list(ElasticDataLoader(dataset))
+        assert service.progress().quarantined == 3
+
+
+# Networks -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many(weed: Weed, bucket: Any) -> str:
+    """300 pictures whose first pixel tells their number."""
+
+    def numbered(number: int) -> bytes:
+        image = np.full((4, 4, 3), [number % 250, number // 250, 9], np.uint8)
+        return bytes(cv2.imencode(".png", image[..., ::-1])[1].tobytes())
+
+    put(bucket, {f"many-images/{'ab'[n % 2]}/{n:03d}.png": numbered(n) for n in range(300)})
+    return f"s3://{BUCKET}/many-images"
+
+
+def numbers(batches: Any) -> list[int]:
+    return [int(i[0, 0, 0]) + 250 * int(i[0, 0, 1]) for images, _ in batches for i in images]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "in_shard"])
+@pytest.mark.parametrize("threads", [0, 3])
+def test_requests_are_under_way_across_leases(weed, many, proxy, shuffle, threads):
+    """The store answers nothing before 90 have come, and leases are of 32 records: three at once."""
+    options = weed.options(proxy.url)
+    came: list[int] = []
+
+    def fault(request: Request) -> str:
+        came.append(request.under_way)
+        return ""
+
+    loader = ElasticDataLoader(
+        many, batch_size=8, shuffle=shuffle, storage_options=options, num_threads=threads or None
+    )
+    proxy.fault, proxy.latency_s = fault, 0.1
+    proxy.log.clear()
+    with loader:
+        assert sorted(numbers(loader)) == list(range(300))
+    assert max(came) > 40
+    assert len(proxy.gets()) == 300
+
+
+@pytest.mark.parametrize("kind", ["503", "reset", "short"])
+def test_a_network_that_fails_costs_no_record(weed, many, proxy, kind):
+    options = weed.options(proxy.url)
+    reader = ImageFolderReader(many, storage_options=options)
+    seen: Counter[str] = Counter()
+
+    def fault(request: Request) -> str:
+        seen[request.path] += 1
+        return kind if seen[request.path] == 1 and int(request.path[-7:-4]) % 3 == 0 else ""
+
+    proxy.fault = fault
+    with DataShardService(8, reader=reader, max_bad_records=300) as service:
+        dataset = ImageDataset(service, reader, on_bad_record="quarantine")
+        assert sorted(numbers(ElasticDataLoader(dataset))) == list(range(300))
+        assert service.progress().quarantined == 0
+
+
+def test_a_store_that_is_away_for_too_long_is_no_records_fault(weed, many, proxy, monkeypatch):
+    monkeypatch.setattr("edl_torch.readers.storage.storage._PATIENCE_S", 1.0)
+    reader = ImageFolderReader(many, storage_options=weed.options(proxy.url))
+    reader.image_files._storage._patience_s = 1.0  # type: ignore[union-attr]
+    with DataShardService(8, reader=reader, max_bad_records=300) as service:
+        dataset = ImageDataset(service, reader, on_bad_record="quarantine")
+        with ElasticDataLoader(dataset) as loader:
+            batches = iter(loader)
+            first = numbers([next(batches)])
+            proxy.fault = lambda _: "503"
+            with pytest.raises(SourceUnavailable, match="The record is not to blame"):
+                first += numbers(batches)
+            assert service.progress().quarantined == 0
+            proxy.fault = lambda _: ""
+            rest = numbers(loader)
+        assert set(first) | set(rest) == set(range(300))
+
+
+# Forks --------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, sys
+import edl_torch
+from edl_torch import ElasticDataLoader
+
+def run(first, url, options, method, threads):
+    def loader(workers):
+        return ElasticDataLoader(url, batch_size=8, storage_options=options, num_workers=workers,
+            multiprocessing_context=method if workers else None, num_threads=threads or None, shuffle=True)
+    if first == "reads":
+        assert sum(len(labels) for _, labels in loader(0)) == 300
+    elif first == "uses obstore":
+        import obstore
+        from obstore.store import S3Store
+        store = S3Store("bucket", endpoint=options["endpoint_url"], access_key_id=options["key"],
+            secret_access_key=options["secret"], client_options={"allow_http": True})
+        assert len(list(obstore.list(store, "many-images")))
+    for _ in range(2):
+        with loader(8) as one:
+            assert sum(len(labels) for _, labels in one) == 300
+
+if __name__ == "__main__":
+    run(*json.load(sys.stdin))
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("first", ["lists", "reads", pytest.param("uses obstore", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("method", "threads"),
+    [
+        ("fork", 0),
+        ("fork", 2),
+        pytest.param("spawn", 0, marks=pytest.mark.long),
+        pytest.param("forkserver", 2, marks=pytest.mark.long),
+    ],
+)
+def test_eight_workers_read_whatever_their_parent_has_done(weed, many, tmp_path, first, method, threads):
+    """Which obstore alone would not: its threads are the parent's."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        input=json.dumps([first, many, weed.options(), method, threads]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "done\n", done.stderr[-3000:]
+    forked_late = method == "fork" and first != "lists"
+    assert ("obstore ran before this process was forked" in done.stderr) == forked_late
+
+
+# Secrets ------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_where_the_user_put_them(weed, many, proxy, tmp_path, caplog):
+    """Not in logs, tokens, the audit, the journal, errors, arguments of processes, or the text of objects."""
+    caplog.set_level(0)
+    options = weed.options(proxy.url)
+    audit = tmp_path / "audit"
+    reader = ImageFolderReader(many, storage_options=options)
+    with ElasticDataLoader(reader, batch_size=8, num_workers=2, audit_dir=audit) as loader:
+        batches = iter(loader)
+        next(batches)
+        token = json.dumps(loader.state_dict())
+        proxy.fault = lambda request: "403"
+        with pytest.raises(ReaderError) as caught:
+            for _ in batches:
+                pass
+    written = b"".join(file.read_bytes() for file in audit.rglob("*") if file.is_file())
+    places = {
+        "logs": caplog.text,
+        "token": token,
+        "audit": written.decode(errors="replace"),
+        "error": "".join(map(str, (caught.value, repr(caught.value.__cause__), repr(reader)))),
+        "shards": repr(reader.create_shards()) + reader.fingerprint().encode(),
+        "names": pickle.dumps(reader.image_files.names).decode(errors="replace"),
+    }
+    for secret in (KEY, SECRET):
+        assert {place for place, text in places.items() if secret in text} == set()
+    assert SECRET in pickle.dumps(reader).decode(errors="replace")  # given by the user, for the workers

@@ -1,0 +1,210 @@
+"""Tars in a store: the samples are those of the same tars here, and a sample costs a request at most."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import BUCKET, KEY, SECRET, Request, put, web_server
+from tar_files import samples_tar, write_tar
+
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.cli.main import main
+from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
+from edl_torch.readers import TarReader, open_reader
+from edl_torch.shard import Shard, Task
+from edl_torch.testing import check_reader
+
+SIZES = (30, 0, 45)
+
+
+def write(folder: Path) -> list[str]:
+    """Three tars; the second one has no sample."""
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for number, size in enumerate(SIZES):
+        path = folder / f"t-{number:02}.tar"
+        if size:
+            chance = random.Random(number)
+            content = []
+            for n in range(size):
+                content += [(f"{number}{n:04}.bin", chance.randbytes(chance.choice([10, 3000, 80_000])))]
+                content += [(f"{number}{n:04}.cls", b"%d" % (100 * number + n))]
+            write_tar(path, content, format=number % 3)
+        else:
+            write_tar(path, {"README": b"nothing"})
+        paths.append(str(path))
+    (folder / ".hidden.tar").write_bytes(b"")
+    (folder / "notes.txt").write_bytes(b"")
+    return paths
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> TarReader:
+    return TarReader(write(tmp_path / "here"))
+
+
+@pytest.fixture(params=["memory", "file", "s3", "http"])
+def there(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    folder = tmp_path / "there"
+    contents = {Path(path).name: Path(path).read_bytes() for path in write(folder)}
+    if request.param == "file":
+        yield f"file://{folder}", {}
+    elif request.param == "http":
+        with web_server(folder) as url:
+            yield url, {}
+    elif request.param == "memory":
+        import fsspec
+
+        store = fsspec.filesystem("memory")
+        store.pipe({f"/tars/{name}": data for name, data in contents.items()})
+        yield "memory://tars", {}
+        store.rm("/tars", recursive=True)
+    else:
+        put(request.getfixturevalue("bucket"), {f"tars/{name}": data for name, data in contents.items()})
+        yield f"s3://{BUCKET}/tars", request.getfixturevalue("weed").options()
+
+
+def everything(reader: TarReader) -> list[Any]:
+    shard = Shard(name=reader.name, start=0, end=reader.count)
+    return [{**record, "__url__": ""} for record in reader.read_records(Task(shard=shard))]
+
+
+def test_the_samples_are_those_of_the_same_tars_here(here, there):
+    base, options = there
+    named = [base] if not base.startswith("http") else []  # a web server lists nothing
+    for data in (*named, f"{base}/t-{{00..02}}.tar", [f"{base}/t-{n:02}.tar" for n in range(3)]):
+        reader = TarReader(data, storage_options=options)
+        if isinstance(data, str) and ".tar" in data:
+            assert everything(open_reader(data, storage_options=options)) == everything(here)
+        assert reader.files == [f"{base}/t-{n:02}.tar" for n in range(3)]
+        assert everything(reader) == everything(here)
+    order = random.Random(5).sample(range(reader.count), reader.count)
+    begun = reader.begin(order)
+    for place, index in enumerate(order):
+        expected = {**here.load(index), "__url__": ""}
+        assert {**reader.load(index), "__url__": ""} == expected
+        assert {**begun.record(place), "__url__": ""} == expected
+    assert reader.fingerprint() == here.fingerprint()
+    assert reader.fingerprint(whole=True) == here.fingerprint(whole=True)
+    check_reader(lambda: TarReader(f"{base}/t-{{00..02}}.tar", storage_options=options))
+
+
+def test_an_epoch_costs_a_request_a_sample_at_most(weed, bucket, proxy, tmp_path):
+    data = {
+        f"cost/{n}.tar": Path(samples_tar(tmp_path / f"{n}.tar", 100, 100 * n)).read_bytes() for n in range(3)
+    }
+    put(bucket, data)
+    url = f"s3://{BUCKET}/cost"
+    reader = TarReader(url, ("cls",), storage_options=weed.options(proxy.url))
+    for order, most in ((random.Random(1).sample(range(300), 300), 300), (range(300), 3)):
+        proxy.log.clear()
+        assert [number for (number,) in reader.load_each(order)] == list(order)
+        assert len(proxy.gets()) <= most
+
+
+@pytest.mark.parametrize("threads", [None, 3])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_requests_are_under_way_across_leases(weed, bucket, proxy, tmp_path, shuffle, threads):
+    """Leases are of 32 samples: of so many requests three are under way at once."""
+    content = [
+        (f"{n:04}.{s}", d) for n in range(300) for s, d in (("bin", bytes(40_000)), ("cls", b"%d" % n))
+    ]
+    put(bucket, {"way/0.tar": Path(write_tar(tmp_path / "0.tar", content)).read_bytes()})
+    loader = ElasticDataLoader(
+        f"s3://{BUCKET}/way/",
+        batch_size=8,
+        shuffle=shuffle,
+        storage_options=weed.options(proxy.url),
+        num_threads=threads,
+    )
+    came: list[int] = []
+    proxy.fault, proxy.latency_s = lambda request: came.append(request.under_way) or "", 0.1
+    proxy.log.clear()
+    with loader:
+        seen = [
+            sample for batch in loader for sample in zip(batch["cls"].tolist(), batch["__key__"], strict=True)
+        ]
+    assert sorted(seen) == [(n, f"{n:04}") for n in range(300)]
+    looks = 64
+    assert len(proxy.gets()) <= (300 if shuffle else 20) + looks
+    assert max(came) > (40 if shuffle else 2)
+
+
+@pytest.mark.parametrize("way", [{}, {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 120}])
+def test_each_sample_once_an_epoch_though_the_network_fails(weed, bucket, proxy, tmp_path, way):
+    put(bucket, {"job/0.tar": Path(samples_tar(tmp_path / "0.tar", 60)).read_bytes()})
+    chance = random.Random(3)
+
+    def fault(request: Request) -> str:
+        faults = ["503", "500", "reset", "short", "wrong"]
+        return chance.choice(faults) if request.method == "GET" and chance.random() < 0.2 else ""
+
+    proxy.fault = fault
+    reader = TarReader(f"s3://{BUCKET}/job/0.tar", ("cls", "txt"), storage_options=weed.options(proxy.url))
+    epochs = []
+    with DataShardService(4, reader=reader, num_epochs=2, shuffle=True) as service:
+        loader = ElasticDataLoader(ShardedDataset(service, reader), **way)
+        while not service.finished:
+            epochs.append(sorted(n for numbers, _ in loader for n in numbers.tolist()))
+        assert service.progress().quarantined == 0
+    assert epochs == [list(range(60))] * 2
+
+
+def test_a_tar_that_is_put_anew_has_changed(weed, bucket, tmp_path):
+    content = bytearray(Path(samples_tar(tmp_path / "0.tar", 60)).read_bytes())
+    put(bucket, {"changed/0.tar": bytes(content)})
+    reader = TarReader(f"s3://{BUCKET}/changed/0.tar", storage_options=weed.options())
+    assert reader.load(3)["cls"] == 3
+    content[512] = ord("9")
+    put(bucket, {"changed/0.tar": bytes(content)})
+    for index in (3, 40):
+        with pytest.raises(SourceChanged, match="has changed since it was listed"):
+            reader.load(index)
+
+
+def test_the_command_writes_indexes_into_a_store(weed, bucket, proxy, tmp_path, monkeypatch, capsys):
+    data = {f"idx/{n}.tar": Path(samples_tar(tmp_path / f"{n}.tar", 2000, n)).read_bytes() for n in range(2)}
+    put(bucket, data)
+    url, names = f"s3://{BUCKET}/idx", {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+    for name, value in {**names, "AWS_ENDPOINT_URL": weed.address, "AWS_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    assert main(["index", url]) == 0
+    assert "4,000 samples in 2 tar(s)" in (said := capsys.readouterr().out)
+    assert "2 index(es) written" in said
+    assert main(["index", f"{url}/{{0..1}}.tar"]) == 0
+    assert "0 index(es) written" in capsys.readouterr().out
+    reader = TarReader(url, ("cls",), storage_options=weed.options(proxy.url), index_dir=tmp_path / "none")
+    assert reader.count == 4000
+    assert not list((tmp_path).glob("none/*")), "nothing was indexed here"
+    assert reader.load(2001) == (2,)
+
+
+def test_an_index_of_tars_in_a_store_is_kept(weed, bucket, proxy, tmp_path):
+    put(bucket, {"kept/0.tar": Path(samples_tar(tmp_path / "0.tar", 2000)).read_bytes()})
+    options = {"storage_options": weed.options(proxy.url), "index_dir": tmp_path / "kept"}
+    for most in (100, 2):
+        proxy.log.clear()
+        assert TarReader(f"s3://{BUCKET}/kept/0.tar", **options).count == 2000
+        assert len(proxy.gets()) <= most
+    samples = Path(samples_tar(tmp_path / "0.tar", 2000, 7)).read_bytes()
+    put(bucket, {"kept/0.tar": samples})
+    assert TarReader(f"s3://{BUCKET}/kept/0.tar", **options).load(0)["cls"] == 7
+
+
+def test_what_is_not_there_is_said(weed, bucket, tmp_path):
+    put(bucket, {"none/x.txt": b"", "none/a.tar": Path(samples_tar(tmp_path / "a", 3)).read_bytes()[:900]})
+    for data, said in {
+        "none/b.tar": "does not exist; check the bucket and the path",
+        "none/{0..2}.tar": "0.tar' does not exist",
+        "nowhere": "has no tar in it",
+        "none/a.tar": "is cut short",
+    }.items():
+        with pytest.raises(DataFormatError, match=said):
+            TarReader(f"s3://{BUCKET}/{data}", storage_options=weed.options())
+    with pytest.raises(ReaderError, match=r"access .* is refused"):
+        TarReader(f"s3://{BUCKET}/none/a.tar", storage_options={**weed.options(), "secret": "wrong"})
