@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from edl_torch.data.dataset import ImageDataset as ImageDataset
     from edl_torch.data.dataset import ShardedDataset as ShardedDataset
     from edl_torch.data.loader import ElasticDataLoader as ElasticDataLoader
+    from edl_torch.data.mixture import Mixture as Mixture
+    from edl_torch.data.mixture import MixtureComponent as MixtureComponent
     from edl_torch.elasticdl.client import ElasticDLMasterClient as ElasticDLMasterClient
     from edl_torch.master.embedded import LocalMaster as LocalMaster
     from edl_torch.readers.base import AbstractDataReader as AbstractDataReader
@@ -37,6 +39,8 @@ _HOMES = {
     "ImageDataset": "edl_torch.data.dataset",
     "LocalMaster": "edl_torch.master.embedded",
     "MasterClient": "edl_torch.client.grpc.client",
+    "Mixture": "edl_torch.data.mixture",
+    "MixtureComponent": "edl_torch.data.mixture",
     "Shard": "edl_torch.shard",
     "ShardedDataset": "edl_torch.data.dataset",
     "Task": "edl_torch.shard",

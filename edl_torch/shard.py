@@ -64,15 +64,23 @@ class Indices(Sequence[tuple[str, int]]):
     """Name and record number of each position of a slice, as a sequence of `(name, index)`.
 
     `numbers` is an int64 array of record numbers; `sources` says for each the place of its name in
-    `names`, or is None where all have `names[0]`.
+    `names`, or is None where all have `names[0]`. Of a mixture `passes` says in which pass over its component
+    each is; else it is None.
     """
 
-    __slots__ = ("names", "numbers", "sources")
+    __slots__ = ("names", "numbers", "passes", "sources")
 
-    def __init__(self, names: Sequence[str], numbers: IndexArray, sources: IndexArray | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        numbers: IndexArray,
+        sources: IndexArray | None = None,
+        passes: IndexArray | None = None,
+    ) -> None:
         self.names = tuple(names)
         self.numbers = numbers
         self.sources = sources
+        self.passes = passes
 
     @classmethod
     def joined(cls, parts: Sequence[Indices]) -> Indices:
@@ -85,9 +93,16 @@ class Indices(Sequence[tuple[str, int]]):
             own = np.array([place.setdefault(name, len(place)) for name in part.names], np.int64)
             where = np.zeros(len(part), np.int64) if part.sources is None else part.sources
             sources.append(own[where] if len(part) else where)
-        empty = np.empty(0, np.int64)
-        numbers = np.concatenate([part.numbers for part in parts]) if parts else empty
-        return cls(list(place), numbers, np.concatenate(sources) if parts else empty)
+        if not parts:
+            empty = np.empty(0, np.int64)
+            return cls((), empty, empty)
+        passes = [part.passes for part in parts if part.passes is not None]
+        return cls(
+            list(place),
+            np.concatenate([part.numbers for part in parts]),
+            np.concatenate(sources),
+            np.concatenate(passes) if len(passes) == len(parts) else None,
+        )
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -98,9 +113,8 @@ class Indices(Sequence[tuple[str, int]]):
     def __getitem__(self, item: slice) -> Indices: ...
     def __getitem__(self, item: int | slice) -> tuple[str, int] | Indices:
         if isinstance(item, slice):
-            return Indices(
-                self.names, self.numbers[item], None if self.sources is None else self.sources[item]
-            )
+            of_each = (None if of is None else of[item] for of in (self.sources, self.passes))
+            return Indices(self.names, self.numbers[item], *of_each)
         name = self.names[0 if self.sources is None else int(self.sources[item])]
         return name, int(self.numbers[item])
 
@@ -164,11 +178,15 @@ class Task:
 
 
 class Shuffle(Enum):
-    """Among which records a record is shuffled: none, those of a window of shards, all. See `core.plan`."""
+    """Among which records a record is shuffled: none, those of a window of shards, all. See `core.plan`.
+
+    In a mixture the records of several datasets take turns; each has an order of its own.
+    """
 
     NONE = "none"
     SHARD = "shard"
     GLOBAL = "global"
+    MIXTURE = "mixture"
 
 
 def _option(
@@ -177,6 +195,57 @@ def _option(
     """Metadata of an option: whether the place of a record depends on it, and if so whether tokens name it
     only where it has not its default; its least value, and what to give instead of a smaller one."""
     return {"orders": orders, "rare": rare, "least": least, "remedy": remedy}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One of the datasets that a mixture is made of, and the order of its records in each pass over it.
+
+    Its shards are as long as the mixture's where a registration gives 0.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+    records_per_shard: int
+    shuffle: bool = False
+    shuffle_shards: bool = False
+    shuffle_in_shard: bool = False
+    shuffle_window: int
+    fingerprint: str = ""
+
+    @property
+    def size(self) -> int:
+        """Records in one pass."""
+        return sum(source.count for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureWeights:
+    """Weights that a mixture is to have from the index `start` on.
+
+    `parts` are whole numbers, one for each component in order: of `sum(parts)` records so many are of it.
+    """
+
+    start: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureSegment:
+    """A run of a mixture's indices from `start` on with the same weights, up to the next segment.
+
+    Before it each component has given `counts` records, and `lags` / `scale` records less than its share
+    (more where the lag is negative); the lags add up to 0. `number` grows from one segment to the next
+    that a master begins. `key` names the call that it was begun by.
+    """
+
+    number: int
+    start: int
+    parts: tuple[int, ...]
+    counts: tuple[int, ...]
+    lags: tuple[int, ...]
+    scale: int
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +258,11 @@ class DatasetSpec:
 
     With `shuffle_in_shard` records are mixed inside windows of `shuffle_window` shards, which stand one after
     the other in the epoch's order of shards.
+
+    A mixture has `components`, and one epoch: its records are the indices of the one source, which
+    `core.mixture` resolves. `weights` are those that its program gave, `segments` what came of them and of
+    later changes; they are state, and no part of the identity. `stops` says what its size follows from:
+    "first_exhausted", "all_exhausted", or '' for a number that was given.
     """
 
     name: str
@@ -219,6 +293,10 @@ class DatasetSpec:
         ),
     )
     fingerprint: str = field(default="", metadata=_option(orders=True, rare=True))
+    components: tuple[Component, ...] = ()
+    weights: tuple[MixtureWeights, ...] = ()
+    stops: str = ""
+    segments: tuple[MixtureSegment, ...] = ()
 
     @property
     def size(self) -> int:
@@ -228,6 +306,8 @@ class DatasetSpec:
     @property
     def order(self) -> Shuffle:
         """The order of records: the service's global shuffle stands above the dataset's own."""
+        if self.components:
+            return Shuffle.MIXTURE
         if self.shuffle:
             return Shuffle.GLOBAL
         return Shuffle.SHARD if self.shuffle_in_shard else Shuffle.NONE
@@ -267,6 +347,9 @@ class Registration:
     max_bad_records: int | None = None
     shuffle_window: int | None = None
     fingerprint: str | None = None
+    components: tuple[Component, ...] | None = None
+    weights: tuple[MixtureWeights, ...] | None = None
+    stops: str | None = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
-from edl_torch.core.codec import object_of
+from edl_torch.core.codec import object_of, row_of
 from edl_torch.core.leases import Span
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.shard import IndexArray
@@ -41,6 +41,7 @@ from edl_torch.trainer.vocabulary import (
     Refused,
     Reporting,
     Restored,
+    Reweighed,
     Run,
     StepShown,
     TokenTaken,
@@ -180,6 +181,8 @@ class AuditLog:
                 self._leases[grant.task] = _Lease(
                     attempt=grant.attempt, epoch=cut.epoch, shard=cut.shard, done=cut.skip, stop=cut.stop
                 )
+            case Reweighed(segments):
+                self._event("segments", segments=[row_of(segment) for segment in segments])
             case Reporting():
                 self._reporting(fact)
             case Answered(stale):

@@ -154,6 +154,15 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--watch", type=_seconds, nargs="?", const=2.0, metavar="S", help=again)
 
 
+def _add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "weights", nargs="+", metavar="NAME=WEIGHT", help="of each component, 0 leaves it out"
+    )
+    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
+    _option(parser, "--dataset", default="training", metavar="NAME", help="the mixture (default: training)")
+    _add_credentials(parser)
+
+
 def _add_top(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     _add_credentials(parser)
@@ -258,6 +267,7 @@ _COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str, str]
     ("master", _add_master, "serve shards of datasets to trainers", "--addr 127.0.0.1:50001 --state state/"),
     ("status", _add_status, "show progress, trainers and bad records", "--addr 127.0.0.1:50001 --watch"),
     ("top", _add_top, "show the same live, in the terminal", "--addr 127.0.0.1:50001"),
+    ("weights", _add_weights, "give a mixture other weights", "--addr 127.0.0.1:50001 web=0.5 code=0.5"),
     (
         "audit",
         _add_audit,

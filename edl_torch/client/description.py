@@ -21,6 +21,7 @@ from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, ReaderError, UnknownDataset
 from edl_torch.fingerprint import STRENGTHS, UNKNOWN, Fingerprint, describe_change, differ, strength_of
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
+from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import OPTIONS, DatasetOptions, Registration, Shuffle, Source, TaskType
 
 C = TypeVar("C", bound=type[Any])
@@ -75,6 +76,7 @@ class Description:
         self._own_window: int | None = self.options.pop("shuffle_window", None)
         self._tokens_window: int | None = None
         self._fingerprint: str | None = None
+        self._known_by = ""  # of a mixture: the weakest of its components'
         self._look_s = self._looked_at = 0.0
         self._look_is_due = False
         self.clock = time.monotonic
@@ -252,13 +254,21 @@ class Description:
     @property
     def known_by(self) -> str:
         """Strength of the fingerprint that was told to the master; "none" before."""
-        return strength_of(self._fingerprint or UNKNOWN)
+        return self._known_by or strength_of(self._fingerprint or UNKNOWN)
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
         """Return a registration with the sources, and all that orders the records."""
         named = self.by_name()
+        reader = self.reader or self.fallback_reader
+        mixture: dict[str, Any] = {}
+        if isinstance(reader, MixtureReader):
+            components = reader.components(self.task_type)
+            mixture = {"components": components, "weights": reader.weights, "stops": reader.stops}
+            strengths = (strength_of(component.fingerprint) for component in components)
+            self._known_by = min(strengths, key=STRENGTHS.index)
         return replace(
             named,
+            **mixture,
             sources=sources,
             seed=named.seed or 0,
             shuffle=self.shuffle,

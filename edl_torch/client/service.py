@@ -223,6 +223,25 @@ class DataShardService:
             )
         return progress.finished
 
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give a mixture other weights, from the first record on that is not lent to any trainer yet.
+
+        What is lent comes first: a few leases of `records_per_shard` at each trainer. Weights that
+        it has already change nothing, so each of several ranks may set them, or one.
+
+        Args:
+            weights: A weight for each component, in any unit; 0 leaves it out.
+
+        Returns:
+            The index of the mixture from which on they hold.
+
+        Raises:
+            InvalidArgument: No such weights, or no mixture; with a stopping strategy weights with which it
+                would never end.
+            StaleLease: The data went back to a checkpoint, or others set weights at the same time.
+        """
+        return self.session.set_weights(weights)
+
     def progress(self) -> Progress:
         """Counts and rate of the dataset over all trainers, as the master has them now, and how long this
         trainer waits for data. A call to the master: not for each batch. Raises what `finished` does,

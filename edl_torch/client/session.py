@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
@@ -357,6 +357,16 @@ class Session:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give the mixture other weights. Returns the index from which on they hold.
+
+        They come to this trainer as to all others, with the leases that are of them.
+        """
+        self.plan()
+        fence = self.trainer.state.fence
+        name, key = self.description.name, uuid.uuid4().hex
+        return self.master.set_weights(name, weights, key=key, fence=fence).start
+
     def follow(self) -> None:
         """Leave the master: another rank holds the leases of what this one trains on."""
         if self.joined:
@@ -481,6 +491,13 @@ class Session:
                 self.see_model("end")
             elif is_due:
                 self.see_model("step")
+
+    def set_lookahead(self, lookahead: int | None) -> None:
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
+        passes one on. A pass that is open is ended."""
+        self.end_abandoned()
+        self._see_gradients()
+        self.run(self.passes.set_lookahead(lookahead))
 
     def close_pass(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""

@@ -137,10 +137,15 @@ class Backlog:
         self._returned: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._remainders: dict[int, SliceQueue] = {}  # by epoch, none empty
         self._next_number = 1  # of a slice that comes back
+        self.plan = plan
         self.replan(plan)
 
     def replan(self, plan: Plan) -> None:
-        """Take a plan with maybe other options; with another order only before anything was lent."""
+        """Take a plan with maybe other options; with another order only before anything was lent.
+
+        One with another size is of a mixture, which ends elsewhere, and not before the cursor.
+        """
+        self._ahead += plan.size - self.plan.size
         self.plan = plan
         self._next_windows.clear()
         self._barrier = plan.spec.epoch_barrier

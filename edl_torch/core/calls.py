@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Generic, TypeVar
 
 from edl_torch.core.status import DatasetStatus, MasterStatus
-from edl_torch.shard import DatasetSpec, Slice
+from edl_torch.shard import DatasetSpec, MixtureSegment, Slice
 from edl_torch.shard import Registration as Registration  # a call's part, declared with the options
 
 A = TypeVar("A")
@@ -136,6 +136,7 @@ class LeaseCall(FencedCall["LeaseAnswer"]):
 
     `drained` says that every batch of this pass was handed to the loop: the trainer waits to hear whether the
     pass is over. `ahead` says that it would read ahead: a trainer that needs records sooner goes first.
+    `segment` is the newest segment of a mixture that it knows.
     """
 
     request: int
@@ -143,16 +144,21 @@ class LeaseCall(FencedCall["LeaseAnswer"]):
     count: int
     drained: bool = False
     ahead: bool = False
+    segment: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAnswer:
-    """Leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state."""
+    """Leases granted (maybe none), the pass's epoch (NEW_PASS while it has none) and its state.
+
+    Of a mixture also the segments that have begun since the one which the call names.
+    """
 
     request: int
     epoch: int
     state: PassState
     grants: tuple[Grant, ...] = ()
+    segments: tuple[MixtureSegment, ...] = ()
 
     @property
     def nothing_yet(self) -> bool:
@@ -229,6 +235,22 @@ class ConfirmAnswer:
     """Answer to a confirm call: `void` lists the tasks that are not the session's any more."""
 
     void: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetWeightsCall(Request[MixtureSegment]):
+    """Call that gives a mixture other weights from the first index on that is not lent; the segment answers.
+
+    `weights` are by component, none left out. It takes the place of segment `replaces` of this lineage:
+    compare and swap. `key` names the call: one that was carried out and is repeated gets the segment of then.
+    """
+
+    dataset: str
+    ledger: str
+    lineage: int
+    replaces: int
+    key: str
+    weights: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from operator import attrgetter
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -102,6 +102,8 @@ def _changes(hint: Any) -> tuple[_Change, _Change] | None:
         record: Any = item
         make, back = row_maker(record), partial(from_row, record)
         return (lambda records: tuple(map(make, records))), lambda rows: tuple(map(back, rows))
+    if get_origin(hint) is tuple and item in (int, str):
+        return tuple, tuple  # JSON has lists
     if hint is bytes:
         return (lambda raw: b64encode(raw).decode()), partial(b64decode, validate=True)
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -24,17 +24,20 @@ from edl_torch.core.calls import (
     ReportCall,
     Request,
     RestoreCall,
+    SetWeightsCall,
     SnapshotCall,
     StatusCall,
 )
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
+from edl_torch.core.mixture import parts_by_name
 from edl_torch.core.quarantine import QuarantinedRecord, token_bytes
 from edl_torch.core.registration import check_batch_size, reconcile
 from edl_torch.core.state import MasterState, Rollback
 from edl_torch.core.status import DatasetStatus, EventKind, MasterStatus, Measures
 from edl_torch.errors import InvalidArgument, StaleLease
+from edl_torch.shard import MixtureSegment
 
 A = TypeVar("A")
 
@@ -192,7 +195,8 @@ class Dispatcher(MasterState):
         waiters.pop(call.session, None)
         if not grants and state is PassState.OPEN and not ledger.backlog.waiting(epoch):
             waiters[call.session] = now
-        return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants)
+        news = ledger.plan.segments_after(call.segment)
+        return LeaseAnswer(request=call.request, epoch=epoch, state=state, grants=grants, segments=news)
 
     def report(self, call: ReportCall, now: float) -> ReportAnswer:
         """Apply outcomes and give-backs; leases that are not the session's any more are listed as stale.
@@ -289,6 +293,39 @@ class Dispatcher(MasterState):
         self._fenced(call)
         return self.go_back(call.dataset, call.token, opened_by=opening, now=now)
 
+    def set_weights(self, call: SetWeightsCall, now: float) -> MixtureSegment:
+        """Give a mixture other weights, in place of the segment that the call names: compare and swap.
+
+        Repeated, it gets the same segment. Raises StaleLease for another ledger, lineage or segment,
+        InvalidArgument for weights that are none of this mixture's.
+        """
+        ledger = self._ledgers[call.dataset]
+        spec = ledger.spec
+        if not spec.components:
+            raise InvalidArgument(f"dataset {call.dataset!r} is no mixture: it has no weights to set")
+        if (call.ledger, call.lineage) != (self.ledger_id, ledger.lineage):
+            raise StaleLease(
+                f"mixture {call.dataset!r} is in lineage {ledger.lineage} of ledger {self.ledger_id}; the "
+                f"weights are for lineage {call.lineage} of {call.ledger}: it went back to a checkpoint since"
+            )
+        for segment in spec.segments:
+            if call.key and segment.key == call.key:
+                return segment
+        parts = parts_by_name(spec, call.weights)
+        if parts == spec.segments[-1].parts:
+            return spec.segments[-1]  # as when each rank of a job sets them
+        newest = spec.segments[-1].number
+        if call.replaces != newest:
+            raise StaleLease(
+                f"mixture {call.dataset!r} was given other weights by somebody else: segment {newest} is "
+                f"in the place of {call.replaces}. Look at them, and set yours again"
+            )
+        segment = ledger.set_weights(parts, call.key)
+        shares = ", ".join(f"{name}={weight:g}" for name, weight in call.weights.items())
+        text = f"from index {segment.start:,} on: {shares}"
+        self.history.add(EventKind.WEIGHTS, now, dataset=call.dataset, text=text)
+        return segment
+
     def progress(self, call: ProgressCall, now: float) -> DatasetStatus:
         """Return the dataset's progress, for a trainer that is still part of its history."""
         self.heard(call, now)
@@ -309,6 +346,7 @@ _ANSWERS: dict[type[Request[Any]], Callable[[Dispatcher, Any, float], Any]] = {
     ConfirmCall: Dispatcher.confirm,
     SnapshotCall: Dispatcher.snapshot,
     RestoreCall: Dispatcher.restore,
+    SetWeightsCall: Dispatcher.set_weights,
     ProgressCall: Dispatcher.progress,
     StatusCall: Dispatcher.observe,
 }

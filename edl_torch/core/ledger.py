@@ -12,18 +12,21 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from edl_torch.core.backlog import Backlog, Waiting, WindowsInProgress
 from edl_torch.core.calls import NEW_PASS, Failure, Grant, LeaseId, PassState
 from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_failures
 from edl_torch.core.members import Participants
+from edl_torch.core.mixture import needed, restored, reweighed
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
 from edl_torch.core.registration import identity
-from edl_torch.core.status import DatasetStatus
+from edl_torch.core.status import ComponentStatus, DatasetStatus
 from edl_torch.core.token import Token
-from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TooManyBadRecords
-from edl_torch.shard import DatasetSpec, Slice
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, TooManyBadRecords
+from edl_torch.shard import DatasetSpec, MixtureSegment, Slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +99,35 @@ class ShardLedger:
                 f"would drop {ahead} waiting records. Give num_epochs={epoch + 1} or more, or first go "
                 f"back to a checkpoint, or to the beginning with load_state_dict(None)"
             )
+        if spec.weights != self.spec.weights and not self.backlog.past_end:
+            spec = reweighed(spec, self.backlog.passed, oldest=self._oldest_index())
+        self._replan(spec)
+
+    def set_weights(self, parts: tuple[int, ...], key: str) -> MixtureSegment:
+        """Begin a segment with other weights at the first index that is not lent. Returns it.
+
+        Raises InvalidArgument where all is lent, and for weights with which the mixture would not end.
+        """
+        if self.backlog.past_end or not self.backlog.ahead:
+            raise InvalidArgument(
+                f"mixture {self.spec.name!r} has no records left that other weights are for"
+            )
+        index = self.backlog.passed
+        self._replan(reweighed(self.spec, index, parts, oldest=self._oldest_index(), key=key))
+        return self.spec.segments[-1]
+
+    def _replan(self, spec: DatasetSpec) -> None:
         self.plan = Plan(spec)
         self._version.grow()
         self._mark("dataset")
         self.backlog.replan(self.plan)
         self._close_epochs()
+
+    def _oldest_index(self) -> int:
+        """The first index of a mixture that has no outcome."""
+        lent = (item for lease in self.leases for item in lease.slices())
+        waiting = chain(lent, self.backlog.returned(), self.backlog.remainders())
+        return min(map(self.plan.index_of, waiting), default=self.backlog.passed)
 
     @property
     def epoch(self) -> int:
@@ -365,7 +392,12 @@ class ShardLedger:
             quarantine=tuple(self.quarantine),
             acknowledged=self.acknowledged,
             dropped=self.dropped,
+            weights=self.spec.weights,
+            segments=self._segments_of_token(),
         )
+
+    def _segments_of_token(self) -> tuple[MixtureSegment, ...]:
+        return needed(self.plan.mixed.segments, self._oldest_index()) if self.plan.mixed else ()
 
     def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0), step: int = 1) -> None:
         """Go back to a token's position, or to the beginning, and open a new lineage, whose number is larger
@@ -376,13 +408,19 @@ class ShardLedger:
         """
         token = token or Token(identity=identity(self.spec))
         token.check(self.spec)
-        token.check_within(self.plan)
-        token.check_epochs(self.plan)
+        plan = self._plan_of(token)
+        token.check_within(plan)
+        token.check_epochs(plan)
+        plan = self._with_new_weights(plan, token)
+        if plan is not self.plan:
+            self.plan = plan
+            self._mark("dataset")
         if token.fingerprint and not self.spec.fingerprint:  # the first known one binds the dataset
             self.plan = Plan(replace(self.spec, fingerprint=token.fingerprint))
             self._mark("dataset")
         self.leases.clear()
         self.participants.nobody_waits()
+        self.backlog.replan(self.plan)
         self.backlog.restore(token)
         self.quarantine.replace(map(self._named_here, token.quarantine))
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
@@ -391,8 +429,32 @@ class ShardLedger:
         self._version.grow()
         self._close_epochs()
 
+    def _plan_of(self, token: Token) -> Plan:
+        """The plan with the segments that a mixture had when the token was taken."""
+        if self.plan.mixed is None:
+            return self.plan
+        try:
+            return Plan(restored(self.spec, token.segments))
+        except InvalidArgument as exc:
+            raise TokenError(f"damaged token of dataset {self.spec.name!r}: {exc}") from exc
+
+    def _with_new_weights(self, plan: Plan, token: Token) -> Plan:
+        """The plan with a segment from the cursor on, where the program gives other weights than then."""
+        if not token.segments or token.weights == self.spec.weights or token.epoch:
+            return plan
+        index = plan.records_before(0, token.position) + token.offset
+        if index == plan.size:
+            return plan
+        oldest = min(map(plan.index_of, (*token.open, *token.remainders)), default=index)
+        return Plan(reweighed(plan.spec, index, oldest=oldest))
+
     def _named_here(self, bad: QuarantinedRecord) -> QuarantinedRecord:
-        """Return a bad record of a token by its name here: the same data may have lain elsewhere."""
+        """Return a bad record of a token by its name here: the same data may have lain elsewhere.
+
+        Of a mixture it keeps its name: the weights of then, which say what it is, are kept no more.
+        """
+        if self.plan.mixed is not None:
+            return bad
         name, index = self.plan.locate(bad.epoch, bad.shard, bad.position)
         return replace(bad, name=name, index=index)
 
@@ -440,6 +502,33 @@ class ShardLedger:
             returned_slices=self.returned_slices,
             returned_records=self.returned_records,
             given_back=self.given_back,
+            components=self._components(),
+            segment=max((segment.number for segment in self.spec.segments), default=0),
+        )
+
+    def _components(self) -> tuple[ComponentStatus, ...]:
+        mixed = self.plan.mixed
+        if mixed is None:
+            return ()
+        segments, index = mixed.segments, self.backlog.passed
+        counts, lags, turns = segments.counts(index), segments.lags(index), segments.turns_at(index)
+        parts = turns.segment.parts
+        lent = (item for lease in self.leases for item in lease.slices())
+        unfinished = np.zeros_like(counts)
+        for item in chain(lent, self.backlog.returned(), self.backlog.remainders()):
+            first = self.plan.index_of(item)
+            components, _ = segments.at(first, first + item.limit)
+            unfinished += np.bincount(components, minlength=len(parts))
+        return tuple(
+            ComponentStatus(
+                name=component.name,
+                size=component.size,
+                share=parts[c] / sum(parts),
+                wanted=float(int(counts[c]) + lags[c]),
+                given=int(counts[c]),
+                open=int(unfinished[c]),
+            )
+            for c, component in enumerate(self.spec.components)
         )
 
     # As rows of a journal -------------------------------------------------------------------------------

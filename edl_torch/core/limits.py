@@ -4,6 +4,7 @@ and the form in which names of theirs are shown."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from edl_torch.core.calls import LeaseCall, RegisterCall, ReportCall
 from edl_torch.errors import LimitExceeded
@@ -37,7 +38,8 @@ class Limits:
         self._check_names(session=call.session, worker_id=call.worker_id, dataset=call.registration.name)
         _check("trainers", sessions, self.sessions, "stop those that are not needed")
         _check("datasets", datasets, self.datasets, "start a master for each job")
-        sources = call.registration.sources or ()
+        mixed = (component.sources for component in call.registration.components or ())
+        sources = [*(call.registration.sources or ()), *chain.from_iterable(mixed)]
         self.check_sources(len(sources))
         longest = max((len(source.name.encode("utf-8", "replace")) for source in sources), default=0)
         _check("bytes of a source's name", longest, self.source_name_bytes, "use shorter paths")

@@ -7,11 +7,12 @@ the same calls. Every method may be called from several threads, and every call 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
-from edl_torch.core.calls import Request, StatusCall
+from edl_torch.core.calls import Fence, Request, SetWeightsCall, StatusCall
 from edl_torch.core.status import DatasetStatus, MasterStatus, Measures
+from edl_torch.shard import MixtureSegment
 
 A = TypeVar("A")
 
@@ -109,6 +110,36 @@ class MasterApi(ABC):
     def status(self) -> MasterStatus:
         """Return the master's whole state."""
         return self.call(StatusCall())
+
+    def set_weights(
+        self, dataset: str, weights: Mapping[str, float], *, key: str, fence: Fence | None = None
+    ) -> MixtureSegment:
+        """Give a mixture other weights, in place of those that it has now.
+
+        Args:
+            dataset: The mixture.
+            weights: A weight for each of its components.
+            key: A text that no other call has: one that is repeated does nothing.
+            fence: That of a trainer, whose history the mixture must still be in.
+
+        Returns:
+            The segment that they hold in, from its `start` on.
+
+        Raises:
+            InvalidArgument: No such weights, or no mixture.
+            StaleLease: The mixture went back to a checkpoint, or others set its weights at the same time.
+        """
+        found = self.dataset_status(dataset)
+        return self.call(
+            SetWeightsCall(
+                dataset=dataset,
+                ledger=found.ledger if fence is None else fence.ledger,
+                lineage=found.lineage if fence is None else fence.lineage,
+                replaces=found.segment,
+                key=key,
+                weights={name: float(weight) for name, weight in weights.items()},
+            )
+        )
 
     def dataset_status(self, dataset: str) -> DatasetStatus:
         """Return the dataset's progress, from outside: the master may know nothing of who asks."""

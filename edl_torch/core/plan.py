@@ -6,16 +6,27 @@ Knows numbers and names only: not who leases a shard, what has been trained on, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
+from edl_torch.core.mixture import Segments, component_spec, mixed_name
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.registration import folder_of, validate_spec
 from edl_torch.errors import InvalidArgument
-from edl_torch.shard import DatasetSpec, IndexArray, Indices, Shard, Shuffle, Slice, Source
+from edl_torch.shard import (
+    DatasetSpec,
+    IndexArray,
+    Indices,
+    MixtureSegment,
+    Shard,
+    Shuffle,
+    Slice,
+    Source,
+)
 
 # The purposes that keys are derived for: a part of the order, so never changed.
 _SHARDS, _RECORDS, _GLOBAL = "shards", "records", "global"
@@ -34,10 +45,13 @@ class Plan:
 
     Three keyed permutations make the order: π(epoch) of the shards, ω(epoch, window) of one window's records,
     ρ(epoch) of all records. The order is a function of (spec, epoch) and stable for ever.
+
+    The shards of a mixture are cut from its indices. Which record an index is, its segments and the plans of
+    its components say.
     """
 
     __slots__ = (
-        *("num_shards", "num_windows", "order", "size", "spec", "window"),
+        *("mixed", "num_shards", "num_windows", "order", "size", "spec", "window"),
         *("_ends", "_folder", "_global", "_pi", "_pieces", "_rho", "_shard_ends", "_short", "_storage"),
     )
 
@@ -61,6 +75,27 @@ class Plan:
         self._rho = _EpochPermutation(self.size, spec.seed, _GLOBAL)
         self._ends: tuple[int, _ShardEnds] | None = None
         self._folder: str | None = None
+        self.mixed = MixedRecords(spec) if spec.components else None
+
+    @property
+    def newest_segment(self) -> int:
+        """The number of the newest segment of a mixture that is known here; 0 of other datasets."""
+        return 0 if self.mixed is None else self.mixed.segments.newest
+
+    def segments_after(self, number: int) -> tuple[MixtureSegment, ...]:
+        """Return the segments of a mixture that began after the one of this number, in order."""
+        known = () if self.mixed is None else self.mixed.segments.all
+        return tuple(segment for segment in known if segment.number > number)
+
+    @property
+    def known_spec(self) -> DatasetSpec:
+        """The dataset, of a mixture with the segments that are known here by now."""
+        return self.spec if self.mixed is None else replace(self.spec, segments=self.mixed.segments.all)
+
+    def learn(self, segments: Iterable[MixtureSegment]) -> None:
+        """Take over segments of a mixture that have begun since the dataset was registered."""
+        if self.mixed is not None:
+            self.mixed.segments.learn(segments)
 
     @property
     def folder(self) -> str:
@@ -98,6 +133,10 @@ class Plan:
         """Return how many records the shard has."""
         self._check_shard("shard", shard)
         return self._short.get(shard, self.spec.records_per_shard)
+
+    def index_of(self, slice: Slice) -> int:
+        """Return the index of a slice's first record, in a mixture."""
+        return self.bounds(slice.shard)[1] + slice.skip
 
     # Windows ----------------------------------------------------------------------------------------------
 
@@ -185,6 +224,8 @@ class Plan:
     def indices(self, slice: Slice) -> Indices:
         """Return name and record number of each position of the slice, in order: what a slice means."""
         source, start, end = self._bounds_of(slice)
+        if self.mixed is not None:
+            return self.mixed.many(start + slice.skip, start + slice.stop)
         positions = np.arange(slice.skip, slice.stop, dtype=np.int64)
         if self._global is not None:
             return self._global.many(self._rho(slice.epoch).many(positions + start))
@@ -199,6 +240,8 @@ class Plan:
     def locate(self, epoch: int, shard: int, position: int) -> tuple[str, int]:
         """Return name and record number of one position of a window: `indices` for a single record."""
         source, start, end = self._bounds_of(Slice(epoch=epoch, shard=shard, skip=position, limit=1))
+        if self.mixed is not None:
+            return self.mixed.many(start + position, start + position + 1)[0]
         if self._global is not None:
             return self._global.one(self._rho(epoch)(start + position))
         if self.order is Shuffle.SHARD:
@@ -208,6 +251,39 @@ class Plan:
             source, start, _ = self.bounds(self.shard_at(epoch, int(places[0])))
             position = int(inside[0])
         return self.spec.sources[source].name, start + position
+
+    def stream(self, first: int, after: int) -> Iterator[tuple[int, Indices]]:
+        """Yield the records `first` to `after` of all epochs one after the other, in runs with their
+        epoch."""
+        if self._global is not None and not self.spec.shuffle_shards:
+            while first < after:
+                epoch, inside = divmod(first, self.size)
+                stop = min(inside + after - first, self.size)
+                numbers = self._rho(epoch).many(np.arange(inside, stop, dtype=np.int64))
+                yield epoch, self._global.many(numbers)
+                first += stop - inside
+        else:
+            for part in self.slices(first, after):
+                yield part.epoch, self.indices(part)
+
+    def slices(self, first: int, after: int) -> Iterator[Slice]:
+        """Yield the slices that the records `first` to `after` of all epochs one after the other make."""
+        while first < after:
+            epoch, inside = divmod(first, self.size)
+            position = self.window_position_at(epoch, inside)
+            skip = inside - self.records_before(epoch, position)
+            window = self.window_at(epoch, position)
+            limit = min(after - first, self.records_in(epoch, window) - skip)
+            yield Slice(epoch=epoch, shard=window, skip=skip, limit=limit)
+            first += limit
+
+    def seeding(self, slice: Slice) -> Indices:
+        """As `indices`, for random numbers of records: a mixture's names are without the components'
+        folders."""
+        found = self.indices(slice)
+        if self.mixed is None:
+            return found
+        return Indices(self.mixed.below, found.numbers, found.sources, found.passes)
 
     def shard(self, slice: Slice) -> Shard:
         """Return the slice as users see it.
@@ -315,6 +391,80 @@ class _ShardStarts:
             return Indices(self._names, numbers + self._shifts[0])
         sources = np.searchsorted(self._shard_ends, shards, side="right")
         return Indices(self._names, numbers + self._shifts[sources], sources)
+
+
+class MixedRecords:
+    """Records of a mixture by index: `segments` say which component's turn it is, plans which record that is.
+
+    A record's name is that of its source, behind the component's: `code:/data/code/0.parquet`.
+    """
+
+    __slots__ = ("_components", "_names", "_places", "_plans", "_whole", "below", "segments")
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.segments = Segments(spec.segments)
+        self._components = spec.components
+        self._plans = [Plan(component_spec(component, spec.seed)) for component in spec.components]
+        names: list[str] = []
+        self._places: list[dict[str, int]] = []  # of the names of each component's sources among all names
+        for component in spec.components:
+            own = dict.fromkeys(source.name for source in component.sources)
+            self._places.append({name: len(names) + place for place, name in enumerate(own)})
+            names += [mixed_name(component.name, name) for name in own]
+        self._names = tuple(names)
+        self._whole: list[tuple[tuple[str, ...], IndexArray] | None] = [None] * len(self._plans)
+        # The names as they are wherever the data lie.
+        self.below = tuple(
+            mixed_name(component.name, name.removeprefix(plan.folder))
+            for component, plan, where in zip(spec.components, self._plans, self._places, strict=True)
+            for name in where
+        )
+
+    def many(self, first: int, after: int) -> Indices:
+        """Return the records of the indices `first` to `after`."""
+        components, numbers = self.segments.at(first, after)
+        found, sources, passes = (np.empty(len(numbers), np.int64) for _ in range(3))
+        for component in np.unique(components).tolist():
+            places = np.flatnonzero(components == component)
+            begin, end = int(numbers[places[0]]), int(numbers[places[-1]]) + 1  # they are a run
+            for epoch, run in self._plans[component].stream(begin, end):
+                here, places = places[: len(run)], places[len(run) :]
+                found[here], passes[here] = run.numbers, epoch
+                sources[here] = self._sources_of(component, run)
+        return Indices(self._names, found, sources, passes)
+
+    def storage(
+        self, first: int, after: int, wanted: Container[int], *, in_order: bool
+    ) -> Iterator[tuple[str, int, int]]:
+        """Yield where the records of some indices lie: source's name, first record and the one after the
+        last.
+
+        Of `wanted` components those that are read `in_order`, or those of which windows are mixed, as a
+        whole.
+        """
+        components, numbers = self.segments.at(first, after)
+        for component in np.unique(components).tolist():
+            plan = self._plans[component]
+            if component not in wanted or plan.order is not (Shuffle.NONE if in_order else Shuffle.SHARD):
+                continue
+            run = numbers[components == component]
+            for part in plan.slices(int(run[0]), int(run[-1]) + 1):
+                for shard in [plan.shard(part)] if in_order else plan.storage_of(part.epoch, part.shard):
+                    yield mixed_name(self._components[component].name, shard.name), shard.start, shard.end
+
+    def _sources_of(self, component: int, run: Indices) -> int | IndexArray:
+        """The places among all names of those of a run of the component."""
+        where = self._places[component]
+        if run.sources is None:
+            return where[run.names[0]]
+        known = self._whole[component]
+        if known is None or known[0] is not run.names:  # runs of all sources name them by one tuple
+            places = np.array([where[name] for name in run.names], np.int64)
+            known = self._whole[component] = run.names, places
+        return known[1][run.sources]
+
+    def __repr__(self) -> str:
+        return f"<MixedRecords of {len(self._plans)} component(s) {self.segments!r}>"
 
 
 class _EpochPermutation:

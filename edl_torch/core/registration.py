@@ -11,15 +11,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, get_type_hints
 
+from edl_torch.core.mixture import ALL_EXHAUSTED, ENDLESS, FIRST_EXHAUSTED, LONGEST, component_spec, reweighed
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.fingerprint import UNKNOWN, describe_change, differ
 from edl_torch.fingerprint import check as check_fingerprint
-from edl_torch.shard import OPTIONS, DatasetSpec, Registration, Source, TaskType
+from edl_torch.shard import OPTIONS, Component, DatasetSpec, MixtureWeights, Registration, Source, TaskType
 
 _MISSING = "nothing"
 _ORDER = {name: option for name, option in OPTIONS.items() if option.metadata["orders"]}
-_DATA = ("sources", "names", "below", "num_sources", "size", "fingerprint")
+_DATA = ("sources", "names", "below", "num_sources", "size", "fingerprint", "components")
 _LABELS = {
     "sources": "sources (digest of their ranges in order)",
     "names": 'names of sources (digest; with fingerprint="v1" the same data may lie in another folder)',
@@ -44,7 +45,18 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
     for name, option in _ORDER.items():
         if (value := getattr(spec, name)) != option.default or not option.metadata["rare"]:
             fields[name] = value
+    if spec.components:
+        # Its one source is its length, which may follow from weights.
+        fields = {field: value for field, value in fields.items() if field not in _DATA}
+        fields["ends"] = spec.stops or spec.size
+        fields["components"] = {
+            component.name: _but_seed(identity(component_spec(component, 0))) for component in spec.components
+        }
     return fields
+
+
+def _but_seed(found: dict[str, object]) -> dict[str, object]:
+    return {field: value for field, value in found.items() if field != "seed"}
 
 
 def differences(
@@ -55,6 +67,8 @@ def differences(
     An unknown fingerprint differs from none; where both are known, sources may lie in another folder.
     `asked_is_older` says which data were there first.
     """
+    if "components" in registered and "components" in asked:
+        return _differences_of_mixtures(registered, asked, asked_is_older=asked_is_older)
     prints = [str(found.get("fingerprint", UNKNOWN)) for found in (registered, asked)]
     then, now = reversed(prints) if asked_is_older else prints
     lines = [f"data: {describe_change(then, now)}"] if differ(then, now) else []
@@ -65,8 +79,25 @@ def differences(
         option = _ORDER.get(field)
         absent = option.default if option is not None and option.metadata["rare"] else _MISSING
         old, new = registered.get(field, absent), asked.get(field, absent)
-        if old != new and field not in passed_over:
+        if field == "components":  # the other is no mixture
+            lines.append(f"components: {'registered' if field in registered else 'asked'} alone")
+        elif old != new and field not in passed_over:
             lines.append(f"{_LABELS.get(field, field)}: registered {old}, asked {new}")
+    return lines
+
+
+def _differences_of_mixtures(
+    registered: Mapping[str, object], asked: Mapping[str, object], *, asked_is_older: bool
+) -> list[str]:
+    old, new = (dict[str, Any](found) for found in (registered, asked))
+    of_old, of_new = (found.pop("components") for found in (old, new))
+    lines = differences(old, new)
+    for name in dict.fromkeys((*of_old, *of_new)):
+        if name not in of_new or name not in of_old:
+            lines.append(f"component {name!r}: {'registered' if name in of_old else 'asked'} alone")
+            continue
+        found = differences(of_old[name], of_new[name], asked_is_older=asked_is_older)
+        lines += [f"component {name!r}: {line}" for line in found]
     return lines
 
 
@@ -101,6 +132,10 @@ def _digest(person: str, texts: Iterable[str]) -> str:
 
 
 BATCHES_PER_SHARD = 8
+NO_EPOCHS = (
+    "has no epochs, only passes over each component, which follow from the weights: leave num_epochs out, "
+    "and end it with num_records=, stopping_strategy= or the loop"
+)
 _GO_ON = (
     ". To go on with other data, start a master that has none of this dataset (with another --state), and "
     'load the checkpoint with data_changed="new_epoch"'
@@ -126,9 +161,28 @@ def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:
     given = registration.given
     given.setdefault("records_per_shard", BATCHES_PER_SHARD * batch_size)
     given.setdefault("shuffle_in_shard", True if "shuffle_window" in given else None)
+    if registration.components:
+        given["components"] = _whole(registration.components, given["records_per_shard"])
+        return _new_mixture(DatasetSpec(**given | {"shuffle_in_shard": False}), registration)
     spec = DatasetSpec(**given)
     validate_spec(spec)
     return spec
+
+
+def _whole(components: tuple[Component, ...], records_per_shard: int) -> tuple[Component, ...]:
+    """The components, of which those that leave their shards open have shards of so many records."""
+    return tuple(
+        component if component.records_per_shard else replace(component, records_per_shard=records_per_shard)
+        for component in components
+    )
+
+
+def _new_mixture(spec: DatasetSpec, registration: Registration) -> DatasetSpec:
+    validate_spec(spec)
+    if registration.num_epochs is not None:
+        raise InvalidArgument(f"mixture {spec.name!r} {NO_EPOCHS}")
+    made = reweighed(spec, 0)
+    return replace(made, num_epochs=0 if made.size == ENDLESS else 1)
 
 
 def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> DatasetSpec:
@@ -148,9 +202,17 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
             shuffle_in_shard=given.get("shuffle_in_shard", False),
             shuffle_window=given.get("shuffle_window", 1),
         )
+    if asked.components:
+        given["components"] = _whole(asked.components, registered.records_per_shard)
+    if registered.stops:
+        given.pop("sources", None)  # its length follows
     wanted = replace(registered, **given)
     old, new = identity(registered), identity(wanted)
     differing = differences(old, new)
+    if registered.components and asked.sources is not None and not asked.components:
+        differing.append("components: asked for a dataset that is no mixture")
+    if wanted.weights != registered.weights and not alone:
+        differing.append(f"weights: registered {_shown(registered.weights)}, asked {_shown(wanted.weights)}")
     if not alone:
         differing += option_differences(registered, asked)
     if differing:
@@ -162,6 +224,10 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
         )
     validate_spec(wanted)
     return wanted
+
+
+def _shown(weights: Sequence[MixtureWeights]) -> str:
+    return ", ".join(f"{change.parts} from {change.start}" for change in weights)
 
 
 def check_data(registered: DatasetSpec, here: DatasetSpec) -> None:
@@ -196,6 +262,36 @@ def validate_spec(spec: DatasetSpec) -> None:
     _check_sources(who, spec)
     if spec.window > 1:
         _check_whole_shards(who, spec)
+    if spec.components:
+        _check_mixture(who, spec)
+
+
+def _check_mixture(who: str, spec: DatasetSpec) -> None:
+    names = [component.name for component in spec.components]
+    for component in spec.components:
+        if type(component.name) is not str or not component.name or ":" in component.name:
+            raise InvalidArgument(f"{who}: component {component.name!r}: give it a name, without a colon")
+        validate_spec(component_spec(component, spec.seed))
+    if len(set(names)) < len(names):
+        raise InvalidArgument(f"{who}: two components have one name: {', '.join(names)}")
+    if spec.stops not in ("", FIRST_EXHAUSTED, ALL_EXHAUSTED):
+        raise InvalidArgument(
+            f"{who}: stopping_strategy is {spec.stops!r}: give {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or None"
+        )
+    if spec.shuffle or spec.shuffle_shards or spec.shuffle_in_shard:
+        raise InvalidArgument(
+            f"{who}: a mixture is shuffled by its components: give shuffle= to each of them"
+        )
+    starts = [change.start for change in spec.weights]
+    if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+        raise InvalidArgument(f"{who}: weights begin at {starts}: give some from 0 on, then at later indices")
+    for change in spec.weights:
+        whole = all(type(part) is int and part >= 0 for part in change.parts)
+        if len(change.parts) != len(names) or not whole or not 0 < sum(change.parts) <= LONGEST:
+            raise InvalidArgument(
+                f"{who}: weights from {change.start} on are {change.parts}: give a whole number of parts for "
+                f"each component, {LONGEST} together at most"
+            )
 
 
 def check_option(who: str, name: str, value: Any) -> None:

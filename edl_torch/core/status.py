@@ -231,6 +231,7 @@ class EventKind(Enum):
     CHECKPOINT = "checkpoint"
     RESTORED = "restored"
     SUSPENDED = "suspended"
+    WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,11 +306,33 @@ _WORDS = {
         f"{e.dataset}: {_count(e.count, 'checkpoint')}, the last by trainer {e.worker_id}"
     ),
     EventKind.RESTORED: lambda e: f"{e.dataset} went back to {e.text}",
+    EventKind.WEIGHTS: lambda e: f"{e.dataset} has other weights {e.text}",
     EventKind.SUSPENDED: lambda e: f"{e.dataset} suspended{_because(e)}",
 }
 
 
 # Datasets, trainers, and all of it --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentStatus:
+    """State of a component of a mixture for people.
+
+    `share` is what it is to get now, of 1. Of the records that were lent or are done, `wanted` is how many
+    should be of it by the weights since the beginning, `given` how many are; `open` of them have no outcome.
+    """
+
+    name: str
+    size: int
+    share: float
+    wanted: float
+    given: int
+    open: int
+
+    @property
+    def passes(self) -> float:
+        """Passes over it that `given` makes."""
+        return self.given / self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +346,8 @@ class DatasetStatus:
     `rate` is in records a second, over the last 10 to 20 s. Since the start of the master count
     `returned_slices` and `returned_records` what was taken from trainers that died, left or stalled,
     `given_back` the records that trainers gave back themselves, `checkpoints` and `restores` tokens given and
-    gone back to. `picture` is in the master's whole status alone.
+    gone back to. `picture` is in the master's whole status alone. Of a mixture there are the `components`,
+    and the number of the newest `segment`.
     """
 
     dataset: str
@@ -352,6 +376,8 @@ class DatasetStatus:
     checkpoints: int = 0
     restores: int = 0
     picture: Picture | None = None
+    components: tuple[ComponentStatus, ...] = ()
+    segment: int = 0
 
     @property
     def outcomes(self) -> int:

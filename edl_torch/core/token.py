@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from edl_torch.core.codec import row_of
+from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import QuarantinedRecord
@@ -18,7 +18,9 @@ from edl_torch.core.registration import but_data, data_differences, differences,
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN
 from edl_torch.fingerprint import check as check_fingerprint
-from edl_torch.shard import OPTIONS, DatasetSpec, Slice
+from edl_torch.shard import OPTIONS, DatasetSpec, MixtureSegment, MixtureWeights, Slice
+
+W = TypeVar("W", MixtureWeights, MixtureSegment)
 
 VERSION = 1
 _ON_OTHER_DATA = (
@@ -34,7 +36,8 @@ class Token:
 
     `identity` is that of the dataset; with it alone the token is the beginning of the data. Nothing is
     counted of epochs before `first_epoch`, which were of other data; the token with which they were left is
-    `before`, in the token that began these.
+    `before`, in the token that began these. Of a mixture there are the weights that its program gave, and the
+    segments that records without outcome are in, or will be.
     """
 
     identity: Mapping[str, object]
@@ -48,6 +51,8 @@ class Token:
     quarantine: tuple[QuarantinedRecord, ...] = ()
     acknowledged: int = 0
     dropped: int = 0
+    weights: tuple[MixtureWeights, ...] = ()
+    segments: tuple[MixtureSegment, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -74,6 +79,13 @@ class Token:
         registered = identity(spec)
         if not self._has_other_data(registered):
             return self
+        if spec.components:
+            raise TokenError(
+                f"mixture {spec.name!r} has other data than the checkpoint's, and no next epoch to begin "
+                "with "
+                f'them: leave data_changed="new_epoch" out, and give it the data of then or '
+                f"load_state_dict(None)"
+            )
         epoch = self._next_epoch
         return Token(identity=registered, first_epoch=epoch, epoch=epoch, before=self.encode())
 
@@ -91,7 +103,7 @@ class Token:
                 f"the token is not of dataset {spec.name!r} as registered: {'; '.join(differing)}. "
                 f"Give the service what the checkpoint was made with, or load_state_dict(None) to begin anew"
                 + _ON_OTHER_DATA
-                * self._has_other_data(registered)
+                * (not spec.components and self._has_other_data(registered))
             )
 
     def check_within(self, plan: Plan) -> None:
@@ -174,6 +186,8 @@ class Token:
                 "quarantine": [row_of(bad) for bad in self.quarantine],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
+                **({"weights": [row_of(change) for change in self.weights]} if self.weights else {}),
+                **({"segments": [row_of(segment) for segment in self.segments]} if self.segments else {}),
             },
             separators=(",", ":"),
         )
@@ -209,6 +223,8 @@ class Token:
             quarantine=tuple(_quarantined(row) for row in value["quarantine"]),
             acknowledged=_count(value["acknowledged"]),
             dropped=_count(value["dropped"]),
+            weights=tuple(_whole(from_row(MixtureWeights, row)) for row in value.get("weights", ())),
+            segments=tuple(_whole(from_row(MixtureSegment, row)) for row in value.get("segments", ())),
         )
 
 
@@ -216,6 +232,15 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST:  # True is no count
         raise ValueError("it has something that is not a count where one belongs")
     return value
+
+
+def _whole(record: W) -> W:
+    """Return a record of a mixture, whose numbers must be some that fit the wire."""
+    for value in (getattr(record, name) for name in record.__slots__ if name != "key"):
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) is not int or abs(number) > MOST:
+                raise ValueError("it has something that is not a whole number where one belongs")
+    return record
 
 
 def _slice(row: Any) -> Slice:

@@ -88,7 +88,7 @@ def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
     """Yield the seeds of a part, some at a time: at each timed batch the rest of a lease begins anew."""
     for skip in range(part.skip, part.stop, _SEEDS_AT_ONCE):
         some = replace(part, skip=skip, limit=min(_SEEDS_AT_ONCE, part.stop - skip))
-        yield record_seeds(plan.spec.seed, part.epoch, plan.indices(some), plan.folder)
+        yield record_seeds(plan.spec.seed, part.epoch, plan.seeding(some), plan.folder)
 
 
 class ShardedDataset(IterableDataset[Any]):
@@ -419,7 +419,7 @@ class ImageDataset(ShardedDataset):
         if self.transform is None and self.target_transform is None:
             return None
         image, target = map(with_own_numbers, (self.transform, self.target_transform))
-        return partial(_transformed, image, target)
+        return partial(transformed, image, target)
 
     @property
     def _draws_by_itself(self) -> bool:
@@ -432,7 +432,8 @@ def _function(name: str, given: Transform | None) -> Transform | None:
     return given
 
 
-def _transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:
+def transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:
+    """Return an image, or an image and its target, with a transform applied to each."""
     if not isinstance(record, tuple):
         return record if transform is None else transform(record)
     image, target = record

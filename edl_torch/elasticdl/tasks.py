@@ -216,6 +216,11 @@ class ForeignDataset:
                 f"dataset {registration.name!r}: ElasticDL's master does not tell a trainer what it has, so "
                 f"the name alone is not enough: give the service a reader or dataset_size"
             )
+        if registration.components:
+            raise Unsupported(
+                f"dataset {registration.name!r} is a mixture, and ElasticDL's master hands out ranges of one "
+                f"dataset: start `edl-torch master`, or train on one component"
+            )
         self.kind = registration.task_type or TaskType.TRAINING
         if self.kind is TaskType.PREDICTION:
             raise Unsupported(

@@ -115,6 +115,11 @@ def check_expressible(spec: DatasetSpec) -> None:
     """Raise InvalidArgument for a dataset whose shards do not fit into that protocol's messages."""
     if spec.order is Shuffle.NONE:
         return  # a name and two numbers
+    if spec.order is Shuffle.MIXTURE:
+        raise InvalidArgument(
+            f"dataset {spec.name!r} is a mixture, and a shard of ElasticDL's protocol has one name: train "
+            "on it with trainers of edl_torch"
+        )
     used = [source for source in spec.sources if source.count]
     mixes_storages = spec.order is Shuffle.GLOBAL or spec.window > 1
     if mixes_storages and len(used) > 1:

@@ -105,7 +105,8 @@ class MasterServicer:
         elif isinstance(request, pb.ConfirmRequest):
             self._limits.check_entries("leases", len(request.leases))
         elif isinstance(request, pb.RegisterRequest):
-            self._limits.check_sources(len(request.registration.sources.sources))
+            mixed = sum(len(c.sources) for c in request.registration.components.components)
+            self._limits.check_sources(len(request.registration.sources.sources) + mixed)
 
     async def _attend(self, request: pb.AttendRequest, context: Context) -> None:
         # A coroutine that writes, not a generator: its `finally` runs at once when the stream breaks.

@@ -40,7 +40,12 @@ READERS: dict[str, str] = {
 }
 
 # What reads a folder in a store, by the endings of what lies in it.
-_IN_FOLDERS = {".parquet": "parquet", ".pq": "parquet", **dict.fromkeys(EXTENSIONS, "image_folder")}
+_IN_FOLDERS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".tar": "tar",
+    **dict.fromkeys(EXTENSIONS, "image_folder"),
+}
 _PEEKED = 1000  # objects
 _BY_NAME = "a kind such as csv or text, or module:Class for one of yours"
 # Runs of characters that are neither separator nor quote, or whole quoted strings.
@@ -54,7 +59,7 @@ def open_reader(
 
     An `odps://` table, a `.py` file, RecordIO (a file, folder, glob), a `.csv` list of images or other table,
     a text file, a folder of tables or text files, a COCO `.json` (or a folder with one in `annotations/`), a
-    Pascal VOC folder, Parquet, a folder of images or of class folders (both by URL too). Raises
+    Pascal VOC folder, Parquet, tars, a folder of images or of class folders (these by URL too). Raises
     ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
     take, and what its constructor raises.
     """
@@ -73,13 +78,13 @@ def open_reader(
         )
     if is_url(path):
         raise ReaderError(
-            f"no reader knows '{path}': of URLs, Parquet and folders of images are read. Name the reader "
-            f"({_BY_NAME}), copy other data to a disk, or read them by a map-style dataset of your own"
+            f"no reader knows '{path}': of URLs, Parquet, tars and folders of images are read. Name the "
+            f"reader ({_BY_NAME}), copy other data to a disk, or read them by a map-style dataset of your own"
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
-        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, a Pascal VOC folder, a folder of "
-        f"nothing but tables or text files, or one of images; else name its reader ({_BY_NAME})"
+        "or other table, a .txt or .jsonl file, a COCO .json, Parquet, tars, a Pascal VOC folder, a folder "
+        f"of nothing but tables or text files, or one of images; else name its reader ({_BY_NAME})"
     )
 
 

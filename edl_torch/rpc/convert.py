@@ -33,6 +33,7 @@ from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.status import Departed, Event, Measures, padded, trimmed
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import edl_torch_pb2 as pb
+from edl_torch.shard import MixtureSegment
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
@@ -276,6 +277,7 @@ ROUTES: dict[type[calls.Request[Any]], Route] = {
         Route(calls.ConfirmCall, calls.ConfirmAnswer),
         Route(calls.SnapshotCall, str, "token"),
         Route(calls.RestoreCall, int, "lineage"),
+        Route(calls.SetWeightsCall, MixtureSegment, "segment"),
         Route(calls.ProgressCall, status.DatasetStatus, "dataset"),
         Route(calls.StatusCall, status.MasterStatus),
     )

@@ -38,6 +38,40 @@ class SourceList(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     def __init__(self, sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
+class Component(_message.Message):
+    name: str
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    records_per_shard: int
+    shuffle: bool
+    shuffle_shards: bool
+    shuffle_in_shard: bool
+    shuffle_window: int
+    fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class ComponentList(_message.Message):
+    components: _containers.RepeatedCompositeFieldContainer[Component]
+    def __init__(self, components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ...) -> None: ...
+
+class MixtureWeights(_message.Message):
+    start: int
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, start: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MixtureWeightsList(_message.Message):
+    weights: _containers.RepeatedCompositeFieldContainer[MixtureWeights]
+    def __init__(self, weights: _Optional[_Iterable[_Union[MixtureWeights, _Mapping]]] = ...) -> None: ...
+
+class MixtureSegment(_message.Message):
+    number: int
+    start: int
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    lags: _containers.RepeatedScalarFieldContainer[int]
+    scale: int
+    key: str
+    def __init__(self, number: _Optional[int] = ..., start: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., lags: _Optional[_Iterable[int]] = ..., scale: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
+
 class Registration(_message.Message):
     name: str
     sources: SourceList
@@ -52,7 +86,10 @@ class Registration(_message.Message):
     max_bad_records: int
     shuffle_window: int
     fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    components: ComponentList
+    weights: MixtureWeightsList
+    stops: str
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., components: _Optional[_Union[ComponentList, _Mapping]] = ..., weights: _Optional[_Union[MixtureWeightsList, _Mapping]] = ..., stops: _Optional[str] = ...) -> None: ...
 
 class DatasetSpec(_message.Message):
     name: str
@@ -68,7 +105,11 @@ class DatasetSpec(_message.Message):
     max_bad_records: int
     shuffle_window: int
     fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    components: _containers.RepeatedCompositeFieldContainer[Component]
+    weights: _containers.RepeatedCompositeFieldContainer[MixtureWeights]
+    stops: str
+    segments: _containers.RepeatedCompositeFieldContainer[MixtureSegment]
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[MixtureWeights, _Mapping]]] = ..., stops: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[MixtureSegment, _Mapping]]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     session: str
@@ -153,7 +194,8 @@ class LeaseRequest(_message.Message):
     ahead: bool
     asked: int
     reported: int
-    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ..., ahead: bool = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ...) -> None: ...
+    segment: int
+    def __init__(self, session: _Optional[str] = ..., dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., request: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., drained: bool = ..., wait_s: _Optional[float] = ..., member: _Optional[int] = ..., ahead: bool = ..., asked: _Optional[int] = ..., reported: _Optional[int] = ..., segment: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     task: int
@@ -170,7 +212,8 @@ class LeaseResponse(_message.Message):
     epoch: int
     state: PassState
     grants: _containers.RepeatedCompositeFieldContainer[Grant]
-    def __init__(self, request: _Optional[int] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[PassState, str]] = ..., grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[MixtureSegment]
+    def __init__(self, request: _Optional[int] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[PassState, str]] = ..., grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MixtureSegment, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
     task: int
@@ -278,6 +321,26 @@ class ProgressResponse(_message.Message):
     dataset: DatasetStatus
     def __init__(self, dataset: _Optional[_Union[DatasetStatus, _Mapping]] = ...) -> None: ...
 
+class SetWeightsRequest(_message.Message):
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    dataset: str
+    ledger: str
+    lineage: int
+    replaces: int
+    key: str
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, dataset: _Optional[str] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., replaces: _Optional[int] = ..., key: _Optional[str] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class SetWeightsResponse(_message.Message):
+    segment: MixtureSegment
+    def __init__(self, segment: _Optional[_Union[MixtureSegment, _Mapping]] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     dataset: str
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
@@ -377,7 +440,18 @@ class DatasetStatus(_message.Message):
     checkpoints: int
     restores: int
     picture: Picture
-    def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., rate: _Optional[float] = ..., returned_slices: _Optional[int] = ..., returned_records: _Optional[int] = ..., given_back: _Optional[int] = ..., checkpoints: _Optional[int] = ..., restores: _Optional[int] = ..., picture: _Optional[_Union[Picture, _Mapping]] = ...) -> None: ...
+    components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
+    segment: int
+    def __init__(self, dataset: _Optional[str] = ..., task_type: _Optional[_Union[TaskType, str]] = ..., epoch: _Optional[int] = ..., num_epochs: _Optional[int] = ..., size: _Optional[int] = ..., shards: _Optional[int] = ..., shards_left: _Optional[int] = ..., todo: _Optional[int] = ..., leased: _Optional[int] = ..., leases: _Optional[int] = ..., acknowledged: _Optional[int] = ..., quarantined: _Optional[int] = ..., dropped: _Optional[int] = ..., finished: bool = ..., trainers: _Optional[int] = ..., failure: _Optional[str] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedRecord, _Mapping]]] = ..., ledger: _Optional[str] = ..., lineage: _Optional[int] = ..., rate: _Optional[float] = ..., returned_slices: _Optional[int] = ..., returned_records: _Optional[int] = ..., given_back: _Optional[int] = ..., checkpoints: _Optional[int] = ..., restores: _Optional[int] = ..., picture: _Optional[_Union[Picture, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., segment: _Optional[int] = ...) -> None: ...
+
+class ComponentStatus(_message.Message):
+    name: str
+    size: int
+    share: float
+    wanted: float
+    given: int
+    open: int
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., share: _Optional[float] = ..., wanted: _Optional[float] = ..., given: _Optional[int] = ..., open: _Optional[int] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
     session: str

@@ -68,8 +68,8 @@ class ElasticPasses:
         return state.supply.open(Mode.ELASTIC, epoch)
 
     def set_lookahead(self, lookahead: int | None) -> Procedure[None]:
-        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
-        passes one on. A pass that is open is ended."""
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper tells. A pass
+        that is open is ended."""
         yield from self.supersede()
         if self._state.batches.is_told:
             self._withdraw()

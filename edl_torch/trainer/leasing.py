@@ -17,6 +17,7 @@ from edl_torch.trainer.vocabulary import (
     Logged,
     LookAround,
     Procedure,
+    Reweighed,
     SiblingSession,
     Wait,
 )
@@ -132,6 +133,7 @@ class Leasing:
             count=supply.to_ask_for,
             drained=drained,
             ahead=supply.current.mode is Mode.ELASTIC and not drained,
+            segment=0 if state.registered.plan is None else state.registered.plan.newest_segment,
         )
         supply.begin_asking()
         asked_at = state.now
@@ -205,6 +207,10 @@ class Leasing:
 
     def _take_in(self, answer: LeaseAnswer, number: int, presented: int | None) -> None:
         state = self._state
+        if answer.segments:
+            assert state.registered.plan is not None
+            state.registered.plan.learn(answer.segments)
+            state.facts.append(Reweighed(answer.segments))
         for grant in answer.grants:
             if state.config.audited:
                 state.facts.append(Granted(grant))

@@ -105,6 +105,8 @@ class Registrar:
                 f"{name!r} was taken back to a checkpoint by another trainer: "
                 f"this one's leases are void. Start it again from the newest checkpoint"
             )
+        assert self._state.registered.plan is not None
+        self._state.registered.plan.learn(answer.spec.segments)
         yield from self._present(lost)  # again: the journal may have gone back before the answer
         return answer
 
@@ -128,7 +130,7 @@ class Registrar:
         plan, fence = self._state.registered.plan, self._state.fence
         if plan is not None:
             known_by, batch_size = self._state.registered.known_by, self._state.config.batch_size
-            joined = Joined(spec=plan.spec, fence=fence, batch_size=batch_size, known_by=known_by)
+            joined = Joined(spec=plan.known_spec, fence=fence, batch_size=batch_size, known_by=known_by)
             self._state.facts.append(joined)
 
     def heard(self, spec: DatasetSpec) -> None:

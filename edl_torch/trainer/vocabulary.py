@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from edl_torch.core.calls import Acknowledgement, Failure, Fence, GiveBack, Grant, Request
 from edl_torch.errors import AccountingError
-from edl_torch.shard import DatasetSpec, Slice
+from edl_torch.shard import DatasetSpec, MixtureSegment, Slice
 
 Run = tuple[int, int, int]  # task, first position, position after the last
 Ticket = tuple[Run, ...]  # what a batch holds, in the order in which its samples were drawn
@@ -270,6 +270,13 @@ class Granted:
     grant: Grant
 
 
+@dataclass(frozen=True, slots=True)
+class Reweighed:
+    """Segments of a mixture have begun since."""
+
+    segments: tuple[MixtureSegment, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
     """This is about to be reported; `returned` are records among those given back that the loop had."""
@@ -392,6 +399,7 @@ class Logged:
 AuditFact = (
     Joined
     | Granted
+    | Reweighed
     | Reporting
     | Answered
     | Unanswered

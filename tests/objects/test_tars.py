@@ -106,6 +106,34 @@ def test_an_epoch_costs_a_request_a_sample_at_most(weed, bucket, proxy, tmp_path
         assert len(proxy.gets()) <= most
 
 
+@pytest.mark.parametrize("threads", [None, 3])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_requests_are_under_way_across_leases(weed, bucket, proxy, tmp_path, shuffle, threads):
+    """Leases are of 32 samples: of so many requests three are under way at once."""
+    content = [
+        (f"{n:04}.{s}", d) for n in range(300) for s, d in (("bin", bytes(40_000)), ("cls", b"%d" % n))
+    ]
+    put(bucket, {"way/0.tar": Path(write_tar(tmp_path / "0.tar", content)).read_bytes()})
+    loader = ElasticDataLoader(
+        f"s3://{BUCKET}/way/",
+        batch_size=8,
+        shuffle=shuffle,
+        storage_options=weed.options(proxy.url),
+        num_threads=threads,
+    )
+    came: list[int] = []
+    proxy.fault, proxy.latency_s = lambda request: came.append(request.under_way) or "", 0.1
+    proxy.log.clear()
+    with loader:
+        seen = [
+            sample for batch in loader for sample in zip(batch["cls"].tolist(), batch["__key__"], strict=True)
+        ]
+    assert sorted(seen) == [(n, f"{n:04}") for n in range(300)]
+    looks = 64
+    assert len(proxy.gets()) <= (300 if shuffle else 20) + looks
+    assert max(came) > (40 if shuffle else 2)
+
+
 @pytest.mark.parametrize("way", [{}, {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 120}])
 def test_each_sample_once_an_epoch_though_the_network_fails(weed, bucket, proxy, tmp_path, way):
     put(bucket, {"job/0.tar": Path(samples_tar(tmp_path / "0.tar", 60)).read_bytes()})
@@ -173,7 +201,7 @@ def test_what_is_not_there_is_said(weed, bucket, tmp_path):
     for data, said in {
         "none/b.tar": "does not exist; check the bucket and the path",
         "none/{0..2}.tar": "0.tar' does not exist",
-        "nowhere": "has no tar in it",
+        "nowhere": "has no data file: expected a name that ends in .tar",
         "none/a.tar": "is cut short",
     }.items():
         with pytest.raises(DataFormatError, match=said):

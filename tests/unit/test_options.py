@@ -15,6 +15,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import OPTIONS, DatasetOptions, DatasetSpec, Registration
 
 PACKAGE = Path(edl_torch.__file__).parent
+MIXTURE = ["components", "weights", "stops"]  # what a dataset is made of, as its sources are: no option
 ORDER_BY_OTHER_WORDS = {"shuffle", "shuffle_shards", "shuffle_in_shard"}  # which loaders and services put so
 
 
@@ -31,15 +32,17 @@ def test_an_option_is_named_in_few_files(option: str) -> None:
 
 def test_what_is_asked_for_has_the_options_of_what_is_registered() -> None:
     hints, asked = get_type_hints(DatasetSpec), get_type_hints(Registration)
-    assert [field.name for field in fields(Registration)] == [field.name for field in fields(DatasetSpec)]
-    assert [name for name in hints if name not in OPTIONS] == ["name", "sources"]
+    state = {"segments"}  # of a mixture, which nobody asks for
+    registered = [field.name for field in fields(DatasetSpec) if field.name not in state]
+    assert [field.name for field in fields(Registration)] == registered
+    assert [name for name in hints if name not in OPTIONS] == ["name", "sources", *MIXTURE, *state]
     for name in OPTIONS:
         assert {*get_args(asked[name])} == {*(get_args(hints[name]) or [hints[name]]), type(None)}
 
 
 def test_what_travels_has_them_all() -> None:
-    for message in (pb.Registration, pb.DatasetSpec):
-        assert {*message.DESCRIPTOR.fields_by_name} == {"name", "sources", *OPTIONS}
+    for message, more in ((pb.Registration, set()), (pb.DatasetSpec, {"segments"})):
+        assert {*message.DESCRIPTOR.fields_by_name} == {"name", "sources", *OPTIONS, *MIXTURE} | more
 
 
 @pytest.mark.parametrize("kind", [DataShardService, ElasticDataLoader])

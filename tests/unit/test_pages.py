@@ -45,6 +45,7 @@ RUN_ELSEWHERE = {
     "docs/images.md": "unit/readers/test_image_docs.py",
     "docs/lightning.md": "with_lightning/test_lightning_page.py",
     "docs/maxcompute.md": "unit/readers/odps/test_odps_docs.py",
+    "docs/mixtures.md": "integration/test_mixtures.py",
     "docs/parquet.md": "integration/test_file_readers.py",
     "docs/recordio.md": "integration/test_file_readers.py",
     "docs/tar.md": "integration/test_file_readers.py",

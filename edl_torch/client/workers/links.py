@@ -26,7 +26,7 @@ from edl_torch.core.calls import Grant
 from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
-from edl_torch.shard import DatasetSpec
+from edl_torch.shard import DatasetSpec, MixtureSegment
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import OWN_STREAM
 from edl_torch.trainer.inflight import Mode
@@ -136,6 +136,7 @@ class SocketLink:
         self._run = run
         self._begun = 0
         self._pass = 0
+        self._plan: Plan | None = None
         self._connection = handle.connect()
         # Run when the process ends in good order, or nobody uses the link any more; not when it is killed.
         self.say_goodbye = Finalize(self, _say_goodbye, args=(self._connection,), exitpriority=1)
@@ -144,11 +145,15 @@ class SocketLink:
         self._begun += bool(self._run)
         answer = self._ask(op="begin", stream=self._stream, mode=mode.value, run=self._run, begun=self._begun)
         self._pass = answer["pass"]
-        return Plan(from_row(DatasetSpec, answer["spec"]))
+        self._plan = Plan(from_row(DatasetSpec, answer["spec"]))
+        return self._plan
 
     def next(self) -> Grant | None:
-        row = self._ask(op="next", stream=self._stream, number=self._pass)
-        return None if row is None else from_row(Grant, row)
+        known = 0 if self._plan is None else self._plan.newest_segment
+        answer = self._ask(op="next", stream=self._stream, number=self._pass, segment=known)
+        if self._plan is not None and "segments" in answer:
+            self._plan.learn(from_row(MixtureSegment, row) for row in answer["segments"])
+        return None if answer["grant"] is None else from_row(Grant, answer["grant"])
 
     def fail(self, task: int, position: int, reason: str) -> None:
         self._ask(op="fail", task=task, position=position, reason=reason)
@@ -224,6 +229,7 @@ class LinkServer:
         self._knocking: list[Connection[Any, Any]] = []  # of those, the ones without a key so far, in order
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._plan: Plan | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._accept, name="edl-links", daemon=True)
         self._thread.start()
@@ -318,10 +324,14 @@ class LinkServer:
                 number, plan = self._host.begin_stream(
                     question["stream"], mode, question["run"], question["begun"]
                 )
-                return {"pass": number, "spec": row_of(plan.spec)}
+                self._plan = plan  # the trainer's own, which learns
+                return {"pass": number, "spec": row_of(plan.known_spec)}
             case "next":
                 grant = self._host.next_grant(question["stream"], question["number"])
-                return None if grant is None else row_of(grant)
+                answer: dict[str, Any] = {"grant": None if grant is None else row_of(grant)}
+                if self._plan and (news := self._plan.segments_after(question["segment"])):
+                    answer["segments"] = list(map(row_of, news))
+                return answer
             case "fail":
                 self._host.fail_record(question["task"], question["position"], question["reason"])
         return None

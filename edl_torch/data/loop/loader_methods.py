@@ -119,6 +119,10 @@ class ServiceMethods:
         """Make the master go back to `state`; see `DataShardService.load_state_dict`."""
         self.service.load_state_dict(state)
 
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """Give a mixture other weights; see `DataShardService.set_weights`."""
+        return self.service.set_weights(weights)
+
     def quarantined(self) -> list[QuarantinedRecord]:
         """The records that could not be read, of all trainers; see `DataShardService.quarantined`."""
         return self.service.quarantined()

@@ -7,7 +7,7 @@ import logging
 import os
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +15,13 @@ from torch.utils.data import DataLoader
 
 from edl_torch.client.service import DataShardService, ServiceKeywords
 from edl_torch.core.plan import Plan
+from edl_torch.core.registration import NO_EPOCHS
 from edl_torch.data.dataset import ImageDataset, OnBadRecord, ShardedDataset
+from edl_torch.data.mixture import Mixture, MixtureComponent, MixtureDataset
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.readers.map_dataset import MapDatasetReader
+from edl_torch.readers.mixture import ComponentReader
 from edl_torch.readers.registry import open_reader
 from edl_torch.shard import TaskType
 from edl_torch.system.user_warnings import warn_user
@@ -64,6 +67,8 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
 
     Raises InvalidArgument for anything else, and what the reader and the service raise.
     """
+    if isinstance(data, Mixture):
+        return _open_mixture(data, batch_size, options)
     task_type = options.service.get("task_type", TaskType.TRAINING)
     reader = reader_of(data, task_type, options.storage_options)
     order = _order_of(reader, options)
@@ -82,6 +87,60 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
     except BaseException:
         service.close()
         raise
+
+
+def _open_mixture(mixture: Mixture, batch_size: int, options: ReadingOptions) -> ShardedDataset:
+    if options.service.get("num_epochs") is not None:
+        raise InvalidArgument(f"a mixture {NO_EPOCHS}")
+    if options.service.get("shuffle_window") is not None or options.target_transform is not None:
+        raise InvalidArgument(
+            "shuffle_window= and target_transform= are a component's: give them to its MixtureComponent"
+        )
+    if options.service.get("fingerprint") is not None:
+        raise InvalidArgument("fingerprint= is a component's: give it to the reader of each")
+    task_type = options.service.get("task_type", TaskType.TRAINING)
+    parts = [_component(name, part, task_type, options) for name, part in mixture.components.items()]
+    has_steps = any(part.transform or part.target_transform for part in mixture.components.values())
+    reader = mixture.open(parts, task_type, tagged=has_steps or mixture.with_component)
+    keywords: ServiceKeywords = {**options.service}
+    service = DataShardService(batch_size, reader=reader, **keywords)
+    try:
+        images = any(getattr(part.reader, "yields_images", False) for part in parts)
+        seeds = images if options.seed_transforms is None else options.seed_transforms
+        return MixtureDataset(
+            service,
+            reader,
+            mixture,
+            options.transform,
+            on_bad_record=options.on_bad_record,
+            seed_transforms=seeds,
+        )
+    except BaseException:
+        service.close()
+        raise
+
+
+def _component(
+    name: str, part: MixtureComponent, task_type: TaskType, options: ReadingOptions
+) -> ComponentReader:
+    reader = reader_of(part.data, task_type, options.storage_options)
+    own = replace(
+        options,
+        shuffle=options.shuffle if part.shuffle is None else part.shuffle,
+        service={"shuffle_window": part.shuffle_window},
+    )
+    order = _order_of(reader, own)
+    return ComponentReader(
+        name=name,
+        reader=reader,
+        order={
+            "records_per_shard": part.records_per_shard or 0,
+            "shuffle": order.all_records,
+            "shuffle_shards": order.shards,
+            "shuffle_in_shard": order.in_shard,
+            "shuffle_window": order.window or order.usual_window or 1,
+        },
+    )
 
 
 def reader_of(

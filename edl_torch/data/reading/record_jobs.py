@@ -95,7 +95,7 @@ class OpenLease:
         part = self.grant.slice
         if self._seeds is None:
             plan = self._plan
-            self._seeds = record_seeds(plan.spec.seed, part.epoch, plan.indices(part), plan.folder)
+            self._seeds = record_seeds(plan.spec.seed, part.epoch, plan.seeding(part), plan.folder)
         return self._seeds[position - part.skip]
 
 

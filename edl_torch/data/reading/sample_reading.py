@@ -29,6 +29,7 @@ from edl_torch.readers.base import (
     name_record,
 )
 from edl_torch.readers.map_dataset import MapDatasetReader
+from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
 
 # Times of reading and of transforming -------------------------------------------------------------------
@@ -271,6 +272,8 @@ class SampleReader:
         announce(reader, plan, rest)
         if indices.sources is None and isinstance(reader, IndexedReader):
             return reader.read_each(indices.names[0], indices.numbers)
+        if isinstance(reader, MixtureReader):
+            return reader.read_each(indices)
         return starmap(reader.read_record, indices)
 
     def _permuted(self, plan: Plan, grant: Grant) -> Source:
@@ -373,6 +376,13 @@ class LeasesAhead(Iterator[Grant]):
 
 def announce(reader: AbstractDataReader, plan: Plan, part: Slice) -> None:
     """Tell the reader which records come next, where they lie together."""
+    if isinstance(reader, MixtureReader) and plan.mixed is not None:
+        first = plan.index_of(part)
+        for in_order in (True, False):
+            ranges = plan.mixed.storage(first, first + part.limit, reader.expecting, in_order=in_order)
+            with suppress(ReaderError):
+                reader.expect(list(ranges), in_order=in_order)
+        return
     if plan.order is Shuffle.GLOBAL or not has_expectations(reader):
         return
     in_order = plan.order is Shuffle.NONE

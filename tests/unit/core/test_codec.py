@@ -51,7 +51,7 @@ def test_an_object_may_have_more_than_the_record(record):
 
 def test_a_row_has_the_fields_of_what_is_in_the_record_in_its_place():
     assert row_of(GRANT) == (1, 2, 3, 4, 5, 6, 7)
-    assert row_of(ANSWER) == (8, 3, "EPOCH_OVER", (row_of(GRANT),) * 2)
+    assert row_of(ANSWER) == (8, 3, "EPOCH_OVER", (row_of(GRANT),) * 2, ())
     assert object_of(SPEC)["sources"] == (("a\udcff", 2, 3), ("b", 0, 4))
     assert object_of(MODEL)["values"] == "AP8="
 

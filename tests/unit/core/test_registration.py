@@ -40,7 +40,7 @@ def test_what_is_given_is_taken() -> None:
         fingerprint=Fingerprint.given("v1").encode(),
     )
     spec = new_spec(given, batch_size=4)
-    assert all(getattr(spec, name) == getattr(given, name) for name in given.__slots__)
+    assert all(getattr(spec, name) == getattr(given, name) for name in given.given)
 
 
 def test_a_name_alone_makes_no_dataset() -> None:

@@ -138,7 +138,7 @@ def test_a_url_of_anything_but_parquet_is_refused_with_the_ways_to_read_it():
         open_reader("memory://bucket/none")
     store = fsspec.filesystem("memory")
     store.pipe("/bucket/rows.xyz", b"1")
-    with pytest.raises(ReaderError, match=r"no reader knows 'memory://bucket': of URLs, Parquet and"):
+    with pytest.raises(ReaderError, match=r"no reader knows 'memory://bucket': of URLs, Parquet, tars and"):
         open_reader("memory://bucket")
     store.rm("/bucket", recursive=True)
 

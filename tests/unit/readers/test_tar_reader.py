@@ -412,6 +412,16 @@ def test_an_index_that_does_not_fit_is_not_used(
     assert "does not fit, and is not used" in caplog.text
 
 
+def test_an_index_of_two_tars_in_one_file_does_not_fit(tmp_path: Path) -> None:
+    """The zeros that end the first one are no part of a sample."""
+    path = Path(samples_tar(tmp_path / "a.tar", 5))
+    starts, size, content = parse_index(energon(str(path))), path.stat().st_size, path.read_bytes()
+    path.write_bytes(content + content)
+    both = np.concatenate([starts[:-1], starts + size])
+    Path(f"{path}.idx").write_bytes(both.astype("<i8").tobytes())
+    assert "two tars in one file" in refused(path)
+
+
 def test_an_index_that_is_wrong_between_what_was_tried_is_one_error_when_it_is_used(tmp_path: Path) -> None:
     path = samples_tar(tmp_path / "a.tar", 2000)
     starts = parse_index(energon(path))

@@ -26,6 +26,10 @@ WITHOUT = {
         {"ledger", "lineage"},
         "ends a session in all its datasets; after it the session says nothing more",
     ),
+    "SetWeights": (
+        {"session", "member"},
+        "comes from a person too, who has no session; it replaces a segment that it names, and no other",
+    ),
     "Status": (FENCE, "looks from outside: it changes nothing, and no trainer asks it about its own work"),
 }
 

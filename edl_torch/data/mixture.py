@@ -1,0 +1,213 @@
+"""`Mixture`: what a loader is given to train on several datasets at once, in exact shares.
+
+It says what is mixed. The order is `core.mixture`'s; records are read through `readers.mixture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from edl_torch.client.service import DataShardService
+from edl_torch.core.mixture import ENDLESS, check_names, parts_of
+from edl_torch.data.dataset import OnBadRecord, ShardedDataset, transformed
+from edl_torch.data.reading.sample_reading import Transform
+from edl_torch.data.reading.seeding import draws_by_itself, with_own_numbers
+from edl_torch.errors import InvalidArgument
+from edl_torch.readers.base import reader_sources
+from edl_torch.readers.mixture import ComponentReader, MixtureReader
+from edl_torch.shard import MixtureWeights, TaskType
+
+StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
+ShareOf = Mapping[str, float]  # a weight by component
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureComponent:
+    """A dataset of a mixture with options of its own.
+
+    Args:
+        data: What an `ElasticDataLoader` reads: a reader, a map-style dataset, a path or address.
+        shuffle: As for `ElasticDataLoader`; None: as the loader says.
+        shuffle_window: As for `ElasticDataLoader`.
+        records_per_shard: Records of a shard of it. Default: as many as in the mixture's.
+        transform: Applied to each record, before the loader's own `transform`. Of a reader that yields images
+            it is given the image.
+        target_transform: Applied to the target, of a reader that yields images with targets.
+    """
+
+    data: Any = field(kw_only=False)
+    shuffle: bool | Literal["shards", "in_shard"] | None = None
+    shuffle_window: int | None = None
+    records_per_shard: int | None = None
+    transform: Transform | None = None
+    target_transform: Transform | None = None
+
+
+class Mixture:
+    """Several datasets as one, for `ElasticDataLoader(Mixture(…), batch_size=…)`.
+
+    Records come in shares that are exact: at every index of the mixture each component is within one
+    record of its share. Each component's records come in passes, each of which has every record of it
+    once, in an order of its own. What is at an index is a function of seed, weights and index, on any
+    number of trainers.
+
+    Args:
+        components: Datasets by name; of one with options of its own a `MixtureComponent`. Names have no
+        colon. weights: A weight for each component, in any unit; decimals are exact. A list of `(index,
+            weights)`, the first one with 0, changes them as the mixture comes to these indices. Default:
+            by size.
+        stopping_strategy: "first_exhausted" ends with the first pass over any component that is complete,
+            "all_exhausted" when each has had one.
+        num_records: Records after which the mixture ends. With neither it is endless, and the loop ends it.
+        temperature: Without weights: shares go by size to the power of 1/temperature. 1 is by size; the
+            larger, the more alike the shares.
+        with_component: Samples are pairs of the component's name and the sample.
+
+    Raises:
+        InvalidArgument: no components, weights for others or that cannot be used, two ends.
+    """
+
+    def __init__(
+        self,
+        components: Mapping[str, Any],
+        weights: ShareOf | Sequence[tuple[int, ShareOf]] | None = None,
+        *,
+        stopping_strategy: StoppingStrategy | None = None,
+        num_records: int | None = None,
+        temperature: float | None = None,
+        with_component: bool = False,
+    ) -> None:
+        if not isinstance(components, Mapping) or not components:
+            raise InvalidArgument('Mixture needs datasets by name, as Mixture({"web": web, "code": code})')
+        for name in components:
+            if not isinstance(name, str) or not name or ":" in name:
+                raise InvalidArgument(f"a component is called {name!r}: give it a name, without a colon")
+        if stopping_strategy is not None and num_records is not None:
+            raise InvalidArgument("give stopping_strategy or num_records, not both: each says where it ends")
+        if stopping_strategy not in (None, "first_exhausted", "all_exhausted"):
+            raise InvalidArgument(
+                f"stopping_strategy is {stopping_strategy!r}: give 'first_exhausted', 'all_exhausted' or None"
+            )
+        if num_records is not None and (
+            not isinstance(num_records, int) or isinstance(num_records, bool) or not 0 < num_records < ENDLESS
+        ):
+            raise InvalidArgument(f"num_records is {num_records!r}: give a number of records, or None")
+        if temperature is not None and weights is not None:
+            raise InvalidArgument("temperature makes weights of sizes: leave it out, or weights")
+        if temperature is not None and not temperature > 0:
+            raise InvalidArgument(
+                f"temperature is {temperature!r}: give a number above 0, 1 for shares by size"
+            )
+        # In the order of names, so that it does not matter in which order a program has them.
+        self.components = {
+            name: part if isinstance(part, MixtureComponent) else MixtureComponent(part)
+            for name, part in sorted(components.items())
+        }
+        self.with_component = with_component
+        self._stops = stopping_strategy or ""
+        self._size = ENDLESS if num_records is None else num_records
+        self._temperature = 1.0 if temperature is None else float(temperature)
+        self._weights = None if weights is None else self._scheduled(weights)
+
+    def _scheduled(self, weights: ShareOf | Sequence[tuple[int, ShareOf]]) -> tuple[MixtureWeights, ...]:
+        changes = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+        names = list(self.components)
+        found = []
+        for start, shares in changes:
+            check_names("the mixture", names, shares)
+            parts = parts_of([shares[name] for name in names], names)
+            found.append(MixtureWeights(start=start, parts=parts))
+        starts = [change.start for change in found]
+        if starts[:1] != [0] or any(one >= other for one, other in pairwise(starts)):
+            raise InvalidArgument(f"weights begin at {starts}: give some from 0 on, then at later indices")
+        return tuple(found)
+
+    def open(self, parts: Sequence[ComponentReader], task_type: TaskType, *, tagged: bool) -> MixtureReader:
+        """Return the reader of the mixture, of those of its components."""
+        weights = self._weights
+        if weights is None:
+            sizes = [sum(s.count for s in reader_sources(part.reader, task_type)) for part in parts]
+            power = 1 / self._temperature
+            shares = sizes if power == 1 else [size**power for size in sizes]
+            weights = (MixtureWeights(start=0, parts=parts_of(shares, [part.name for part in parts])),)
+        return MixtureReader(parts, weights=weights, size=self._size, stops=self._stops, tagged=tagged)
+
+    def __repr__(self) -> str:
+        return f"<Mixture {', '.join(self.components)}>"
+
+
+class MixtureDataset(ShardedDataset):
+    """The records of a mixture, each made into a sample by its component's transform, then by `transform`."""
+
+    def __init__(
+        self,
+        service: DataShardService,
+        reader: MixtureReader,
+        mixture: Mixture,
+        transform: Transform | None,
+        *,
+        on_bad_record: OnBadRecord,
+        seed_transforms: bool,
+    ) -> None:
+        super().__init__(
+            service, reader, False, transform, on_bad_record=on_bad_record, seed_transforms=seed_transforms
+        )
+        self._parts = [
+            _Steps(
+                name,
+                part.transform,
+                part.target_transform,
+                part.target_transform is not None or getattr(component.reader, "yields_images", False),
+            )
+            for (name, part), component in zip(mixture.components.items(), reader.parts, strict=True)
+        ]
+        self._tagged = reader.tagged
+        self._with_component = mixture.with_component
+
+    @property
+    def _record_transform(self) -> Transform | None:
+        last = with_own_numbers(self.transform)
+        if not self._tagged:
+            return last
+        makers = [(part.name, part.make()) for part in self._parts]
+        return partial(_sample, makers, last, self._with_component)
+
+    @property
+    def _draws_by_itself(self) -> bool:
+        own = (transform for part in self._parts for transform in (part.transform, part.target_transform))
+        return draws_by_itself(self.transform) or any(map(draws_by_itself, own))
+
+
+class _Steps(NamedTuple):
+    """What is made of the records of a component."""
+
+    name: str
+    transform: Transform | None
+    target_transform: Transform | None
+    is_image: bool
+
+    def make(self) -> Transform | None:
+        """Return what makes a sample of a record; None where the record is the sample."""
+        if self.transform is None and self.target_transform is None:
+            return None
+        record, target = map(with_own_numbers, (self.transform, self.target_transform))
+        return partial(transformed, record, target) if self.is_image else record
+
+
+def _sample(
+    makers: Sequence[tuple[str, Transform | None]],
+    last: Transform | None,
+    named: bool,
+    tagged: tuple[int, Any],
+) -> Any:
+    """Make a sample of a record that a tagged `MixtureReader` has read."""
+    place, sample = tagged
+    name, make = makers[place]
+    for step in (make, last):
+        if step is not None:
+            sample = step(sample)
+    return (name, sample) if named else sample

@@ -1,0 +1,422 @@
+"""Mixtures through real loaders: shares, passes, tokens and changes of weights, against a book of its own."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
+from edl_torch.cli.main import main
+from edl_torch.core.calls import SetWeightsCall
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError
+
+ROOT = Path(__file__).parents[2]
+SIZES = {"code": 37, "math": 5, "web": 400}
+WEIGHTS = {"web": 0.6, "code": 0.3, "math": 0.1}
+
+Found = tuple[str, int, int]  # component, pass, record
+
+
+class Numbers:
+    """A dataset of numbers, which tells whose they are."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first = first
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return self.first + index
+
+
+STARTS = {name: 1000 * place for place, name in enumerate(sorted(SIZES))}
+
+
+def mixture(**more: Any) -> Mixture:
+    parts = {name: Numbers(STARTS[name], size) for name, size in SIZES.items()}
+    return Mixture(parts, **{"weights": WEIGHTS, "num_records": 1000, **more})
+
+
+def loader(mixed: Mixture | None = None, **more: Any) -> ElasticDataLoader:
+    return ElasticDataLoader(
+        mixture() if mixed is None else mixed, **{"batch_size": 10, "collate_fn": list, "seed": 3, **more}
+    )
+
+
+class Book:
+    """What a mixture of unshuffled components gives at each index, by the rule as it is told in the docs."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self.names = sorted(SIZES)
+        self.lags = dict.fromkeys(self.names, Fraction(0))
+        self.counts = dict.fromkeys(self.names, 0)
+        self.found: list[Found] = []
+        self.weigh(weights)
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        total = sum(Fraction(str(weight)) for weight in weights.values())
+        self.shares = {name: Fraction(str(weights[name])) / total for name in self.names}
+
+    def upto(self, index: int) -> Book:
+        while len(self.found) < index:
+            may = [n for n in self.names if self.shares[n] and self.lags[n] + self.shares[n] > 0]
+            due = {n: math.ceil((1 - self.lags[n]) / self.shares[n]) for n in may}
+            first = min(may, key=lambda n: (due[n], n))
+            number = self.counts[first]
+            self.found.append((first, number // SIZES[first], number % SIZES[first]))
+            self.counts[first] += 1
+            self.lags = {n: self.lags[n] + self.shares[n] - (n == first) for n in self.names}
+        return self
+
+
+def records_of(one: ElasticDataLoader, batch: Sequence[int]) -> list[Found]:
+    """The records of the batch in hand, each held against what the batch has."""
+    indices = one.records
+    assert indices.passes is not None
+    found = []
+    for (name, index), number, value in zip(indices, indices.passes.tolist(), batch, strict=True):
+        component = name.partition(":")[0]
+        assert value == STARTS[component] + index
+        found.append((component, number, index))
+    return found
+
+
+def trained(one: ElasticDataLoader, batches: int | None = None) -> list[Found]:
+    found = []
+    for number, batch in enumerate(one, 1):
+        found += records_of(one, batch)
+        if number == batches:
+            one.stepped()
+            break
+    return found
+
+
+READING: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"num_threads": 3},
+    {"num_workers": 1, "num_threads": 2},
+]
+
+
+@pytest.mark.parametrize("reading", READING, ids=str)
+def test_a_loop_is_given_what_the_weights_say(reading: dict[str, Any]) -> None:
+    with loader(**reading) as one:
+        assert len(one) == 100
+        found = trained(one)
+    book = Book(WEIGHTS).upto(1000).found
+    assert Counter(found) == Counter(book)
+    assert found == book or "num_workers" in reading
+    assert Counter(name for name, _, _ in found) == {"web": 600, "code": 300, "math": 100}
+
+
+def test_each_pass_over_a_component_that_is_shuffled_is_another_permutation() -> None:
+    parts = {
+        name: MixtureComponent(Numbers(STARTS[name], size), shuffle=True) for name, size in SIZES.items()
+    }
+    with loader(Mixture(parts, WEIGHTS, num_records=1000)) as one:
+        found = trained(one)
+    assert [name for name, _, _ in found] == [name for name, _, _ in Book(WEIGHTS).upto(1000).found]
+    passes = [[n for name, number, n in found if (name, number) == ("code", which)] for which in range(8)]
+    assert all(sorted(one) == list(range(37)) for one in passes)
+    assert len(set(map(tuple, passes))) == 8
+
+
+def test_a_component_has_its_own_transform_and_the_loaders_after_it() -> None:
+    parts = {"a": MixtureComponent([1, 2, 3], transform=lambda n: n + 10), "b": [7]}
+    mixed = Mixture(parts, {"a": 1, "b": 1}, num_records=4, with_component=True)
+    with ElasticDataLoader(mixed, 4, transform=lambda n: n * 2, collate_fn=list) as one:
+        assert next(iter(one)) == [("a", 22), ("b", 14), ("a", 24), ("b", 14)]
+
+
+def test_a_record_of_a_small_component_is_augmented_otherwise_in_each_pass() -> None:
+    def draw(_: int, rng: np.random.Generator) -> int:
+        return int(rng.integers(1 << 60))
+
+    def drawn(**more: Any) -> list[tuple[Found, int]]:
+        with loader(mixture(num_records=60), transform=draw, **more) as one:
+            found = []
+            for batch in one:
+                indices = one.records
+                assert indices.passes is not None
+                keys = [
+                    (*record, number) for record, number in zip(indices, indices.passes.tolist(), strict=True)
+                ]
+                found += list(zip(keys, batch, strict=True))
+        return found
+
+    plain = drawn()
+    assert len({value for _, value in plain}) == 60
+    assert dict(drawn(num_workers=2)) == dict(drawn(num_threads=2)) == dict(plain)
+
+
+@pytest.mark.parametrize("stops", ["first_exhausted", "all_exhausted"])
+def test_it_ends_with_whole_passes(stops: Any) -> None:
+    with loader(mixture(stopping_strategy=stops, num_records=None), drop_last=False) as one:
+        found = trained(one)
+    complete = {
+        name: sum(found.count((name, 0, n)) for n in range(size)) == size for name, size in SIZES.items()
+    }
+    assert any(complete.values()) if stops == "first_exhausted" else all(complete.values())
+    if stops == "first_exhausted":
+        assert found[-1] == ("math", 0, 4)
+
+
+def test_it_is_endless_without_an_end() -> None:
+    with loader(mixture(num_records=None)) as one:
+        assert trained(one, 20) == Book(WEIGHTS).upto(200).found
+        assert trained(one, 20) == Book(WEIGHTS).upto(400).found[200:]
+
+
+def test_weights_go_by_size_where_none_are_given() -> None:
+    shares = {}
+    for temperature in (None, 2, 1e9):
+        with loader(mixture(weights=None, temperature=temperature, num_records=4420)) as one:
+            shares[temperature] = Counter(name for name, _, _ in trained(one))
+    assert shares[None] == {name: 10 * size for name, size in SIZES.items()}
+    whole = sum(size**0.5 for size in SIZES.values())
+    assert all(abs(shares[2][name] - 4420 * size**0.5 / whole) < 2 for name, size in SIZES.items())
+    assert max(shares[1e9].values()) - min(shares[1e9].values()) < 3
+
+
+def test_trainers_share_it_and_go_on_from_a_token_with_others() -> None:
+    expected = Counter(Book(WEIGHTS).upto(1000).found)
+    noise, done, token = random.Random(5), Counter[Found](), None
+    for stage, ranks in enumerate((1, 3, 2, 1)):
+        master = LocalMaster()
+        with ExitStack() as stack:
+            loaders = [
+                stack.enter_context(loader(master_client=master, num_workers=ranks % 2)) for _ in range(ranks)
+            ]
+            if token is not None:
+                loaders[0].load_state_dict(token)
+            loops = {one: iter(one) for one in loaders}
+            kept = Counter(done)
+            for _ in range(18 if stage < 3 else 1000):
+                if not loops:
+                    break
+                one = noise.choice(list(loops))
+                batch = next(loops[one], None)
+                if batch is None:
+                    del loops[one]
+                    continue
+                kept.update(records_of(one, batch))
+                one.stepped()
+            for one in loaders:
+                one.service.session.flush()
+            token, done = loaders[0].state_dict(), kept
+            for loop in loops.values():
+                loop.close()  # type: ignore[attr-defined]
+    assert done == expected
+
+
+def test_new_weights_begin_at_the_first_index_that_is_not_lent() -> None:
+    new = {"web": 0.1, "code": 0.1, "math": 0.8}
+    for workers in (0, 2):
+        with loader(num_workers=workers, records_per_shard=40) as one:
+            loop = iter(one)
+            found = [record for _ in range(7) for record in records_of(one, next(loop))]
+            start = one.set_weights(new)
+            assert start >= 70
+            assert start % 40 == 0
+            assert start <= 70 + 40 * (2 + 2 * workers)
+            assert one.set_weights(new) == start  # as when another rank sets them too
+            found += [record for batch in loop for record in records_of(one, batch)]
+        book = Book(WEIGHTS).upto(start)
+        book.weigh(new)
+        assert Counter(found) == Counter(book.upto(1000).found)
+
+
+def test_a_schedule_changes_weights_as_it_comes_to_them() -> None:
+    new = {"web": 0.1, "code": 0.8, "math": 0.1}
+    with loader(mixture(weights=[(0, WEIGHTS), (433, new)])) as one:
+        found = trained(one)
+    book = Book(WEIGHTS).upto(433)
+    book.weigh(new)
+    assert found == book.upto(1000).found
+
+
+def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others() -> None:
+    new, edited = {"web": 0.2, "code": 0.2, "math": 0.6}, {"web": 1, "code": 1, "math": 2}
+    with loader(records_per_shard=20) as one:
+        loop = iter(one)
+        found = [record for _ in range(5) for record in records_of(one, next(loop))]
+        start = one.set_weights(new)
+        found += [record for _ in range(20) for record in records_of(one, next(loop))]
+        token = one.state_dict()
+    book = Book(WEIGHTS).upto(start)
+    book.weigh(new)
+    with loader(records_per_shard=20) as one:  # as it was
+        one.load_state_dict(token)
+        assert found + trained(one) == book.upto(1000).found
+    with loader(mixture(weights=edited), records_per_shard=20) as one:
+        one.load_state_dict(token)
+        found += trained(one)
+    at = next(index for index in range(250, 1000, 10) if index % 20 == 0)
+    changed = Book(WEIGHTS).upto(start)
+    changed.weigh(new)
+    changed.upto(at)
+    changed.weigh(edited)
+    assert found == changed.upto(1000).found
+
+
+def test_weights_of_a_mixture_that_went_back_are_not_set() -> None:
+    with loader() as one:
+        next(iter(one))
+        fence = one.service.session.trainer.state.fence
+        one.load_state_dict(None)
+        with pytest.raises(StaleLease, match="went back to a checkpoint"):
+            one.service.session.master.set_weights("training", WEIGHTS | {"web": 1}, key="k", fence=fence)
+
+
+def test_a_call_that_is_repeated_begins_one_segment_and_another_ones_is_refused() -> None:
+    master = LocalMaster()
+    with loader(master_client=master) as one:
+        next(iter(one))
+        found = master.dataset_status("training")
+        call = SetWeightsCall(
+            dataset="training",
+            ledger=found.ledger,
+            lineage=found.lineage,
+            replaces=found.segment,
+            key="mine",
+            weights=WEIGHTS | {"web": 1.0},
+        )
+        first = master.call(call)
+        next(iter(one))
+        assert master.call(call) == first
+        other = SetWeightsCall(
+            dataset="training",
+            ledger=found.ledger,
+            lineage=found.lineage,
+            replaces=found.segment,
+            key="other",
+            weights=WEIGHTS | {"web": 2.0},
+        )
+        with pytest.raises(StaleLease, match="other weights by somebody else"):
+            master.call(other)
+        assert master.dataset_status("training").segment == first.number
+
+
+def test_the_status_says_what_each_component_was_to_give_and_has_given() -> None:
+    with loader() as one:
+        found = trained(one, 33)
+        status = one.service.session.master.dataset_status("training")
+    by_name = {component.name: component for component in status.components}
+    assert {name: component.share for name, component in by_name.items()} == pytest.approx(WEIGHTS)
+    given = status.components[0].given, status.components[1].given, status.components[2].given
+    assert sum(given) == sum(component.open for component in status.components) + 330
+    assert all(abs(component.wanted - component.given) <= 1 for component in status.components)
+    done = Counter(name for name, _, _ in found)
+    assert {name: c.given - c.open for name, c in by_name.items()} == done
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"num_epochs": 2}, "no epochs"),
+        ({"shuffle_window": 3}, "MixtureComponent"),
+        ({"fingerprint": "v1"}, "reader of each"),
+        ({"target_transform": str}, "MixtureComponent"),
+    ],
+)
+def test_what_a_mixture_does_not_have_is_refused(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        loader(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"weights": {"web": 1}}, "code, math: no weight"),
+        ({"weights": WEIGHTS | {"wbe": 1}}, "wbe: no component"),
+        ({"weights": [(5, WEIGHTS)]}, "begin at"),
+        ({"stopping_strategy": "first_exhausted"}, "not both"),
+        ({"stopping_strategy": "never", "num_records": None}, "'never'"),
+        ({"num_records": 0}, "num_records is 0"),
+        ({"temperature": 2}, "temperature"),
+        ({"weights": None, "temperature": -1}, "above 0"),
+    ],
+)
+def test_mixtures_that_make_no_sense_are_refused(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        mixture(**more)
+
+
+def test_another_mixture_is_not_taken_for_it() -> None:
+    master = LocalMaster()
+    with loader(master_client=master) as one:
+        token = one.state_dict() if next(iter(one)) else None
+        other = Mixture(
+            {name: Numbers(0, size) for name, size in SIZES.items() if name != "math"}, num_records=1000
+        )
+        with (
+            loader(other, master_client=master) as two,
+            pytest.raises(DatasetConflict, match="'math': registered"),
+        ):
+            next(iter(two))
+        with (
+            loader(Numbers(0, 5), master_client=master) as two,
+            pytest.raises(DatasetConflict, match="no mixture"),
+        ):
+            next(iter(two))
+        edited = mixture(weights=WEIGHTS | {"web": 1})
+        with (
+            loader(edited, master_client=master) as two,
+            pytest.raises(DatasetConflict, match="weights: registered"),
+        ):
+            next(iter(two))
+    with loader(other) as two, pytest.raises(TokenError, match="'math'"):
+        two.load_state_dict(token)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first block with data of five sources, of which a few batches are read, and its second in the
+    loop."""
+    page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
+    mix, change = re.findall(r"```python\n(.*?)```", page, re.S)
+    monkeypatch.chdir(tmp_path)
+    for name in ("web", "code", "books", "math", "chat"):
+        folder = tmp_path / "data" / name
+        folder.mkdir(parents=True)
+        (folder / "0.txt").write_text("".join(f"{name} {n}\n" for n in range(50)))
+    seen: list[str] = []
+
+    def note(loader: ElasticDataLoader) -> bool:
+        seen.extend(name.partition(":")[0] for name, _ in loader.records)
+        if len(seen) == 640:
+            exec(change, {"loader": loader})
+        loader.stepped()
+        return len(seen) == 6400
+
+    block = mix.replace("    ...", "    if note(loader): break")
+    assert block != mix
+    exec(block, {"parse_formula": str.strip, "tokenize": str.split, "note": note})
+    shares = {name: seen[:640].count(name) / 640 for name in set(seen)}
+    assert shares == pytest.approx(
+        {"web": 0.6, "code": 0.2, "books": 0.1, "math": 0.05, "chat": 0.05}, abs=0.002
+    )
+    assert seen[-1600:].count("code") == 480
+
+
+def test_an_audit_proves_it_and_says_what_each_component_got(tmp_path: Path, capsys: Any) -> None:
+    with loader(audit_dir=tmp_path) as one:
+        loop = iter(one)
+        next(loop)
+        one.set_weights(WEIGHTS | {"web": 3})
+        for _ in loop:
+            pass
+    assert main(["audit", str(tmp_path), "--expect", "delivered"]) == 0, capsys.readouterr()
+    print(capsys.readouterr().out)
