@@ -201,7 +201,7 @@ def test_what_is_not_there_is_said(weed, bucket, tmp_path):
     for data, said in {
         "none/b.tar": "does not exist; check the bucket and the path",
         "none/{0..2}.tar": "0.tar' does not exist",
-        "nowhere": "has no tar in it",
+        "nowhere": "has no data file: expected a name that ends in .tar",
         "none/a.tar": "is cut short",
     }.items():
         with pytest.raises(DataFormatError, match=said):
