@@ -69,6 +69,15 @@ class Book:
         total = sum(Fraction(str(weight)) for weight in weights.values())
         self.shares = {name: Fraction(str(weights[name])) / total for name in self.names}
 
+    def leave(self, weights: Mapping[str, float]) -> None:
+        """Go on with weights of which some may be 0: the others share out what those were owed."""
+        self.weigh(weights)
+        gone = sum(lag for name, lag in self.lags.items() if not self.shares[name])
+        sign = -1 if gone > 0 else 1
+        stays = {n: lag if self.shares[n] else Fraction(0) for n, lag in self.lags.items()}
+        whole = sum(lag * sign for lag in stays.values() if lag * sign > 0) or Fraction(1)
+        self.lags = {n: lag * (1 - abs(gone) / whole) if lag * sign > 0 else lag for n, lag in stays.items()}
+
     def upto(self, index: int) -> Book:
         while len(self.found) < index:
             may = [n for n in self.names if self.shares[n] and self.lags[n] + self.shares[n] > 0]
@@ -245,6 +254,19 @@ def test_a_schedule_changes_weights_as_it_comes_to_them() -> None:
         found = trained(one)
     book = Book(WEIGHTS).upto(433)
     book.weigh(new)
+    assert found == book.upto(1000).found
+
+
+def test_weights_that_were_to_come_later_may_be_set_now() -> None:
+    later = {"web": 0.1, "code": 0.8, "math": 0.1}
+    with loader(mixture(weights=[(0, WEIGHTS), (700, later)]), records_per_shard=20) as one:
+        loop = iter(one)
+        found = records_of(one, next(loop))
+        start = one.set_weights(later)
+        assert start < 100
+        found += [record for batch in loop for record in records_of(one, batch)]
+    book = Book(WEIGHTS).upto(start)
+    book.weigh(later)
     assert found == book.upto(1000).found
 
 
