@@ -29,8 +29,7 @@ def read_ahead(loader: ElasticDataLoader, lookahead: int | Literal["manual"] = "
 
     A pass over the loader that is open ends. `lookahead` takes back how it was before.
     """
-    session = loader.service.session
-    session.run(session.passes.set_lookahead(None if lookahead == "manual" else lookahead))
+    loader.service.session.set_lookahead(None if lookahead == "manual" else lookahead)
 
 
 def records_read(loader: ElasticDataLoader) -> int:

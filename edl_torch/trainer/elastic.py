@@ -68,8 +68,8 @@ class ElasticPasses:
         return state.supply.open(Mode.ELASTIC, epoch)
 
     def set_lookahead(self, lookahead: int | None) -> Procedure[None]:
-        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
-        passes one on. A pass that is open is ended."""
+        """Have so many batches read ahead of the loop from the next pass on; None: a wrapper tells. A pass
+        that is open is ended."""
         yield from self.supersede()
         if self._state.batches.is_told:
             self._withdraw()
@@ -152,7 +152,7 @@ class ElasticPasses:
 
     def learnt_in_several_steps(self, batches: Iterable[Batch]) -> None:
         """Note that an optimizer stepped more than once on batches, each time on new gradients."""
-        if new := [batch for batch in batches if not batch.several]:
+        if new := [batch for batch in batches if batch.ticket and not batch.several]:
             self._state.facts.append(StepShown(what="several", runs=_runs_with_slices(new)))
         for batch in new:
             batch.several = True

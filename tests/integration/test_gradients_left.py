@@ -18,6 +18,7 @@ from torch import nn
 
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.integrations.adapter import read_ahead
 
 RECORDS = 100
 EVERY = 3  # batches make a window
@@ -258,3 +259,27 @@ def test_a_loop_with_odd_parameters_may_be_left_in_a_window(
             optimizer.zero_grad()
     assert not model.wrong()
     assert verdict_of(tmp_path).proven
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["kept", "dropped"])
+def test_a_batch_in_hand_goes_back_where_a_framework_takes_the_loader(
+    tmp_path: Path, is_dropped: bool
+) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, optimizer) as loader:
+        batches = iter(loader)
+        model(next(batches)).backward()
+        if is_dropped:
+            del batches
+        read_ahead(loader)
+        with pytest.warns(UserWarning, match=AGAIN):
+            optimizer.step()
+        for batch in loader:
+            loader.passed_on()
+            optimizer.zero_grad()
+            model(batch).backward()
+            optimizer.step()
+        loader.passed_on()
+    assert model.wrong() == 5
+    assert verdict_of(tmp_path).outcome is Outcome.INEXACT

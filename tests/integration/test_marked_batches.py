@@ -9,6 +9,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.verdict_words import headline, inexact, undecided
+from edl_torch.integrations.adapter import read_ahead
 
 RECORDS = 48
 EVERY = 4
@@ -123,9 +125,23 @@ def another_optimizer_in_a_window(loader: Any, model: Counts, optimizer: Any) ->
             optimizer.zero_grad()
 
 
+def a_window_is_read_before_it_is_trained_on(loader: Any, model: Counts, optimizer: Any) -> None:
+    """As Transformers and torchtitan do, whose adapters say which batch is in training."""
+    read_ahead(loader)
+    batches = iter(loader)
+    while window := list(islice(batches, EVERY)):
+        for batch in window:
+            loader.passed_on()
+            model(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    loader.passed_on()
+
+
 @pytest.mark.parametrize(
     "loop",
     [
+        a_window_is_read_before_it_is_trained_on,
         trained_in_turn,
         another_optimizer_in_a_window,
         gradients_by_hand,
