@@ -7,10 +7,12 @@ loaders of other libraries stand beside, which are installed into an environment
 from __future__ import annotations
 
 import argparse
+import copy
 import multiprocessing
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 import threads_peers
 import torch
 from contenders import BareDecoding, Elastic, Plain, ThreadedDecoding
 from harness import Contest, Result, Round, measure, parser, print_result, results_as_json, write_json
 from pictures import find_pictures, write_photograph
-from records import RepeatedImages, ToTensor, resized
+from records import SIDE, RepeatedImages, ToTensor, resized
 
 from edl_torch.readers import MapDatasetReader
 from edl_torch.readers.images.decode import EXTENSIONS, read_image
@@ -40,7 +43,7 @@ THREADS, ONE_WORKER, PLAIN, BARE = (
 FOLDER, OWN = "two threads, reader and transform", "two threads, a dataset of one's own"
 BY_HAND = "two threads by hand"
 WHOLE, SCALED = "whole photograph", "min_side=256"
-KINDS = ["uint8", "float", "random", "beside", "memory", "scaled"]
+KINDS = ["uint8", "float", "random", "albumentations", "rng", "beside", "memory", "scaled"]
 OF_BARE = {"uint8": 0.95, "float": 0.93}
 RANDOM_OF_BARE = 0.92
 OVER_PLAIN, BESIDE_TRAINING, OF_MEMORY, OVER_WHOLE, AHEAD = 1.25, 1.2, 0.6, 3.0, 1.0
@@ -97,7 +100,9 @@ class Race:
         contests: dict[str, Callable[[ExitStack], Contest]] = {
             "uint8": partial(self._decoding, "uint8"),
             "float": partial(self._decoding, "float"),
-            "random": self._random,
+            "random": partial(self._random, "torchvision", augmentation),
+            "albumentations": partial(self._random, "Albumentations", Albumented),
+            "rng": partial(self._random, "numpy with rng", Cropped),
             "beside": self._beside,
             "scaled": self._scaled,
         }
@@ -128,16 +133,16 @@ class Race:
             ],
         )
 
-    def _random(self, stack: ExitStack) -> Contest:
-        """torchvision's augmentation, which draws, by all threads at once."""
-        pipeline = augmentation()
+    def _random(self, kind: str, make: Callable[[], Transform], stack: ExitStack) -> Contest:
+        """A random pipeline by all threads, seeded by the record; by hand and bare it is not seeded."""
+        pipeline = make()
         bare = BareDecoding(self._paths, self._count, processes=2, transform=pipeline)
         stack.callback(bare.close)
         own = MapDatasetReader(Augmented(self._paths, self._count, pipeline), thread_safe=True)
         return Contest(
-            title="JPEG to 224×224 by torchvision's random transforms",
+            title=f"JPEG to 224×224 by random transforms: {kind}",
             contenders={
-                FOLDER: self._elastic(stack, pipeline),
+                FOLDER: self._elastic(stack, getattr(pipeline, "seeded", pipeline)),
                 BY_HAND: ThreadedDecoding(self._paths, self._count, pipeline),
                 OWN: self._elastic(stack, None, reader=own),
                 BARE: bare,
@@ -257,6 +262,50 @@ def augmentation() -> Transform:
         ]
     )
     return made
+
+
+def cropped(image: Any, rng: np.random.Generator) -> Any:
+    """A random part of an image as float32 [224, 224, 3], flipped or not, brighter or darker, with noise."""
+    height, width = image.shape[:2]
+    side = int(min(height, width) * rng.uniform(0.5, 1.0))
+    top, left = rng.integers(height - side + 1), rng.integers(width - side + 1)
+    small = cv2.resize(image[top : top + side, left : left + side], (SIDE, SIDE))
+    if rng.random() < 0.5:
+        small = cv2.flip(small, 1)
+    noise = rng.standard_normal(small.shape, np.float32) * np.float32(0.02)
+    return small * np.float32(rng.uniform(0.6, 1.4) / 255) + noise
+
+
+class Albumented:
+    """Much the same by Albumentations; `seeded` is what a loader is given."""
+
+    def __init__(self) -> None:
+        import albumentations as a
+
+        self.seeded = a.Compose(
+            [
+                a.RandomResizedCrop(size=(SIDE, SIDE)),
+                a.HorizontalFlip(),
+                a.ColorJitter(0.4, 0.4, 0.4, 0.1),
+                a.Normalize(),
+            ]
+        )
+        self._of_threads = threading.local()
+
+    def __call__(self, image: Any) -> Any:
+        own = self._of_threads.__dict__
+        if "compose" not in own:
+            own["compose"] = copy.deepcopy(self.seeded)
+        return own["compose"](image=image)["image"]
+
+
+class Cropped:
+    """Crop, flip, brightness and noise by numpy and OpenCV; `seeded` is what a loader is given."""
+
+    seeded = staticmethod(cropped)
+
+    def __call__(self, image: Any) -> Any:
+        return cropped(image, np.random.default_rng())
 
 
 def compute(batch: torch.Tensor) -> None:

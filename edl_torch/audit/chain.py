@@ -94,6 +94,8 @@ class LineageChain:
         if said is not None:
             return self._part(lineage, self._line.done(said), said, self._word.settled)
         epochs = self._history.spec.num_epochs or self._epochs_seen(lineage)
+        # A job that is told to have fewer epochs than its checkpoint has those of that too.
+        epochs = max(epochs, -(-int(self.begun(lineage).ends.max(initial=0)) // self._history.spec.size))
         self._line.check_epochs(epochs)
         required = Intervals.run(0, epochs * self._history.spec.size)
         return self._part(lineage, required, None, self._word.settled)

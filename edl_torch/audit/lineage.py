@@ -13,14 +13,14 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.audit.intervals import Coordinates, Intervals
+from edl_torch.audit.intervals import Coordinates, Intervals, covered
 from edl_torch.audit.log import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO, token_digest
-from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot
+from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot, ToldRun
 from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import known_by
-from edl_torch.shard import DatasetSpec, IndexArray, Slice
+from edl_torch.shard import DatasetSpec, IndexArray
 
 Key = tuple[str, int]  # ledger id, number of the lineage
 _Placed = tuple[int, Log, Chapter]  # the place of the log
@@ -269,16 +269,22 @@ def _agrees(placed: _Placed, spec: DatasetSpec, ledger: str) -> bool:
 
 def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int) -> Lineage:
     opener = next((chapter for _, _, chapter in placed if chapter.opened), None)
-    quarantined = Reports.join([_quarantined(item, coordinates) for item in placed])
+    quarantined = Reports.join(
+        [
+            _reports(one, coordinates, one[2].quarantined, one[2].bad_answers, one[2].bad_settled)
+            for one in placed
+        ]
+    )
+    remainders = Reports.join([_reports(one, coordinates, one[2].remainders) for one in placed])
     acknowledged = Reports.join([_acknowledged(item, coordinates) for item in placed])
     return Lineage(
         key=key,
         acknowledged=acknowledged,
         quarantined=quarantined,
-        repeated=Reports.join([_repeated(item, coordinates) for item in placed]),
+        repeated=Reports.join([_reports(one, coordinates, one[2].repeated) for one in placed]),
         uncounted=[(place, line, n) for place, _, chapter in placed for n, line in chapter.uncounted],
         changed=[(place, line, said) for place, _, chapter in placed for said, line in chapter.changed],
-        remainders=coordinates.slices(cut for item in placed for cut in _remainders(item, coordinates)),
+        remainders=covered(remainders.starts, remainders.ends),
         batch_size=max(chapter.batch_size for _, _, chapter in placed),
         restored=opener is not None,
         token=None if opener is None else opener.token,
@@ -304,29 +310,20 @@ def _acknowledged(placed: _Placed, line: Coordinates) -> Reports:
     return Reports(starts, ends, rows[:, TASK], rows[:, ATTEMPT], answers, who, settled, ways)
 
 
-def _quarantined(placed: _Placed, line: Coordinates) -> Reports:
-    found = placed[2].quarantined
-    table = [(q.epoch, q.shard, q.position, q.task, q.attempt, q.answer, q.line, q.settled) for q in found]
-    numbers = np.array(table, dtype=np.int64).reshape(-1, 8)
-    epochs, shards, positions, tasks, attempts, answers, lines, settled = numbers.T
-    starts, ends, who = _numbered(placed, line, epochs, shards, positions, positions + 1, lines)
-    return Reports(starts, ends, tasks, attempts, answers, who, settled, np.zeros_like(who))
-
-
-def _repeated(placed: _Placed, line: Coordinates) -> Reports:
-    found = placed[2].repeated
-    table = [(r.cut.epoch, r.cut.shard, r.cut.skip, r.cut.stop, r.task, r.kind, r.line) for r in found]
-    epochs, shards, firsts, stops, tasks, kinds, lines = np.array(table, dtype=np.int64).reshape(-1, 7).T
+def _reports(
+    placed: _Placed,
+    line: Coordinates,
+    told: Sequence[ToldRun],
+    answers: IndexArray | None = None,
+    settled: IndexArray | None = None,
+) -> Reports:
+    """Return what events told; without an answer each has its kind, on its own line."""
+    runs = np.array(told, dtype=np.int64).reshape(-1, len(ToldRun._fields))
+    epochs, shards, firsts, stops, tasks, attempts, kinds, lines = runs.T
     starts, ends, who = _numbered(placed, line, epochs, shards, firsts, stops, lines)
-    none = np.zeros_like(lines)
-    return Reports(starts, ends, tasks, none, kinds, who, lines, none)
-
-
-def _remainders(placed: _Placed, line: Coordinates) -> list[Slice]:
-    found = placed[2].remainders
-    table = [(cut.epoch, cut.shard, cut.skip, cut.stop, at) for cut, at in found]
-    _numbered(placed, line, *np.array(table, dtype=np.int64).reshape(-1, 5).T)
-    return [cut for cut, _ in found]
+    answers = kinds if answers is None else answers
+    settled = lines if settled is None else settled
+    return Reports(starts, ends, tasks, attempts, answers, who, settled, np.zeros_like(who))
 
 
 def _numbered(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from edl_torch.audit.log import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, Damaged
 from edl_torch.core.codec import from_object, from_row
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.fingerprint import STRENGTHS
-from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment, Slice
+from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment
 from edl_torch.trainer.vocabulary import Evidence, ModelSeen
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
@@ -35,21 +35,6 @@ class Answer(IntEnum):
     LOST = 3  # it learnt that the report was refused, of which an earlier try may have been heard
 
 
-@dataclass(slots=True, kw_only=True)
-class Quarantined:
-    """Record that a session reported as unreadable."""
-
-    epoch: int
-    shard: int
-    position: int
-    task: int
-    attempt: int
-    reason: str
-    line: int
-    answer: Answer = Answer.NONE
-    settled: int = 0  # the line that says so
-
-
 class Kind(IntEnum):
     """Reason why a training loop may have learnt records once more, or once less, than is counted."""
 
@@ -59,14 +44,21 @@ class Kind(IntEnum):
     SEVERAL = 3  # an optimizer stepped on them more than once, on new gradients each time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeated:
-    """Records that the loop had, and that were then given back, taken back, or not stepped on once."""
+class ToldRun(NamedTuple):
+    """Run of positions that an event tells of: in quarantine, a remainder, or, by its `kind`, learnt more
+    or less often than is counted."""
 
-    cut: Slice
+    epoch: int
+    shard: int
+    start: int
+    upto: int
     task: int
-    kind: Kind
+    attempt: int
+    kind: int
     line: int
+
+
+_TASK, _LINE = ToldRun._fields.index("task"), ToldRun._fields.index("line")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +121,11 @@ class Chapter:
     answers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     settled: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     ways: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    quarantined: list[Quarantined] = field(default_factory=list)
-    remainders: list[tuple[Slice, int]] = field(default_factory=list)  # with their line numbers
-    repeated: list[Repeated] = field(default_factory=list)
+    quarantined: list[ToldRun] = field(default_factory=list)  # that it reported as unreadable
+    bad_answers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # to these
+    bad_settled: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    remainders: list[ToldRun] = field(default_factory=list)
+    repeated: list[ToldRun] = field(default_factory=list)  # that the loop had, and did not step on as counted
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
     changed: list[tuple[str, int]] = field(default_factory=list)  # what of the data, line number
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -304,15 +298,17 @@ class _LogReader:
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
             case "returned" | "void" | "unlearnt" | "several":
-                self._chapters[-1].repeated.append(_repeated(values, Kind[kind.upper()], line))
+                self._chapters[-1].repeated.append(_told(values, line, Kind[kind.upper()]))
             case "changed":
                 self._chapters[-1].changed.append((str(values["said"]), line))
             case "uncounted":
                 self._chapters[-1].uncounted.append((int(values["records"]), line))
             case "remainder":
-                self._chapters[-1].remainders.append((_slice_of(values), line))
+                self._chapters[-1].remainders.append(_told(values | {"task": 0}, line))
             case "quarantined":
-                self._chapters[-1].quarantined.append(_quarantined(values, line))
+                at = int(values["position"])
+                bad = _told(values | {"start": at, "upto": at + 1}, line, attempt=int(values["attempt"]))
+                self._chapters[-1].quarantined.append(bad)
             case _:
                 raise ValueError(f"unknown event {kind!r}")
 
@@ -360,7 +356,9 @@ class _LogReader:
             chapter.answers = self._answers(chapter.lines, chapter.rows[:, TASK], settling, lost)
             chapter.settled = _settled(chapter.lines, settling)
             chapter.ways = self._ways_of(chapter.lines)
-            self._settle_quarantined(chapter.quarantined, settling, lost)
+            bad = np.array(chapter.quarantined, dtype=np.int64).reshape(-1, len(ToldRun._fields))
+            chapter.bad_answers = self._answers(bad[:, _LINE], bad[:, _TASK], settling, lost)
+            chapter.bad_settled = _settled(bad[:, _LINE], settling)
 
     def _answers(self, lines: IndexArray, tasks: IndexArray, settling: IndexArray, lost: Any) -> IndexArray:
         """What the next line that settles says of each."""
@@ -385,13 +383,6 @@ class _LogReader:
         found: IndexArray = ways[np.searchsorted(told, lines) - 1]
         return found
 
-    def _settle_quarantined(self, records: list[Quarantined], settling: IndexArray, lost: Any) -> None:
-        lines = np.array([record.line for record in records], dtype=np.int64)
-        tasks = np.array([record.task for record in records], dtype=np.int64)
-        answers = self._answers(lines, tasks, settling, lost)
-        for record, answer, line in zip(records, answers, _settled(lines, settling), strict=True):
-            record.answer, record.settled = Answer(answer), int(line)
-
 
 def _settled(lines: IndexArray, settling: IndexArray) -> IndexArray:
     """Return the line after each that settles it; its own where none does."""
@@ -415,25 +406,11 @@ def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
     )
 
 
-def _repeated(values: dict[str, Any], kind: Kind, line: int) -> Repeated:
-    return Repeated(cut=_slice_of(values), task=int(values["task"]), kind=kind, line=line)
-
-
-def _slice_of(values: dict[str, Any]) -> Slice:
-    epoch, shard, start, upto = (int(values[name]) for name in ("epoch", "shard", "start", "upto"))
-    return Slice(epoch=epoch, shard=shard, skip=start, limit=upto - start)
-
-
-def _quarantined(values: dict[str, Any], line: int) -> Quarantined:
-    return Quarantined(
-        epoch=int(values["epoch"]),
-        shard=int(values["shard"]),
-        position=int(values["position"]),
-        task=int(values["task"]),
-        attempt=int(values["attempt"]),
-        reason=str(values["reason"]),
-        line=line,
+def _told(values: dict[str, Any], line: int, kind: int = 0, *, attempt: int = 0) -> ToldRun:
+    epoch, shard, start, upto, task = (
+        int(values[name]) for name in ("epoch", "shard", "start", "upto", "task")
     )
+    return ToldRun(epoch, shard, start, upto, task, attempt, kind, line)
 
 
 def _events(data: bytes) -> Iterator[tuple[int, int]]:

@@ -13,11 +13,10 @@ from edl_torch.cli.datasets import ProgressLine
 def run(options: argparse.Namespace) -> int:
     """Index each tar that has no index that fits; returns the exit status. What is written stays."""
     from edl_torch.readers.storage import Storage
-    from edl_torch.readers.tar.index import OpenTar, index_beside, made_index, write_beside
-    from edl_torch.readers.tar.named import tars
+    from edl_torch.readers.tar.index import TARS, OpenTar, index_beside, made_index, write_beside
 
     storage = Storage()
-    names = tars(options.data, storage)
+    names = TARS.files(options.data, storage)
     total = sum(found.size for found in map(storage.look, names) if found is not None)
     samples = written = done = 0
 

@@ -28,13 +28,14 @@ _WAYS = {
     Evidence.COUNT.label: "by counting reports over several loader workers",
     Evidence.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
+_ALL = 'for all bytes give fingerprint="…", as `edl-torch check DATA --whole` prints it'
 # By how the data of all sessions were compared: what the first line says of that, and what the grounds say
 _DATA = {
     "whole": ("", "whole: checksums or versions of all of them were compared"),
-    "sampled": ("the same by samples", "sampled: samples of their bytes were compared"),
+    "sampled": ("the same by samples", f"sampled: samples of their bytes were compared; {_ALL}"),
     "names": (
         "the same by names",
-        "names: names were compared, with sizes at most, and nothing that is in the files",
+        f"names: names were compared, with sizes at most, and nothing that is in the files; {_ALL}",
     ),
     "given": ("the same by fingerprint=", "given: what fingerprint= says was compared"),
     "partly": (

@@ -48,7 +48,7 @@ class _Change(Enum):
 class _Begun(NamedTuple):
     """A backward pass that has reached a hook."""
 
-    batches: list[Batch]  # whose it is
+    batch: Batch | None  # in hand then
     place: int  # of the parameter that it reached first
     gradient: weakref.ref[Any] | None  # which that one got
     has_graph: bool  # create_graph=True: it adds to gradients by putting others in their place
@@ -95,6 +95,15 @@ class _Held:
         if self.came:
             self.came.clear()
         return now
+
+    def is_same(self) -> bool:
+        """Whether the first gradient that is hooked is as it was when looked at."""
+        known = self.known[0] if self.known else None
+        return (
+            known is not None
+            and (gradient := known[0]()) is not None
+            and (gradient is self.hooked[0].grad and gradient._version == known[1])
+        )
 
     def drop(self) -> None:
         """Note that what was there is gone."""
@@ -146,10 +155,9 @@ class Gradients:
 
     def _hook(self, held: _Held, parameters: list[Any]) -> None:
         """Hear when gradients come to these parameters."""
-        ended = _Ended(weakref.WeakMethod(self._arrived), held.open, weakref.ref(held))
+        listen = _listening(weakref.WeakMethod(self._arrived), held, self._batches)
         for parameter in parameters:
-            comes = _hook(len(held.hooked), self._batches, held.came, held.open, ended)
-            held.hooks.append(parameter.register_post_accumulate_grad_hook(comes))
+            held.hooks.append(parameter.register_post_accumulate_grad_hook(listen(len(held.hooked))))
             held.hooked.append(parameter)
             held.known.append(None)
         held.look()
@@ -184,9 +192,9 @@ class Gradients:
 
     def _arrived(self, held: _Held, has_graph: bool = False) -> None:
         """Note that a backward pass has added gradients of the batch in hand to some that are hooked."""
-        came = [held.hooked[place] for place in held.came]
+        came = held.came[:]
         now = held.look()
-        if all(parameter.grad is None for parameter in came):
+        if now is _Change.GONE or not any(held.known[place] for place in came):
             return  # a step inside of this pass has used them
         if now is _Change.OTHER and not self._batches.ended:  # a wrapper may hold what is in hand then
             if has_graph:
@@ -202,8 +210,12 @@ class Gradients:
 
     def _add(self, held: _Held) -> None:
         """Note that a gradient of the batch in hand is in an optimizer's parameters."""
-        self._batches.in_doubt = held.is_used = False
-        held.batches += [batch for batch in self._batches.in_training() if batch not in held.batches]
+        batches = self._batches
+        batches.in_doubt = held.is_used = False
+        if batches.ended:
+            held.batches += [batch for batch in batches.in_training() if batch not in held.batches]
+        elif batches.in_hand is not None and batches.in_hand not in held.batches:
+            held.batches.append(batches.in_hand)
 
     def mark(self) -> None:
         """Note what is there as a batch comes to the loop. Called for each batch."""
@@ -233,7 +245,7 @@ class Gradients:
             for begun in list(held.open.values()):
                 gradient = held.hooked[begun.place].grad
                 if gradient is not None and (begun.gradient is None or begun.gradient() is gradient):
-                    held.doubt(begun.batches)
+                    held.doubt([*filter(None, [begun.batch]), *self._batches.in_training()[1:]])
             held.open.clear()
 
     # The batch in hand ------------------------------------------------------------------------------------
@@ -280,9 +292,10 @@ class Gradients:
         held, batches = self._held[number], self._batches
         if held.came:
             self._arrived(held)  # it steps inside of a backward pass
-        self._close(held)
-        now = held.look()
-        if not skipped and self._is_gone(held, now):
+        if held.open:
+            self._close(held)
+        now = _Change.SAME if held.is_same() else held.look()
+        if now is not _Change.SAME and not skipped and self._is_gone(held, now):
             held.drop()
             return Used(False, [], [])
         if batches.sees and batches.in_hand not in held.batches:
@@ -352,47 +365,36 @@ def _any(parameters: Iterable[Any]) -> bool:
 # What autograd calls ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _Ended:
-    """Called at the end of a backward pass. It keeps neither parameters nor gradients alive."""
-
-    arrived: weakref.WeakMethod[Callable[[_Held, bool], None]]
-    open: dict[int, _Begun]
-    held: weakref.ref[_Held]
-
-    def __call__(self) -> None:
-        """Note it, unless a step inside of the pass did."""
-        begun = self.open.pop(_graph_task(), None)
-        arrived, held = self.arrived(), self.held()
-        if arrived is not None and held is not None and held.came:
-            arrived(held, begun is not None and begun.has_graph)
-
-
-def _hook(
-    place: int,
-    batches: Batches,
-    came: list[int],
-    begun: dict[int, _Begun],
-    ended: _Ended,
-) -> Callable[[Any], None]:
-    """Return a hook of a parameter that notes each gradient, and in each backward pass asks once to hear of
-    its end."""
+def _listening(
+    arrived: weakref.WeakMethod[Callable[[_Held, bool], None]], held: _Held, batches: Batches
+) -> Callable[[int], Callable[[Any], None]]:
+    """Return what makes the hook of the parameter at a place: it notes each gradient, and asks once in each
+    backward pass to hear of its end. It keeps neither parameters nor gradients alive."""
     import torch
     from torch.autograd import Variable
 
     graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
-    has_graph = torch.is_grad_enabled
+    has_graph, begun, came, one = torch.is_grad_enabled, held.open, held.came, weakref.ref(held)
 
-    def comes(parameter: Any) -> None:
-        task = graph_task()
-        if task not in begun:
-            gradient = parameter.grad
-            known = None if gradient is None else weakref.ref(gradient)
-            begun[task] = _Begun(batches.in_training(), place, known, has_graph())
-            when_it_ends(ended)
-        came.append(place)
+    def ended() -> None:
+        ending = begun.pop(graph_task(), None)
+        arrive, alive = arrived(), one()
+        if arrive is not None and alive is not None and came:  # else a step inside of the pass has noted it
+            arrive(alive, ending is not None and ending.has_graph)
 
-    return comes
+    def listen(place: int) -> Callable[[Any], None]:
+        def comes(parameter: Any) -> None:
+            task = graph_task()
+            if task not in begun:
+                gradient = parameter.grad
+                known = None if gradient is None else weakref.ref(gradient)
+                begun[task] = _Begun(batches.in_hand, place, known, has_graph())
+                when_it_ends(ended)
+            came.append(place)
+
+        return comes
+
+    return listen
 
 
 def _graph_task() -> int:

@@ -152,7 +152,7 @@ class ElasticPasses:
 
     def learnt_in_several_steps(self, batches: Iterable[Batch]) -> None:
         """Note that an optimizer stepped more than once on batches, each time on new gradients."""
-        if new := [batch for batch in batches if not batch.several]:
+        if new := [batch for batch in batches if batch.ticket and not batch.several]:
             self._state.facts.append(StepShown(what="several", runs=_runs_with_slices(new)))
         for batch in new:
             batch.several = True

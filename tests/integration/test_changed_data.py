@@ -442,3 +442,25 @@ def test_a_trainer_that_has_the_same_data_elsewhere_takes_part(
     ):
         passes = [iter(one), iter(two)]
         assert [len(next(batches)[0]) for batches in (*passes, *passes)] == [4] * 4
+
+
+def test_a_job_that_is_told_to_have_fewer_epochs_than_its_checkpoint_has_those_of_that(
+    tmp_path: Path,
+) -> None:
+    more: dict[str, Any] = {"batch_size": 4, "records_per_shard": 8, "audit_dir": tmp_path}
+    model = Learns()
+    with ElasticDataLoader(OLD, num_epochs=3, **more) as before:
+        before.attach(model.optimizer)
+        model.run(before, 14)
+        middle = before.state_dict()
+        model.run(before, 10)
+        end = before.state_dict()
+    with ElasticDataLoader(OLD, num_epochs=1, **more) as after:
+        after.attach(model.optimizer)
+        with pytest.raises(TokenError, match=r"middle of epoch 1 .* num_epochs=1 has not: give num_epochs=2"):
+            after.load_state_dict(middle)
+        after.load_state_dict(end)
+        model.run(after)
+    assert set(Counter(model.learnt).values()) == {2}
+    (verdict,) = audit([tmp_path])
+    assert (verdict.outcome, verdict.records, verdict.acknowledged) == (Outcome.PROVEN, 96, 96)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from image_files import encode, render
 from loader_kit import PickingReader, trainer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision_kit import torchvision
 
 from edl_torch import ElasticDataLoader, LocalMaster
@@ -123,6 +124,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "inference": lambda x: torch.inference_mode()(torch.rand)(4),
     "elsewhere": lambda x: torch.rand(2) * torch.rand(3, device="meta").shape[0],
     "own generator": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(7)) + torch.rand(3),
+    "own one by place": lambda x: torch.poisson(x + 1.0, torch.Generator().manual_seed(7)) + torch.rand(4),
 }
 
 
@@ -139,6 +141,42 @@ def test_threads_draw_what_a_seeded_generator_would(name: str, logged: Callable[
     wanted = expected(DRAWS[name])
     assert same(pairs(DRAWS[name], num_threads=3), wanted)
     assert not logged(), "threads went on, and no global generator was drawn from"
+
+
+class Generators(TorchDispatchMode):
+    """The devices that operators are called for, with the generator that they get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.uniform_.default:
+            self.seen.append((args[0].device.type, kwargs.get("generator")))
+        return func(*args, **kwargs)
+
+
+def test_other_devices_draw_from_their_own_generators() -> None:
+    def draw(record: None) -> None:
+        torch.empty(3).uniform_(), torch.empty(3, device="meta").uniform_()
+
+    with Generators() as generators:
+        transform_in_thread(draw, None, seed=1)
+    (cpu, given), (meta, none) = generators.seen
+    assert (cpu, meta) == ("cpu", "meta")
+    assert given.initial_seed() == 1
+    assert none is None
+
+
+def test_a_transform_may_read_by_a_loader_of_its_own() -> None:
+    def draw(record: torch.Tensor) -> torch.Tensor:
+        with ElasticDataLoader(Numbers(), 4, seed_transforms=True, transform=DRAWS["rand"],
+                               master_client=LocalMaster()) as loader:  # fmt: skip
+            inner = next(iter(loader))
+        return inner.sum() + torch.rand(3)
+
+    alone = pairs(draw)
+    assert same(pairs(draw, num_threads=2), alone)
 
 
 def test_a_scripted_transform_draws_so_too(logged: Callable[[], str]) -> None:

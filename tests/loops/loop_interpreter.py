@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from loop_data import NumberColumns, Numbers, NumbersInOrder, reading_ahead
 from loop_model import Model
-from loop_program import Flush, Kind, Order, Place, Program, Report, Seed
+from loop_program import Flush, Kind, Order, Place, Program, Report, Seed, Way
 from loop_promises import (
     Books,
     BrokenPromise,
@@ -28,6 +28,7 @@ from loop_promises import (
     check_verdict,
 )
 from loop_reference import Batch, Reference, Saved
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -152,8 +153,10 @@ class Interpreter:
             for optimizer in old:
                 self.service.detach(optimizer)
         self._optimizers = [
-            torch.optim.SGD([head], lr=plan.rate, fused=plan.fused or None)
-            for head, plan in zip(self.model.heads, self.program.optimizers, strict=True)
+            torch.optim.SGD([below, head], lr=plan.rate, fused=plan.fused or None)
+            for below, head, plan in zip(
+                self.model.below, self.model.heads, self.program.optimizers, strict=True
+            )
         ]
         for number in sorted(self.program.attached):
             self.service.attach(self._optimizers[number])
@@ -271,10 +274,18 @@ class Interpreter:
         self.books.check(self.reference)
         if self._happens(at, Place.FETCHED):
             return
+        if self.program.looks:
+            with torch.no_grad():
+                self.model.mean_loss(numbers)
+        for below in self.model.below:
+            below.requires_grad_(not self.program.freezes or at % 2 == 0)
         self._backward(numbers, held, at)
         self._happens(at, Place.BACKWARD)
         self._step(lambda n: len(self.reference.windows[n]) >= self.program.optimizers[n].every)
         self.books.check(self.reference)
+        if any((i.at, i.kind) == (at, Kind.AGAIN) for i in self.program.incidents):
+            self._backward(numbers, held, -1)
+            self._step(lambda n: len(self.reference.windows[n]) >= self.program.optimizers[n].every)
         self._report(held)
         if self._happens(at, Place.STEPPED):
             return
@@ -301,6 +312,11 @@ class Interpreter:
             case Kind.ZERO_GRAD:
                 self._unsure |= {n for n, window in enumerate(self.reference.windows) if window}
                 self._zero_grad()
+            case Kind.CONTINUE:
+                hand = self.reference.hand
+                assert hand is not None
+                hand.passed = True
+                return True
             case Kind.REPORT:
                 self._say()
             case Kind.SAVE:
@@ -312,7 +328,38 @@ class Interpreter:
         return False
 
     def _backward(self, numbers: torch.Tensor, held: Batch, at: int) -> None:
-        loss = self.model.mean_loss(numbers)
+        kinds = {incident.kind for incident in self.program.incidents if incident.at == at}
+        self.model.fails = bool(kinds & {Kind.FAILS, Kind.RETRIES})
+        self.reference.backward(held)
+        try:
+            self._pass_back(numbers, at)
+        except MemoryError:
+            self.model.fails = False
+            if Kind.RETRIES in kinds:
+                self._unsure |= {n for n, window in enumerate(self.reference.windows) if len(window) > 1}
+                self._zero_grad()
+                self.reference.backward(held)
+                self._pass_back(numbers, at)
+            else:
+                self.reference.partial.append(held)
+                self._unsure |= set(range(len(self.program.optimizers)))
+        if self.program.clips:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e12)
+
+    def _pass_back(self, numbers: torch.Tensor, at: int) -> None:
+        match self.program.way:
+            case Way.PARTS:
+                for _ in range(2):
+                    self._loss(numbers, at, 0.5).backward()  # type: ignore[no-untyped-call]
+            case Way.RETAIN:
+                loss = self._loss(numbers, at, 0.5)
+                loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]
+            case _:
+                self._loss(numbers, at, 1.0).backward()  # type: ignore[no-untyped-call]
+
+    def _loss(self, numbers: torch.Tensor, at: int, share: float) -> torch.Tensor:
+        loss = self._mean_loss(numbers) * share
         if isinstance(self._loader, ElasticDataLoader) and self.program.weighed:
             loss = self._loader.weigh(loss)
         if self._scaler is not None:
@@ -320,12 +367,22 @@ class Interpreter:
                 loss = loss * float("inf")
                 self._overflowed = True
             loss = self._scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.reference.backward(held)
+        return loss
+
+    def _mean_loss(self, numbers: torch.Tensor) -> torch.Tensor:
+        match self.program.way:
+            case Way.CHECKPOINT:
+                return checkpoint(self.model.mean_loss, numbers, use_reentrant=False)  # type: ignore[no-any-return]
+            case Way.REENTRANT:
+                one = torch.ones((), dtype=torch.float64, requires_grad=True)
+                return checkpoint(  # type: ignore[no-any-return]
+                    lambda one, of: self.model.mean_loss(of) * one, one, numbers, use_reentrant=True
+                )
+        return self.model.mean_loss(numbers)
 
     def _zero_grad(self) -> None:
         for optimizer in self._optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not self.program.in_place)
         self.reference.zeroed()
 
     # Steps ------------------------------------------------------------------------------------------------
@@ -356,7 +413,7 @@ class Interpreter:
         else:
             self.reference.stepped(number)
         self._call_step(number, optimizer)
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not self.program.in_place)
         self._unsure.discard(number)
 
     def _call_step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -421,7 +478,7 @@ class Interpreter:
         token, weights, counted = self.saved
         self.service.load_state_dict(token)
         if self.forgets_model:
-            counted = replace(counted, learnt=[Counter() for _ in weights])
+            counted = replace(counted, learnt=[Counter() for _ in self.model.heads])
         else:
             self.model.load(weights)
         self.reference.restored(counted)

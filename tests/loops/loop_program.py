@@ -51,8 +51,23 @@ class Report(Word):
     TWICE = "twice"  # without a size, two times
 
 
+class Way(Word):
+    """How the gradients of a batch are made."""
+
+    PLAIN = "plain"
+    PARTS = "parts"  # two losses, each with a backward pass of its own
+    RETAIN = "retain_graph"  # two backward passes through one graph
+    CHECKPOINT = "checkpoint"  # activations are computed again in the backward pass
+    REENTRANT = "reentrant"  # in a backward pass of their own
+
+
 class Kind(Word):
     """What happens at one batch."""
+
+    CONTINUE = "continue"  # the batch is skipped
+    FAILS = "fails"  # the backward pass fails in its middle; the loop goes on to its step
+    RETRIES = "retries"  # it throws away what that left, and tries again
+    AGAIN = "again"  # it trains on the batch once more
 
     BREAK = "break"
     RAISE = "raise"  # an exception, caught around the loop
@@ -136,6 +151,11 @@ class Program(Value):
     optimizers: tuple[Optimizer, ...] = (Optimizer(),)
     weighed: bool = True  # loader.weigh and loader.scale_gradients
     scaler: bool = False  # a GradScaler
+    way: Way = Way.PLAIN
+    clips: bool = False  # gradients, after each backward pass
+    looks: bool = False  # at each batch without gradients, before it trains on it
+    freezes: bool = False  # a part of the model at every other batch
+    in_place: bool = False  # zero_grad(set_to_none=False)
     report: Report = Report.NONE
     counted_epochs: bool = False  # `for epoch in range(…)` instead of `while not service.finished`
     take: int = 0  # each pass is islice(loader, take)
@@ -167,6 +187,15 @@ class Program(Value):
         return [self.optimizers[number] for number in sorted(self.attached)] or steppers[:1]
 
     @property
+    def shows_gradients(self) -> bool:
+        """Whether what is gathered can be told from what was made 0: else it is not proven, by decision 0056.
+
+        What the loop writes into gradients is looked at when the next batch comes, and a wrapper that does
+        not tell has the last ones when none comes any more.
+        """
+        return not (self.clips and self.lookahead and not self.told)
+
+    @property
     def is_left_early(self) -> bool:
         """Whether some pass ends before its data does."""
         return bool(self.take) or self.has(Kind.BREAK, Kind.RAISE)
@@ -188,7 +217,7 @@ class Program(Value):
     @property
     def steps_on_all(self) -> bool:
         """Whether the model learns every batch that the loop is done with, by each of its optimizers."""
-        if self.has(Kind.ZERO_GRAD, Kind.OVERFLOW, Kind.REPORT):
+        if self.has(Kind.ZERO_GRAD, Kind.OVERFLOW, Kind.REPORT, Kind.CONTINUE):
             return False
         if not all(optimizer.every for optimizer in self.optimizers):
             return False
@@ -219,7 +248,7 @@ class Program(Value):
         if not plans:
             return self.take != 1
         longest = max(plan.every for plan in plans)
-        if not all(plan.every for plan in plans) or self.has(Kind.ZERO_GRAD, Kind.OVERFLOW):
+        if not all(plan.every for plan in plans) or self.has(Kind.ZERO_GRAD, Kind.OVERFLOW, Kind.CONTINUE):
             return False  # a batch without a step of its own
         return longest == 1 or not (self.flush is Flush.NEVER or 0 < self.take < longest)
 

@@ -109,7 +109,12 @@ def check_verdict(program: Program, reference: Reference, folder: Path) -> Judge
     """The audit does not prove what the model shows to be wrong. Returns what both say."""
     (verdict,) = audit([folder], unfinished=True)
     judged = Judged(_learnt_once(program, reference, verdict), verdict)
-    if not is_bare_proof(verdict) or not program.steps_on_all:
+    if not is_bare_proof(verdict):
+        return judged
+    if reference.is_broken:
+        raise BrokenPromise("proven though broken", "a step was on a part of a gradient")
+    said = verdict.several or verdict.rests_on.get("skipped")  # in the first line
+    if said or not (program.steps_on_all or len(program.attached) == len(program.optimizers)):
         return judged
     bad = reference.bad() + unreadable(program)
     for head, learnt in enumerate(reference.learnt):
@@ -134,7 +139,7 @@ class Judged:
 def _learnt_once(program: Program, reference: Reference, verdict: Verdict) -> bool:
     bad = reference.bad() + unreadable(program)
     required = program.data.epochs * program.data.records - len(bad) - verdict.dropped
-    return all(
+    return not reference.is_broken and all(
         max(learnt.values(), default=1) == 1 and len(learnt) == required and not learnt.keys() & bad.keys()
         for learnt in reference.learnt
     )

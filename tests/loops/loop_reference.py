@@ -37,6 +37,7 @@ class Saved:
     learnt: list[Counts]
     bad: Counts
     again: Counts
+    is_broken: bool
 
 
 class Reference:
@@ -54,6 +55,8 @@ class Reference:
         self.hand: Batch | None = None
         self.windows: list[list[Batch]] = [[] for _ in range(optimizers)]
         self.learnt: list[Counts] = [Counter() for _ in range(optimizers)]
+        self.partial: list[Batch] = []  # of which a backward pass has failed, and left something
+        self.is_broken = False  # a step was on such a part, so that what was learnt nobody knows
         self.before = Counts()  # trained in the copy that the model began from
         self.bad_before = Counts()
         self.again = Counts()  # how often a record may come once more, because a loop was left
@@ -86,11 +89,13 @@ class Reference:
         """It changed its parameters by its window's gradients, which are gone then."""
         for batch in self.windows[optimizer]:
             self.learnt[optimizer].update(batch.records)
+            self.is_broken |= batch in self.partial
         self.windows[optimizer] = []
         for batch in self.batches:
             batch.stepped_by.add(optimizer)
 
     def zeroed(self) -> None:
+        self.partial = []
         self.windows = [[] for _ in self.windows]
 
     def declared(self) -> None:
@@ -107,13 +112,18 @@ class Reference:
 
     def saved(self) -> Saved:
         return Saved(
-            self.trained(), [Counter(learnt) for learnt in self.learnt], self.bad(), Counter(self.again)
+            self.trained(),
+            [Counter(learnt) for learnt in self.learnt],
+            self.bad(),
+            Counter(self.again),
+            self.is_broken,
         )
 
     def restored(self, saved: Saved) -> None:
         self.before, self.bad_before = Counter(saved.trained), Counter(saved.bad)
         self.learnt = [Counter(learnt) for learnt in saved.learnt]
         self.batches, self.hand, self.again = [], None, Counter(saved.again)
+        self.is_broken = saved.is_broken
         self.zeroed()
 
     # What holds -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from loop_program import (
     Program,
     Report,
     Seed,
+    Way,
 )
 
 LEAVING = (Kind.BREAK, Kind.RAISE)
@@ -113,6 +114,11 @@ def elastic_programs(
         take=0 if lookahead else draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
         flush=draw(st.sampled_from([Flush.PASS, Flush.PASS, Flush.END, Flush.NEVER])),
         zeroes=draw(st.booleans()),
+        way=draw(st.sampled_from([Way.PLAIN, Way.PLAIN, *Way])),
+        clips=draw(st.integers(0, 3)) == 0,
+        looks=draw(st.integers(0, 3)) == 0,
+        freezes=draw(st.integers(0, 3)) == 0,
+        in_place=draw(st.integers(0, 3)) == 0,
     )
     if lookahead and not program.attached:
         program = replace(program, counted_epochs=False)  # the last batches count when another pass begins
@@ -120,6 +126,14 @@ def elastic_programs(
     if not lookahead or told:  # else who left the loop, or failed, near the end of a pass is not known then
         kinds += [*LEAVING, Kind.QUARANTINE]
     kinds += [Kind.OVERFLOW] * scaler
+    kinds += [Kind.CONTINUE]
+    if all(
+        plan.every == 1 for plan in program.optimizers
+    ):  # else both passes may be in one step, as of two losses
+        kinds += [Kind.AGAIN]
+    if not (program.freezes or scaler):
+        kinds += [Kind.FAILS]
+        kinds += [Kind.RETRIES] * (not program.in_place)  # whether a part was made 0 there is not known
     return _with_incidents(draw, program, kinds)
 
 
@@ -201,7 +215,7 @@ def _places(kind: Kind, program: Program) -> st.SearchStrategy[Place]:
     match kind:
         case Kind.BREAK | Kind.RAISE:
             return st.sampled_from(Place)
-        case Kind.QUARANTINE:
+        case Kind.QUARANTINE | Kind.CONTINUE:
             return st.just(Place.FETCHED)
         case Kind.ZERO_GRAD | Kind.OVERFLOW:
             return st.just(Place.BACKWARD)

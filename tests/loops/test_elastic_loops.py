@@ -8,8 +8,8 @@ import pytest
 import torch
 from loop_data import reading_ahead
 from loop_interpreter import Interpreter
-from loop_program import Data, Flush, Incident, Kind, Loader, Optimizer, Place, Program
-from loop_promises import BrokenPromise
+from loop_program import Data, Flush, Incident, Kind, Loader, Optimizer, Place, Program, Way
+from loop_promises import BrokenPromise, is_bare_proof
 from loop_runs import run
 
 from edl_torch import ElasticDataLoader, LocalMaster
@@ -313,3 +313,49 @@ def test_several_optimizers_in_a_wrapped_loop_acknowledge_nothing_early(lookahea
     assert run(
         Program(data=data, optimizers=optimizers, weighed=False, lookahead=lookahead, told=told)
     ).finished
+
+
+def test_steps_after_the_end_on_what_the_loop_has_let_go() -> None:
+    """A wrapper that does not tell passes on its last batches when there are none."""
+    run(
+        Program(
+            data=Data(records=14, epochs=3),
+            optimizers=(Optimizer(every=0, attached=True), Optimizer(attached=True)),
+            weighed=False,
+            counted_epochs=True,
+            lookahead=2,
+        )
+    )
+
+
+# Backward passes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("way", Way)
+def test_however_a_gradient_is_made_its_batch_is_proven(way: Way, every: int) -> None:
+    optimizers = (Optimizer(every=every, attached=True),)
+    job = run(Program(optimizers=optimizers, way=way, looks=True, freezes=True, clips=True, weighed=False))
+    assert job.judged is not None
+    assert job.judged.exact
+    assert is_bare_proof(job.judged.verdict)
+
+
+@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_step_on_what_a_failed_backward_pass_has_left_is_not_proven(way: Way, every: int) -> None:
+    optimizers = (Optimizer(every=every, attached=True),)
+    fails = Incident(at=1, kind=Kind.FAILS)
+    job = run(Program(optimizers=optimizers, way=way, incidents=(fails,), weighed=False))
+    assert job.reference.is_broken
+    assert job.judged is not None
+    assert not is_bare_proof(job.judged.verdict)
+
+
+@pytest.mark.parametrize("way", Way)
+def test_a_backward_pass_that_is_tried_again_is_proven(way: Way) -> None:
+    retries = Incident(at=1, kind=Kind.RETRIES)
+    job = run(Program(optimizers=ATTACHED, way=way, incidents=(retries,)))
+    assert job.judged is not None
+    assert job.judged.exact
+    assert is_bare_proof(job.judged.verdict)

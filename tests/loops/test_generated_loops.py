@@ -34,7 +34,7 @@ def test_exact_loops_with_attached_optimizers_are_proven() -> None:
             return
         job = first.heir or first
         all_attached = len(program.attached) == len(program.optimizers)  # else nothing tells of the others
-        if all_attached and job.finished and job.judged and job.judged.exact:
+        if all_attached and program.shows_gradients and job.finished and job.judged and job.judged.exact:
             verdict = job.judged.verdict
             why = [*undecided(verdict), *inexact(verdict)]
             exact.append("" if is_bare_proof(verdict) else f"{program!r}: {why}")

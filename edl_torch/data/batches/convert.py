@@ -52,18 +52,19 @@ class Rows:
             return kind(self._placed(item, row, numbers) for item in value)
         if kind is dict:
             return {key: self._placed(item, row, numbers) for key, item in value.items()}
-        if kind is torch.Tensor or kind is np.ndarray:
-            number = next(numbers)
-            whole = self._wholes.get(number) or self._new_whole(number, value)
-            return value if whole is None else whole.placed(value, row)
+        if kind is np.ndarray or isinstance(value, torch.Tensor):
+            number, content = next(numbers), _plain(value)
+            whole = self._wholes.get(number) or self._new_whole(number, value, content)
+            placed = None if whole is None else whole.placed(value, content, row)
+            return value if placed is None else placed
         return value
 
-    def _new_whole(self, number: int, like: Any) -> _Whole | None:
-        if is_small(like.nbytes * self._size) or not _is_usual(like):
+    def _new_whole(self, number: int, like: Any, content: Any) -> _Whole | None:
+        if is_small(content.nbytes * self._size) or not _is_usual(content):
             return None
         with self._lock:
             if number not in self._wholes:  # another thread was faster
-                self._wholes[number] = _Whole(like, self._size, self._memory)
+                self._wholes[number] = _Whole(like, content, self._size, self._memory)
             return self._wholes[number]
 
     def whole(self, values: Sequence[Any]) -> torch.Tensor | None:
@@ -77,19 +78,33 @@ class Rows:
 class _Whole:
     """The tensor of one place of all samples: for arrays an array over it is filled, which costs a third."""
 
-    def __init__(self, like: Any, size: int, memory: BatchMemory) -> None:
-        dtype = torch.as_tensor(like).dtype
-        self.tensor = new_batch((size, *like.shape), dtype, memory)
+    def __init__(self, like: Any, content: Any, size: int, memory: BatchMemory) -> None:
+        dtype = torch.as_tensor(content).dtype
+        self.tensor = new_batch((size, *content.shape), dtype, memory)
         self.rows: list[Any] = [None] * size  # what samples have instead of their own
-        self._content: Any = self.tensor if type(like) is torch.Tensor else self.tensor.numpy()
-        self._like = type(like), like.dtype, like.shape
+        self._content: Any = self.tensor.numpy() if type(content) is np.ndarray else self.tensor
+        self._like = type(like), content.dtype, content.shape
 
-    def placed(self, value: Any, row: int) -> Any:
-        if (type(value), value.dtype, value.shape) != self._like or not _is_usual(value):
-            return value
-        own = self.rows[row] = self._content[row]
-        own[...] = value
+    def placed(self, value: Any, content: Any, row: int) -> Any:
+        """Copy a value. Returns its row; None where it is not like the others."""
+        if (type(value), content.dtype, content.shape) != self._like or not _is_usual(content):
+            return None
+        own = self._content[row]
+        if value is content:
+            own[...] = value
+        elif type(torch.stack([value], out=own[None])) is not torch.Tensor:
+            return None
+        self.rows[row] = own
         return own
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor of a subclass as a plain one: torchvision's images, for one, stack to plain tensors."""
+    kind = type(value)
+    if kind is np.ndarray or kind is torch.Tensor or kind in torchs.default_collate_fn_map:
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.as_subclass(torch.Tensor)
 
 
 def _is_usual(value: Any) -> bool:

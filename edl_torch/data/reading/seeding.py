@@ -58,11 +58,9 @@ class Generators:
             if self.lent is None:
                 self.lent = GeneratorStates()
             _seed(seed)
-            _now.seed = seed
             try:
-                return transform(record)
+                return _of_record(seed, transform, record)
             finally:
-                _now.seed = None
                 if self._after_each:
                     self.put_back()
 
@@ -154,11 +152,13 @@ class _Now(threading.local):
     """The record that this thread transforms."""
 
     seed: int | None = None
-    is_drawing: bool = False  # whether `generator` has begun with the record's seed
+    own: torch.Generator | None = None
 
-    @functools.cached_property
-    def generator(self) -> torch.Generator:
-        return torch.Generator()
+    def generator(self) -> torch.Generator | None:
+        """The record's own, from its first draw on. None in a thread that transforms no record."""
+        if self.own is None and self.seed is not None:
+            self.own = torch.Generator().manual_seed(self.seed)
+        return self.own
 
     @functools.cached_property
     def draws(self) -> _Draws | None:
@@ -167,6 +167,15 @@ class _Now(threading.local):
 
 
 _now = _Now()
+
+
+def _of_record(seed: int, transform: Callable[[Any], Any], record: Any) -> Any:
+    """Return `transform(record)`; what it asks for in this thread comes of the seed."""
+    before, _now.seed, _now.own = (_now.seed, _now.own), seed, None
+    try:
+        return transform(record)
+    finally:
+        _now.seed, _now.own = before  # a transform may read by a loader of its own
 
 
 # torch's random numbers in a thread -------------------------------------------------------------------------
@@ -185,37 +194,36 @@ class _Draws:
 
     def __init__(self) -> None:
         self._key: Any = torch._C._dispatch_key_parse(self._KEY)
-        self._keys = torch._C.DispatchKeySet(self._key)
         library: Any = torch.library  # which has no types
         self._all = library.Library("_", "IMPL", self._KEY)  # in force for as long as these live
         self._aten = library.Library("aten", "IMPL", self._KEY)
         self._all.fallback(library.fallthrough_kernel, self._KEY)
         for schema in torch._C._jit_get_all_schemas():
             name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-            arguments = [argument.name for argument in schema.arguments]
+            names = [argument.name for argument in schema.arguments]
             # Others are made of these.
-            if schema.name.startswith("aten::") and "generator" in arguments and _has_cpu_kernel(name):
-                self._aten.impl(name.removeprefix("aten::"), self._drawing(schema, arguments), self._KEY)
+            if schema.name.startswith("aten::") and "generator" in names and _has_cpu_kernel(name):
+                draw = self._drawing(schema, names.index("generator"))
+                self._aten.impl(name.removeprefix("aten::"), draw, self._KEY, with_keyset=True)
 
     def here(self) -> AbstractContextManager[Any]:
         """Draw so in this thread, within the context."""
         guard: AbstractContextManager[Any] = torch._C._IncludeDispatchKeyGuard(self._key)
         return guard
 
-    def _drawing(self, schema: Any, arguments: list[str]) -> Callable[..., Any]:
+    def _drawing(self, schema: Any, generator: int) -> Callable[..., Any]:
+        """The kernel of an operator whose generator is the argument of that number."""
         packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
-        operator = getattr(packet, schema.overload_name or "default")
-        place, keys = arguments.index("generator"), self._keys
+        redispatch = getattr(packet, schema.overload_name or "default").redispatch
+        tensor = [str(argument.type) for argument in schema.arguments].index("Tensor")
+        below = torch._C._dispatch_keyset_full_after(self._key)
 
-        def draw(*args: Any, **kwargs: Any) -> Any:
-            given = args[place] if place < len(args) else kwargs.pop("generator", None)
-            if given is None and _now.seed is not None and _on_cpu(*args, *kwargs.values()):
-                given = _now.generator
-                if not _now.is_drawing:
-                    given.manual_seed(_now.seed)
-                    _now.is_drawing = True
-            with torch._C._ExcludeDispatchKeyGuard(keys):
-                return operator(*args[:place], **kwargs, generator=given)
+        def draw(keys: Any, *args: Any, **kwargs: Any) -> Any:  # defaults are left out
+            if len(args) <= generator and kwargs.get("generator") is None:
+                drawn = args[tensor] if tensor < len(args) else kwargs["out"]
+                if drawn.is_cpu:
+                    kwargs["generator"] = _now.generator()
+            return redispatch(keys & below, *args, **kwargs)
 
         return draw
 
@@ -226,10 +234,6 @@ def _has_cpu_kernel(name: str) -> bool:
     except RuntimeError:  # TorchScript has it alone
         return False
     return found
-
-
-def _on_cpu(*values: Any) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values)
 
 
 _made = threading.Lock()
@@ -250,18 +254,11 @@ def _draws() -> _Draws | None:
         return None
 
 
-def transform_in_thread(transform: Callable[[Any], Any], record: Any, seed: int | None = None) -> Any:
-    """Return `transform(record)`; torch draws from a generator of the thread's, by the seed.
-
-    Without `seed` it is that which the thread's record has already.
-    """
-    _now.seed, _now.is_drawing = (_seed_now() if seed is None else seed), False
+def transform_in_thread(transform: Callable[[Any], Any], record: Any, seed: int) -> Any:
+    """Return `transform(record)`; torch draws from a generator of the record's own."""
     draws = _now.draws
-    try:
-        with nullcontext() if draws is None else draws.here():
-            return transform(record)
-    finally:
-        _now.seed = None
+    with nullcontext() if draws is None else draws.here():
+        return _of_record(seed, transform, record)
 
 
 # What draws from a generator that it is given ---------------------------------------------------------------

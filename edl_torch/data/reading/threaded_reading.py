@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -288,19 +289,17 @@ class ThreadedReading(Iterator[Any]):
 
     def _draws(self, job: RecordJob, *, again: bool) -> list[str]:
         """Transform a record. Returns the names of the global generators that were drawn from."""
-        seeded, generators = self._seeded, self._generators
+        seeded, generators, transform = self._seeded, self._generators, self._work.transform
         assert seeded is not None
         assert generators is not None
-        job.transform_here(generators.seeded(self._in_thread), again=again)
+        assert transform is not None
+        in_thread = partial(transform_in_thread, transform, seed=job.seed)
+        job.transform_here(generators.seeded(in_thread), again=again)
         drawn = [] if job.error is not None else generators.drawn_since(job.seed)
         if drawn:
             job.transform_here(seeded, again=True)
         generators.put_back()
         return drawn
-
-    def _in_thread(self, record: Any) -> Any:
-        assert self._work.transform is not None
-        return transform_in_thread(self._work.transform, record)
 
     def _only_read(self, drawn: list[str]) -> None:
         """Leave transforms, from the next record that is planned, to the thread that iterates."""

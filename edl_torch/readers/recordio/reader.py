@@ -25,7 +25,8 @@ from edl_torch.readers.recordio.source import (
     build_index,
     sources_of_index,
 )
-from edl_torch.readers.shared.files import BlockCache, Finder, OpenFile, OpenFiles, Paths, Read
+from edl_torch.readers.shared.files import BlockCache, OpenFile, OpenFiles, Read
+from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import below, listing, sizes
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import Task, TaskType

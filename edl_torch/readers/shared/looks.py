@@ -97,15 +97,13 @@ def arguments(name: str, *values: Any) -> list[Part]:
 def listing_of(
     listed: Part,
     names: Iterable[str],
-    files: Callable[[int], list[str]],
+    looks: Mapping[int, str],
     *,
     whole: bool,
     more: Sequence[Part] = (),
 ) -> Fingerprint:
-    """Return the fingerprint of what a file lists: its bytes as `listed`, sizes of some entries' files."""
-    table = names if isinstance(names, StringTable) else StringTable(names)
-    looks, also = sizes(len(table), files, whole=whole), [listed, *more]
-    return listing("whole" if whole else "names", table, looks, also)
+    """Return the fingerprint of what a file lists: its bytes as `listed`, looks at some entries' files."""
+    return listing("whole" if whole else "names", names, looks, [listed, *more])
 
 
 def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict[int, str]:
@@ -138,10 +136,11 @@ class SummedFile(io.RawIOBase):
     A stronger digest would take as long as to parse them.
     """
 
-    def __init__(self, path: str) -> None:
-        """Raises OSError."""
+    def __init__(self, path: str, data: bytes | None = None) -> None:
+        """`data` are the bytes of a file that lies elsewhere. Raises OSError."""
         self._path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  closed with this one
+        self._file: io.RawIOBase | io.BytesIO
+        self._file = open(path, "rb", buffering=0) if data is None else io.BytesIO(data)  # noqa: SIM115  closed with this one
         self._size = self._checksum = 0
 
     def readable(self) -> bool:
@@ -347,7 +346,7 @@ class _MadeOf:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self.tables: list[Part] = []  # of classes, which tell no records apart
+        self.tables: list[Part] = []  # short ones, which tell no records apart
         self._untold = _Untold.NOTHING
         self._are_names = False  # some entries look like paths
         # Each with its name and the places of its parts, None while it is looked at.
@@ -414,7 +413,7 @@ class _MadeOf:
                     self.look_at(inside[place], f"{name}[{place}]")
                 if len(inside) > _MOST_INSIDE or len(inside) < len(value):
                     self._untold = _Untold.RECORDS
-            elif _is_class_table(value, count):
+            elif _is_table(value, count):
                 self.tables.append((name, digest_of(value)))
             else:
                 self._untold = max(self._untold, _untold(value, count))
@@ -433,13 +432,18 @@ def _is_to_be_filled(value: list[Any]) -> bool:
     return any(value[place] is None for place in chosen(len(value), _SEEN))
 
 
-def _is_class_table(value: Any, count: int) -> bool:
-    """Whether it names classes, by number or by name: unlike a cache it is not filled as it is used."""
+def _is_table(value: Any, count: int) -> bool:
+    """Whether it is a short table that is not filled as it is used, unlike a cache: a tuple of plain values,
+    names of classes, their numbers, or bounds of parts, as `ConcatDataset` has."""
     if not isinstance(value, list | tuple | Mapping) or not 0 < len(value) < count:
         return False
-    if isinstance(value, Mapping) and list(value.values()) != [*range(len(value))]:
-        return False
-    return all(isinstance(each, str) for each in value)
+    if isinstance(value, Mapping):
+        return list(value.values()) == [*range(len(value))] and all(isinstance(key, str) for key in value)
+    if isinstance(value, tuple) and all(isinstance(each, str | Number) for each in value):
+        return True
+    if all(isinstance(each, str) for each in value):
+        return True
+    return all(type(each) is int for each in value) and value[-1] == count and sorted(value) == list(value)
 
 
 def _untold(value: Any, count: int) -> _Untold:

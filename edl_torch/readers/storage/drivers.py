@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ _QUERY = re.compile(r"\?[^\s\"'<>)]+")
 _BUSY, _RETRIED = frozenset({429, 503}), frozenset({408, 425, 429})
 _EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
 _PAGE, _LISTED_AT_ONCE = 1000, 16
+_CUT_AT_MOST = 6  # times in a row
 _LISTING = {"max_retries": 8, "retry_timeout": timedelta(seconds=20)}
 # What s3fs calls the same: options that work there work here.
 _S3FS = {
@@ -218,8 +221,7 @@ class Objects:
         if not any("/" in one.name[len(folder) :].lstrip("/") for one in first):
             yield from self._pages(prefix)
             return
-        with self._meaning(folder):  # folders are listed side by side
-            found = self._by_folder(self._lister, prefix or None)
+        found = self._with_folders(prefix)  # which are listed side by side
         yield [self._object(meta) for meta in found["objects"]]
         with ThreadPoolExecutor(_LISTED_AT_ONCE, thread_name_prefix="edl-list") as pool:
             waiting = [pool.submit(list, self._pages(one)) for one in found["common_prefixes"]]
@@ -231,9 +233,27 @@ class Objects:
                     one.cancel()
 
     def _pages(self, prefix: str) -> Iterator[list[Object]]:
-        with self._meaning(f"{self._root}/{prefix}"):
-            for page in self._list(self._lister, prefix or None, chunk_size=_PAGE):
-                yield [self._object(meta) for meta in page]
+        """Pages of a listing. One that is cut goes on behind what has come: names come in their order."""
+        after, cuts = None, _Cuts()
+        while True:
+            try:
+                with self._meaning(f"{self._root}/{prefix}"):
+                    for page in self._list(self._lister, prefix or None, offset=after, chunk_size=_PAGE):
+                        yield [self._object(meta) for meta in page]
+                        after, cuts = page[-1]["path"], _Cuts()
+                return
+            except Transient as exc:
+                cuts.wait(exc)
+
+    def _with_folders(self, prefix: str) -> Any:
+        """The objects and the folders right below a prefix."""
+        cuts = _Cuts()
+        while True:
+            try:
+                with self._meaning(f"{self._root}/{prefix}"):
+                    return self._by_folder(self._lister, prefix or None)
+            except Transient as exc:
+                cuts.wait(exc)
 
     def look(self, name: str) -> Object:
         with self._meaning(name):
@@ -321,6 +341,20 @@ class Objects:
             if secret not in self._quiet:
                 said = said.replace(secret, "…")
         return f"{said} ({code[1]})" if code else said
+
+
+class _Cuts:
+    """Answers in a row of a listing that were cut: obstore tries those again alone that do not begin."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def wait(self, error: Transient) -> None:
+        """Wait before the next attempt. Raises the error when there were too many."""
+        self._count += 1
+        if self._count == _CUT_AT_MOST:
+            raise error
+        time.sleep(random.uniform(0.05, 0.1) * 2**self._count)
 
 
 def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:

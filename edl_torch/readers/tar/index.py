@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.shared.files import FileStamp, OpenFile, Read
+from edl_torch.readers.shared.finder import Finder
 from edl_torch.readers.shared.looks import blocks, chosen
 from edl_torch.readers.shared.mapped import Array, cached_index
 from edl_torch.readers.storage import Object, Storage, is_url
@@ -37,6 +38,10 @@ from edl_torch.readers.storage import Object, Storage, is_url
 log = logging.getLogger("edl_torch.readers")
 
 BLOCK = 512
+TARS = Finder(  # packed ones are refused by name
+    suffixes=(".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".tar.zst", ".tar.bz2", ".tar.xz"),
+    beside=(".idx", ".json", ".yaml", ".md", ".txt"),
+)
 LOOKED_AT = 64  # blocks of 4 KiB
 END = bytes(BLOCK)  # what ends a tar
 _KIND = "tar1"

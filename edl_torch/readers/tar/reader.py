@@ -21,13 +21,15 @@ from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import Begun, IndexedReader, is_source_error
 from edl_torch.readers.images.decode import checked_min_side, decode_image
 from edl_torch.readers.recordio.record_bytes import decode_json, decode_npy, decode_text
-from edl_torch.readers.shared.files import FileStamp, OpenFiles, Paths, Read
+from edl_torch.readers.shared.files import FileStamp, OpenFiles, Read
+from edl_torch.readers.shared.finder import Paths
 from edl_torch.readers.shared.looks import arguments, below, chosen, listing
 from edl_torch.readers.shared.mapped import Array, StringTable, shared
 from edl_torch.readers.storage import Object, Storage, is_url
 from edl_torch.readers.storage.requests import Ahead
 from edl_torch.readers.tar.index import (
     LOOKED_AT,
+    TARS,
     BrokenTar,
     TarIndex,
     Windowed,
@@ -36,7 +38,6 @@ from edl_torch.readers.tar.index import (
     reading,
     sample_parts,
 )
-from edl_torch.readers.tar.named import are_tars, tars
 from edl_torch.shard import TaskType
 
 _THREADS, _THREADS_AWAY = 16, 64  # that index
@@ -150,7 +151,7 @@ class TarReader(IndexedReader):
         self.min_side = checked_min_side(min_side)
         self._storage = Storage(storage_options)
         with self._storage.apart() as apart:
-            files = tars(data, apart)
+            files = TARS.files(data, apart)
             found = _index_all(files, apart, index_dir)
         super().__init__(_called(data, files))
         self._names = StringTable(files)
@@ -237,7 +238,7 @@ class TarReader(IndexedReader):
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Constructor arguments for a tar, packed or not, a glob or range, or a folder of them, else None."""
-        return {"data": data} if are_tars(data) else None
+        return {"data": data} if TARS.is_all_of(data) else None
 
     def _run(self, indices: Sequence[int], at: int, most: int) -> tuple[TarSource, int, int]:
         """The tar and number of a sample, and the place after those behind it that follow it in the tar, as

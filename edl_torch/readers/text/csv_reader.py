@@ -16,7 +16,7 @@ import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.shared.files import Finder, Paths
+from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.text.csv_values import (
     CsvDialect,

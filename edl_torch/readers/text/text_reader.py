@@ -23,14 +23,13 @@ from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import AbstractDataReader, check_range, no_source
 from edl_torch.readers.shared.files import (
     FileStamp,
-    Finder,
     OpenFiles,
-    Paths,
     Read,
     file_lock,
     read_range,
     whole_file,
 )
+from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import below, blocks, listing
 from edl_torch.readers.shared.mapped import MappedArrays, cached_index, index_place, write_arrays
 from edl_torch.readers.text.csv_values import check_encoding

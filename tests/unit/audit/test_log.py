@@ -18,7 +18,7 @@ from edl_torch.audit.reading import Answer, Kind, read_logs
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import from_object, object_of
 from edl_torch.errors import AuditError
-from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.shard import DatasetSpec, Source, TaskType
 from edl_torch.trainer.vocabulary import (
     Evidence,
 )
@@ -116,7 +116,7 @@ def test_a_report_that_was_on_its_way_when_its_lease_became_void_is_no_acknowled
         log.answered()
     before, after = only(log).chapters
     assert [len(chapter.rows) for chapter in (before, after)] == [0, 0]
-    assert [(item.cut.skip, item.cut.stop, item.kind) for item in after.repeated] == [(2, 5, Kind.VOID)]
+    assert [(item.start, item.upto, item.kind) for item in after.repeated] == [(2, 5, Kind.VOID)]
 
 
 def test_of_leases_of_another_lineage_nothing_is_written(log):
@@ -150,8 +150,10 @@ def test_quarantine_remainders_tokens_and_restores_are_read_back(log):
     log.intent(acknowledgements=ack(3, task=9, attempt=1))
     first, second = only(log).chapters
     (bad,) = first.quarantined
-    assert (bad.position, bad.reason, bad.answer) == (3, "gone\nfor \udcff good", Answer.ACCEPTED)
-    assert [cut for cut, _ in first.remainders] == [Slice(epoch=0, shard=0, skip=6, limit=2)]
+    assert (bad.start, bad.upto, first.bad_answers.tolist()) == (3, 4, [Answer.ACCEPTED])
+    reasons = [json.loads(line)["reason"] for line in log.path.read_bytes().splitlines() if b'"quar' in line]
+    assert reasons == ["gone\nfor \udcff good"]
+    assert [tuple(told)[:4] for told in first.remainders] == [(0, 0, 6, 8)]
     assert (second.opened, second.token, second.before, second.lineage) == (True, "{}", 1, 4)
     (snapshot,) = first.snapshots
     assert (snapshot.ledger, snapshot.lineage, snapshot.member, snapshot.exact) == ("L", 1, 6, True)
@@ -180,7 +182,7 @@ def test_what_the_loop_had_is_written_once_before_it_is_given_back(log):
     log.answered()
     (chapter,) = only(log).chapters
     (repeated,) = chapter.repeated
-    assert (repeated.cut, repeated.kind) == (Slice(epoch=0, shard=0, skip=4, limit=2), Kind.RETURNED)
+    assert (tuple(repeated)[:4], repeated.kind) == ((0, 0, 4, 6), Kind.RETURNED)
 
 
 def test_what_the_master_took_back_is_written_unless_a_restore_made_it_void_before(log):
@@ -190,7 +192,7 @@ def test_what_the_master_took_back_is_written_unless_a_restore_made_it_void_befo
     log.void([(7, 4, 6)])
     log.uncounted(2)
     first, second = only(log).chapters
-    assert [(item.cut.skip, item.cut.stop, item.kind) for item in first.repeated] == [(2, 4, Kind.VOID)]
+    assert [(item.start, item.upto, item.kind) for item in first.repeated] == [(2, 4, Kind.VOID)]
     assert [records for records, _ in first.uncounted] == [3]
     assert (second.repeated, second.uncounted, second.before) == ([], [], 1)
 
@@ -200,7 +202,7 @@ def test_a_report_that_will_not_be_sent_says_what_was_trained_on(log):
     log.answered()
     log.dropped(ack(6), [(7, 6, 8)], on_its_way=False)
     (chapter,) = only(log).chapters
-    assert [(item.cut.skip, item.cut.stop, item.kind) for item in chapter.repeated] == [
+    assert [(item.start, item.upto, item.kind) for item in chapter.repeated] == [
         (4, 6, Kind.VOID),
         (6, 8, Kind.VOID),
     ]

@@ -20,6 +20,7 @@ import torch
 from image_files import write_coco, write_manifest, write_voc
 from recordio_kit import RECORDS
 from recordio_kit import write as write_records
+from torch.utils.data import ConcatDataset
 
 from edl_torch import ElasticDataLoader
 from edl_torch.errors import InvalidArgument, ReaderError
@@ -426,6 +427,9 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
         (Held(files=PATHS, root="/data", classes=["cat"], class_to_idx={"cat": 0}), "names"),
         (Held(files=PATHS, label_of={"cat": 3, "dog": 1}), "partly"),
         (Held(files=PATHS, remap=[1, 0]), "partly"),
+        (Held(files=PATHS, size=(224, 224), mean=(0.5,)), "names"),
+        (ConcatDataset([Held(files=PATHS), Held(files=PATHS)]), "names"),
+        (ConcatDataset([Held(data=ARRAY), Held(data=OTHER)]), "sampled"),
         (Held(files=PATHS, remap=np.array([1, 0])), "partly"),
         (Held(files=[f"{n}.png" for n in range(200)]), "names"),
         (Held(files=[Path(f"images/{n}") for n in range(200)]), "names"),
@@ -452,6 +456,9 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
         "files",
         "a table of classes of its own",
         "a list of labels",
+        "tuples of plain values",
+        "parts of files",
+        "parts of arrays",
         "an array of labels",
         "relative files",
         "paths",
