@@ -131,9 +131,9 @@ class ShardedDataset(IterableDataset[Any]):
         self._service: DataShardService | None = service
         self._batch_size = service.batch_size
         self._pid = os.getpid()
-        service.session.watch(iterations)
+        service.session.readers.watch(iterations)
         self._handle: Handle = (
-            service.session.listen()
+            service.session.readers.listen()
         )  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
         self._setup: IterationSetup | None = None
@@ -221,7 +221,7 @@ class ShardedDataset(IterableDataset[Any]):
         info = get_worker_info()
         pid = os.getpid()
         if info is None and pid == self._pid and self._service is not None:
-            return DirectLink(self._service.session)
+            return DirectLink(self._service.session.readers)
         if self._link is None or self._link[0] != pid:
             stream = f"process {pid}" if info is None else f"worker {info.id}"
             run = "" if info is None else iterations.served
