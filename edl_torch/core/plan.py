@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from edl_torch.core.mixture import Segments, component_spec, mixed_name
+from edl_torch.core.mixture import Segments, component_spec, heard_of, mixed_name
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.registration import folder_of, validate_spec
 from edl_torch.errors import InvalidArgument
@@ -94,8 +94,22 @@ class Plan:
 
     def learn(self, segments: Iterable[MixtureSegment]) -> None:
         """Take over segments of a mixture that have begun since the dataset was registered."""
-        if self.mixed is not None:
-            self.mixed.segments.learn(segments)
+        if self.mixed is None:
+            return
+        self.mixed.segments.learn(segments)
+        if self.spec.stops:  # it ends elsewhere: of what is lent nothing moves
+            fresh = Plan(heard_of(self.spec, self.mixed.segments.all))
+            for name in (
+                "spec",
+                "size",
+                "num_shards",
+                "num_windows",
+                "_pieces",
+                "_shard_ends",
+                "_short",
+                "_ends",
+            ):
+                setattr(self, name, getattr(fresh, name))
 
     @property
     def folder(self) -> str:
