@@ -233,14 +233,19 @@ def _doubt(part: Part, taken: Sequence[Taken]) -> None:
     part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
     half_stepped = max((one.snapshot.half_stepped for one in taken), default=0)
     if counted:
-        part.doubt = "was taken while reports were counted over several loader workers"
+        part.doubt = (
+            "was taken while reports were counted over several loader workers. Those of "
+            "ElasticDataLoader(dataset, …) are exact"
+        )
     elif half_stepped:
         part.doubt = (
             f"was taken when one attached optimizer had stepped on {half_stepped} record(s) and another had "
             f"not: it learns them again. Call loader.state_dict() once all have stepped"
         )
     elif not taken:
-        part.doubt = "was taken by nobody whose log is here"
+        part.doubt = (
+            "was taken by nobody whose log is here: give the audit directories of all trainers and runs"
+        )
 
 
 def _unexplained(part: Part) -> str:
