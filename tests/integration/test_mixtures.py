@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 import re
@@ -271,7 +272,9 @@ def test_weights_that_were_to_come_later_may_be_set_now() -> None:
     assert found == book.upto(1000).found
 
 
-def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others() -> None:
+def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     new, edited = {"web": 0.2, "code": 0.2, "math": 0.6}, {"web": 1, "code": 1, "math": 2}
     with loader(records_per_shard=20) as one:
         loop = iter(one)
@@ -284,8 +287,9 @@ def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others()
     with loader(records_per_shard=20) as one:  # as it was
         one.load_state_dict(token)
         assert found + trained(one) == book.upto(1000).found
-    with loader(mixture(weights=edited), records_per_shard=20) as one:
+    with loader(mixture(weights=edited), records_per_shard=20) as one, caplog.at_level(logging.WARNING):
         one.load_state_dict(token)
+        assert "other weights than the checkpoint's: they hold from index 260 on" in caplog.text
         found += trained(one)
     at = next(index for index in range(250, 1000, 10) if index % 20 == 0)
     changed = Book(WEIGHTS).upto(start)
