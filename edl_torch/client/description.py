@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from inspect import Parameter
 from pathlib import PurePath
@@ -22,7 +22,7 @@ from edl_torch.errors import DatasetConflict, InvalidArgument, ReaderError, Unkn
 from edl_torch.fingerprint import STRENGTHS, UNKNOWN, Fingerprint, describe_change, differ, strength_of
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
 from edl_torch.readers.mixture import MixtureReader
-from edl_torch.shard import OPTIONS, DatasetOptions, Registration, Shuffle, Source, TaskType
+from edl_torch.shard import OPTIONS, Component, DatasetOptions, Registration, Shuffle, Source, TaskType
 
 C = TypeVar("C", bound=type[Any])
 
@@ -76,7 +76,7 @@ class Description:
         self._own_window: int | None = self.options.pop("shuffle_window", None)
         self._tokens_window: int | None = None
         self._fingerprint: str | None = None
-        self._known_by = ""  # of a mixture: the weakest of its components'
+        self._components: tuple[Component, ...] = ()  # of a mixture
         self._look_s = self._looked_at = 0.0
         self._look_is_due = False
         self.clock = time.monotonic
@@ -146,8 +146,8 @@ class Description:
         if other is None or other is reader or strength_of(known or UNKNOWN) == "given":
             return
         if known is None:
-            known = self._look(other)
-        found = self._look(reader)
+            (known,) = self._look([other])
+        (found,) = self._look([reader])
         told = f"dataset {self.name!r} is of {other!r}, and read by {reader!r}"
         if differ(known, found):
             raise InvalidArgument(
@@ -212,7 +212,7 @@ class Description:
         """Return a registration by name: options at their defaults are as the master has them."""
         if self._fingerprint is None:
             reader = self.reader or self.fallback_reader
-            self._fingerprint = UNKNOWN if reader is None else self._look(reader)
+            self._fingerprint = UNKNOWN if reader is None else self._look([reader])[0]
         chosen = {name: value for name, value in self.options.items() if value != OPTIONS[name].default}
         chosen["task_type"] = None
         return Registration(
@@ -223,9 +223,9 @@ class Description:
             fingerprint=self._fingerprint or None,
         )
 
-    def _look(self, reader: AbstractDataReader) -> str:
+    def _look(self, readers: Sequence[AbstractDataReader]) -> list[str]:
         began = self.clock()
-        found = reader_fingerprint(reader)
+        found = [reader_fingerprint(reader) for reader in readers]
         self._looked_at = self.clock()
         self._look_s = self._looked_at - began
         return found
@@ -236,25 +236,37 @@ class Description:
         A look that takes long is taken seldom: it costs a hundredth of the time. The last one makes up
         for one that was not taken.
         """
-        reader, then = self.fallback_reader or self.reader, self._fingerprint
-        if reader is None or not then or not getattr(reader, "looks_again", False):
+        seen = self._looked_at_again()
+        if not seen or (is_last and not self._look_is_due):
             return ""
         is_soon = self.clock() - self._looked_at < _RARELY * self._look_s
-        if strength_of(then) == "given" or (is_last and not self._look_is_due):
-            return ""
         self._look_is_due = self._look_s > _CHEAP_S and is_soon and not is_last
         if self._look_is_due:
             return ""
         try:
-            now = self._look(reader)
+            now = self._look([reader for reader, _ in seen])
         except ReaderError as exc:
             return str(exc)
-        return describe_change(then, now) if differ(then, now) else ""
+        pairs = ((then, found) for (_, then), found in zip(seen, now, strict=True))
+        return "; ".join(describe_change(*pair) for pair in pairs if differ(*pair))
+
+    def _looked_at_again(self) -> list[tuple[AbstractDataReader, str]]:
+        """Readers that are asked again, each with its fingerprint as registered."""
+        reader = self.fallback_reader or self.reader
+        each = [(reader, self._fingerprint or UNKNOWN)]
+        if isinstance(reader, MixtureReader):
+            prints = [component.fingerprint for component in self._components]
+            each = [(part.reader, found) for part, found in zip(reader.parts, prints, strict=False)]
+        known = ((own, found) for own, found in each if found and strength_of(found) != "given")
+        return [
+            (own, found) for own, found in known if own is not None and getattr(own, "looks_again", False)
+        ]
 
     @property
     def known_by(self) -> str:
         """Strength of the fingerprint that was told to the master; "none" before."""
-        return self._known_by or strength_of(self._fingerprint or UNKNOWN)
+        prints = [component.fingerprint for component in self._components] or [self._fingerprint or UNKNOWN]
+        return min(map(strength_of, prints), key=STRENGTHS.index)
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
         """Return a registration with the sources, and all that orders the records."""
@@ -264,8 +276,7 @@ class Description:
         if isinstance(reader, MixtureReader):
             components = reader.components(self.task_type)
             mixture = {"components": components, "weights": reader.weights, "stops": reader.stops}
-            strengths = (strength_of(component.fingerprint) for component in components)
-            self._known_by = min(strengths, key=STRENGTHS.index)
+            self._components = components
         return replace(
             named,
             **mixture,
