@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import random
 import re
@@ -68,6 +70,15 @@ class Book:
     def weigh(self, weights: Mapping[str, float]) -> None:
         total = sum(Fraction(str(weight)) for weight in weights.values())
         self.shares = {name: Fraction(str(weights[name])) / total for name in self.names}
+
+    def leave(self, weights: Mapping[str, float]) -> None:
+        """Go on with weights of which some may be 0: the others share out what those were owed."""
+        self.weigh(weights)
+        gone = sum(lag for name, lag in self.lags.items() if not self.shares[name])
+        sign = -1 if gone > 0 else 1
+        stays = {n: lag if self.shares[n] else Fraction(0) for n, lag in self.lags.items()}
+        whole = sum(lag * sign for lag in stays.values() if lag * sign > 0) or Fraction(1)
+        self.lags = {n: lag * (1 - abs(gone) / whole) if lag * sign > 0 else lag for n, lag in stays.items()}
 
     def upto(self, index: int) -> Book:
         while len(self.found) < index:
@@ -248,7 +259,22 @@ def test_a_schedule_changes_weights_as_it_comes_to_them() -> None:
     assert found == book.upto(1000).found
 
 
-def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others() -> None:
+def test_weights_that_were_to_come_later_may_be_set_now() -> None:
+    later = {"web": 0.1, "code": 0.8, "math": 0.1}
+    with loader(mixture(weights=[(0, WEIGHTS), (700, later)]), records_per_shard=20) as one:
+        loop = iter(one)
+        found = records_of(one, next(loop))
+        start = one.set_weights(later)
+        assert start < 100
+        found += [record for batch in loop for record in records_of(one, batch)]
+    book = Book(WEIGHTS).upto(start)
+    book.weigh(later)
+    assert found == book.upto(1000).found
+
+
+def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     new, edited = {"web": 0.2, "code": 0.2, "math": 0.6}, {"web": 1, "code": 1, "math": 2}
     with loader(records_per_shard=20) as one:
         loop = iter(one)
@@ -261,8 +287,9 @@ def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others()
     with loader(records_per_shard=20) as one:  # as it was
         one.load_state_dict(token)
         assert found + trained(one) == book.upto(1000).found
-    with loader(mixture(weights=edited), records_per_shard=20) as one:
+    with loader(mixture(weights=edited), records_per_shard=20) as one, caplog.at_level(logging.WARNING):
         one.load_state_dict(token)
+        assert "other weights than the checkpoint's: they hold from index 260 on" in caplog.text
         found += trained(one)
     at = next(index for index in range(250, 1000, 10) if index % 20 == 0)
     changed = Book(WEIGHTS).upto(start)
@@ -411,12 +438,71 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[-1600:].count("code") == 480
 
 
-def test_an_audit_proves_it_and_says_what_each_component_got(tmp_path: Path, capsys: Any) -> None:
+def audit(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    main(["audit", str(folder), "--json", *options])
+    (said,) = json.loads(capsys.readouterr().out)["datasets"]
+    found: dict[str, Any] = said
+    return found
+
+
+def test_an_audit_says_what_each_component_was_to_give_and_gave(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = WEIGHTS | {"web": 3}
     with loader(audit_dir=tmp_path) as one:
         loop = iter(one)
-        next(loop)
-        one.set_weights(WEIGHTS | {"web": 3})
-        for _ in loop:
-            pass
-    assert main(["audit", str(tmp_path), "--expect", "delivered"]) == 0, capsys.readouterr()
-    print(capsys.readouterr().out)
+        found = [record for _ in range(30) for record in records_of(one, next(loop))]
+        start = one.set_weights(new)
+        token = one.state_dict()
+        for _ in range(20):  # rolled back
+            next(loop)
+    with loader(audit_dir=tmp_path) as one:
+        one.load_state_dict(token)
+        found += trained(one)
+    said = audit(tmp_path, capsys)
+    assert said["verdict"] == "DELIVERED"
+    assert (said["records"], said["lost"], said["doubled"], said["open"]) == (1000, 0, 0, 0)
+    book = Book(WEIGHTS).upto(start)
+    book.weigh(new)
+    assert found == book.upto(1000).found
+    given = {one["name"]: one["acknowledged"] for one in said["components"]}
+    assert given == book.counts
+    wanted = {one["name"]: one["wanted"] for one in said["components"]}
+    assert wanted == pytest.approx({name: book.counts[name] + float(book.lags[name]) for name in book.names})
+    assert main(["audit", str(tmp_path), "--expect", "delivered"]) == 0
+    assert "of 3 components: code " in capsys.readouterr().out
+
+
+def test_an_audit_of_an_endless_mixture_and_of_one_whose_end_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with loader(mixture(num_records=None), audit_dir=tmp_path / "endless") as one:
+        found = trained(one, 50)
+    said = audit(tmp_path / "endless", capsys)
+    assert (said["verdict"], said["records"], said["open"]) == ("DELIVERED", 500, 0)
+    ends = mixture(num_records=None, stopping_strategy="all_exhausted")
+    with loader(ends, audit_dir=tmp_path / "moved") as one:
+        loop = iter(one)
+        found = records_of(one, next(loop))
+        one.set_weights({"web": 1, "code": 1, "math": 1})
+        found += [record for batch in loop for record in records_of(one, batch)]
+    said = audit(tmp_path / "moved", capsys)
+    assert (said["verdict"], said["records"], said["lost"]) == ("DELIVERED", len(found), 0)
+
+
+def test_an_audit_of_a_lineage_that_was_left_and_would_have_ended_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = mixture(num_records=None, stopping_strategy="all_exhausted")
+    with loader(ends, audit_dir=tmp_path) as one:
+        loop = iter(one)
+        for _ in range(20):
+            next(loop)
+        token = one.state_dict()
+        one.set_weights({"web": 1, "code": 1, "math": 4})
+        later = sum(len(batch) for batch in loop)
+        one.load_state_dict(token)
+        found = trained(one)
+    assert later > len(found)
+    said = audit(tmp_path, capsys)
+    assert (said["verdict"], said["records"], said["lost"]) == ("DELIVERED", 200 + len(found), 0)

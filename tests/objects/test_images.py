@@ -128,6 +128,20 @@ def test_bad_images_are_set_aside_and_changed_ones_end_the_job(weed, bucket, pro
         assert service.progress().quarantined == 3
 
 
+def test_the_pages_program_reads_with_credentials_of_the_environment(weed, bucket, monkeypatch):
+    """docs/objects.md"""
+    page = (Path(__file__).parents[2] / "docs" / "objects.md").read_text(encoding="utf-8")
+    put(bucket, {f"train/{'ab'[n % 2]}/{n}.png": picture(n) for n in range(70)})
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", weed.address)
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    with names["loader"] as loader:
+        labels = [int(label) for epoch in loader.epochs() for _, batch in loader for label in batch]
+    assert Counter(labels) == {0: 105, 1: 105}
+
+
 # Networks -----------------------------------------------------------------------------------------------
 
 

@@ -189,6 +189,7 @@ class Objects:
         from obstore.store import HTTPStore, from_url
 
         self._root = root
+        self._errors = obstore.exceptions
         self._get, self._head, self._list, self._by_folder = (
             obstore.get,
             obstore.head,
@@ -264,16 +265,14 @@ class Objects:
         if not length:
             return b""
         whole = start == 0 and length == one.size  # a server may know no ranges
+        options: Any = None if whole else {"range": (start, start + length)}
         try:
-            with self._meaning(one.name, one):
-                answer = self._get(
-                    self._store,
-                    self._path(one.name),
-                    options=None if whole else {"range": (start, start + length)},
-                )
-                meta, data = answer.meta, bytes(answer.bytes())
-        except Missing:
+            answer = self._get(self._store, self._path(one.name), options=options)
+            meta, data = answer.meta, bytes(answer.bytes())
+        except FileNotFoundError:
             raise one.changed("it is gone") from None
+        except (self._errors.BaseError, OSError) as exc:
+            raise self._meant(exc, one.name, one) from None
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
         return data
 
@@ -293,37 +292,31 @@ class Objects:
         return Object(f"{self._root}/{meta['path']}", meta["size"], tag_of(meta["e_tag"]))
 
     @contextmanager
-    def _meaning(self, name: str, one: Object | None = None) -> Iterator[None]:
-        from obstore import exceptions
-
+    def _meaning(self, name: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as exc:
-            raise Missing(self._said(exc)) from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
-            raise CredentialsRefused(self._said(exc)) from None
-        except exceptions.NotSupportedError as exc:
-            raise ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})") from None
-        except exceptions.InvalidPathError as exc:
-            raise ReaderError(
-                f"'{name}': obstore reads no such name ({self._said(exc)}); rename it"
-            ) from None
-        except (exceptions.BaseError, OSError) as exc:
-            raise self._other(exc, name, one) from None
+        except (self._errors.BaseError, OSError) as exc:
+            raise self._meant(exc, name) from None
 
-    def _other(self, exc: Exception, name: str, one: Object | None) -> Exception:
-        """The meaning of an error for which obstore has no class."""
+    def _meant(self, exc: Exception, name: str, one: Object | None = None) -> Exception:
+        """What an error of obstore's means; for most it has no class."""
+        errors = self._errors
+        if isinstance(exc, FileNotFoundError):
+            return Missing(self._said(exc))
+        if isinstance(exc, errors.PermissionDeniedError | errors.UnauthenticatedError):
+            return CredentialsRefused(self._said(exc))
+        if isinstance(exc, errors.NotSupportedError):
+            return ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})")
+        if isinstance(exc, errors.InvalidPathError):
+            return ReaderError(f"'{name}': obstore reads no such name, rename it ({self._said(exc)})")
         found = _STATUS.search(str(exc))
         status, code = int(found[1]) if found else 0, _CODE.search(str(exc))
         if code and code[1] in ("NoSuchBucket", "NoSuchKey", "ContainerNotFound"):
             return Missing(self._said(exc))
-        if code and code[1] in (
-            "ExpiredToken",
-            "InvalidToken",
-            "TokenRefreshRequired",
-            "RequestTimeTooSkewed",
-        ):
+        if code and code[1] in _EXPIRED:
             return CredentialsRefused(self._said(exc))
+        if "169.254.169.254" in str(exc):  # where a cloud's machine has credentials, and no other
+            return CredentialsRefused("none were found; public data need storage_options={'anon': True}")
         if status == 416 and one is not None:
             return one.changed("it is shorter now")
         if status in (401, 403):
