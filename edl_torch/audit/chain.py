@@ -97,14 +97,19 @@ class LineageChain:
         # A job that is told to have fewer epochs than its checkpoint has those of that too.
         epochs = max(epochs, -(-int(self.begun(lineage).ends.max(initial=0)) // self._history.spec.size))
         self._line.check_epochs(epochs)
-        required = Intervals.run(0, epochs * self._history.spec.size)
+        spec = self._history.spec
+        endless = spec.components and not spec.num_epochs
+        required = Intervals.run(0, self._last(lineage) if endless else epochs * spec.size)
         return self._part(lineage, required, None, self._word.settled)
 
     def _epochs_seen(self, lineage: Lineage) -> int:
         """Return epochs of an endless job that have an outcome."""
+        return -(-self._last(lineage) // self._history.spec.size)
+
+    def _last(self, lineage: Lineage) -> int:
+        """The number after that of the last record with an outcome."""
         reports = Reports.join([lineage.acknowledged, lineage.quarantined])
-        last = max(int(reports.ends.max(initial=0)), int(self.begun(lineage).ends.max(initial=0)))
-        return -(-last // self._history.spec.size)
+        return max(int(reports.ends.max(initial=0)), int(self.begun(lineage).ends.max(initial=0)))
 
     def _part(
         self,
@@ -228,14 +233,19 @@ def _doubt(part: Part, taken: Sequence[Taken]) -> None:
     part.uncounted += max((snapshot.uncounted for snapshot in counted), default=0)
     half_stepped = max((one.snapshot.half_stepped for one in taken), default=0)
     if counted:
-        part.doubt = "was taken while reports were counted over several loader workers"
+        part.doubt = (
+            "was taken while reports were counted over several loader workers. Those of "
+            "ElasticDataLoader(dataset, …) are exact"
+        )
     elif half_stepped:
         part.doubt = (
             f"was taken when one attached optimizer had stepped on {half_stepped} record(s) and another had "
             f"not: it learns them again. Call loader.state_dict() once all have stepped"
         )
     elif not taken:
-        part.doubt = "was taken by nobody whose log is here"
+        part.doubt = (
+            "was taken by nobody whose log is here: give the audit directories of all trainers and runs"
+        )
 
 
 def _unexplained(part: Part) -> str:

@@ -6,7 +6,7 @@ A lineage is one history of the model; `audit.verdict` decides which of its ackn
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -16,11 +16,12 @@ import numpy.typing as npt
 from edl_torch.audit.intervals import Coordinates, Intervals, covered
 from edl_torch.audit.log import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO, token_digest
 from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot, ToldRun
+from edl_torch.core.mixture import Segments, heard_of
 from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import known_by
-from edl_torch.shard import DatasetSpec, IndexArray
+from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment
 
 Key = tuple[str, int]  # ledger id, number of the lineage
 _Placed = tuple[int, Log, Chapter]  # the place of the log
@@ -92,6 +93,7 @@ class Lineage:
     before: int = 0
     age: int = 0  # of its ledger among all, 0 for the oldest, as far as tokens and sessions tell
     seen: dict[int, list[Seen]] = field(default_factory=dict)  # samples of each session's model, by its place
+    segments: tuple[MixtureSegment, ...] = ()  # of a mixture: all that its trainers have heard of
 
     def __repr__(self) -> str:
         return f"<Lineage {self.key} acknowledged={self.acknowledged.records}>"
@@ -168,6 +170,11 @@ def _history(
     spec = newest.dataset
     # A ledger of other data under the same name shares no record with the final one.
     same = [placed for placed in chapters if _agrees(placed, spec, ledger)]
+    if spec.components:
+        final = [
+            placed for placed in same if (placed[2].ledger, placed[2].lineage) == (ledger, newest.lineage)
+        ]
+        spec = heard_of(spec, _segments(final))
     coordinates = Coordinates(spec)
     lineages: defaultdict[Key, list[_Placed]] = defaultdict(list)
     for placed in same:
@@ -176,7 +183,11 @@ def _history(
     for place, _, chapter in same:
         for snapshot in chapter.snapshots:
             taken[snapshot.digest].append(Taken(place=place, snapshot=snapshot))
-    lines = {name: Coordinates(replace(spec, num_epochs=_most_epochs(same, name))) for name, _ in lineages}
+    longest = spec
+    if spec.stops:  # one that was left may have had other weights, and ended later
+        of_each = [heard_of(spec, _segments(parts)) for parts in lineages.values()]
+        longest = max(of_each, key=lambda one: one.size)
+    lines = {name: Coordinates(replace(longest, num_epochs=_most_epochs(same, name))) for name, _ in lineages}
     trainers = [""] * len(sessions)
     for place, log, _ in same:
         trainers[place] = log.worker_id or log.session
@@ -291,7 +302,14 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int
         before=0 if opener is None else opener.before,
         age=age,
         seen=_seen(placed),
+        segments=_segments(placed),
     )
+
+
+def _segments(placed: Iterable[_Placed]) -> tuple[MixtureSegment, ...]:
+    """The segments of a mixture that trainers have heard of, as they came one after the other."""
+    told = {one.number: one for _, _, c in placed for one in (*c.dataset.segments, *c.segments)}
+    return Segments(told[number] for number in sorted(told)).all
 
 
 def _seen(placed: list[_Placed]) -> dict[int, list[Seen]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
 
+import numpy as np
+
 from edl_torch.audit.chain import FinalWord, LineageChain
 from edl_torch.audit.findings import Finding, Findings
 from edl_torch.audit.intervals import Intervals
@@ -19,9 +21,10 @@ from edl_torch.audit.lineage import DatasetHistory, Key, histories
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs, read_order
+from edl_torch.core.mixture import Segments
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
-from edl_torch.shard import TaskType
+from edl_torch.shard import DatasetSpec, TaskType
 from edl_torch.trainer.vocabulary import Evidence
 
 _MAY_GO_ON = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
@@ -54,6 +57,24 @@ class Judgement:
     parts: Sequence[Part]  # the final one first
     found: Findings
     open: Intervals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentShare:
+    """What a component of a mixture was to give of the records that the model has, and has given.
+
+    `wanted` is by the weights up to the last of them.
+    """
+
+    name: str
+    size: int
+    wanted: float
+    acknowledged: int
+
+    @property
+    def passes(self) -> float:
+        """Passes over it that these make."""
+        return self.acknowledged / self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +127,7 @@ class Verdict:
     advice: str = ""  # what to do where the job may be one that has not ended
     findings: tuple[Finding, ...] = ()
     unnamed: Mapping[str, int] = field(default_factory=dict)
+    components: tuple[ComponentShare, ...] = ()  # of a mixture
 
     @property
     def proven(self) -> bool:
@@ -295,12 +317,33 @@ def _judge(
         contradictions=tuple(text for part in parts for text in part.contradictions),
         findings=named,
         unnamed=_unnamed(found, named),
+        components=_components(spec, parts),
     )
     wrong = verdict.doubled or verdict.forgotten or verdict.contradictions
     may_go_on = late.count if word.token is not None else verdict.lost and not unfinished and left is None
     if may_go_on and not wrong:
         verdict = replace(verdict, advice=_MAY_GO_ON)
     return Judgement(verdict=verdict, history=history, chain=chain, parts=parts, found=found, open=left_open)
+
+
+def _components(spec: DatasetSpec, parts: list[Part]) -> tuple[ComponentShare, ...]:
+    """Return the shares of a mixture's components: by its plan, and by what each lineage acknowledged."""
+    if not spec.components or not all(part.lineage.segments for part in parts):
+        return ()
+    given = np.zeros(len(spec.components), np.int64)
+    last = 0
+    for part in parts:
+        segments = Segments(part.lineage.segments)
+        for first, after in part.own - part.quarantined:
+            given += segments.counts(after) - segments.counts(first)
+        last = max(last, int(part.own.ends.max(initial=0)))
+    whole = Segments(parts[0].lineage.segments)
+    lags = whole.lags(last)
+    wanted = [float(count + lag) for count, lag in zip(whole.counts(last).tolist(), lags, strict=True)]
+    return tuple(
+        ComponentShare(name=one.name, size=one.size, wanted=wanted[c], acknowledged=int(given[c]))
+        for c, one in enumerate(spec.components)
+    )
 
 
 def _excused(history: DatasetHistory, final: Part, word: FinalWord, unfinished: bool) -> Intervals:

@@ -24,6 +24,7 @@ import numpy as np
 from edl_torch.core.registration import validate_spec
 from edl_torch.errors import BadRecord, EdlError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.base import AbstractDataReader, is_source_error, name_record, reader_fingerprint
+from edl_torch.readers.storage import is_url
 from edl_torch.shard import DatasetSpec, IndexArray, Shard, Source, Task, TaskType
 
 
@@ -365,7 +366,7 @@ def listed_files(reader: AbstractDataReader) -> Iterable[str]:
 def missing(reader: AbstractDataReader, name: str) -> Iterator[Flaw]:
     """Entries whose file is not there."""
     for entry, path in enumerate(listed_files(reader)):
-        if not os.path.exists(path):
+        if not is_url(path) and not os.path.exists(path):  # of a store reading tells
             yield found("missing", name, entry, f"the file '{path}' is missing", entry=True)
 
 

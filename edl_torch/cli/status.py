@@ -84,6 +84,10 @@ def _lines(status: MasterStatus) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
     for name, why in status.suspended.items():
         reasons.setdefault(why, []).append(name)
+    for dataset in status.datasets:
+        if dataset.components:
+            yield ""
+            yield from _table(_COMPONENT, [(dataset.dataset, item) for item in dataset.components])
     for why, names in reasons.items():
         yield f"SUSPENDED: {', '.join(map(printable, names))}: {printable(why)}"
     for dataset in status.datasets:
@@ -113,9 +117,9 @@ _DATASET: _Columns = {
     "DATASET": lambda item, _: item.dataset,
     "TYPE": lambda item, _: item.task_type.name.lower(),
     "EPOCH": lambda item, _: epoch_of(item.epoch, item.num_epochs),
-    "SIZE": lambda item, _: str(item.size),
-    "SHARDS LEFT": lambda item, _: f"{item.shards_left}/{item.shards}",
-    "TODO": lambda item, _: str(item.todo),
+    "SIZE": lambda item, _: count(item, item.size),
+    "SHARDS LEFT": lambda item, _: count(item, f"{item.shards_left}/{item.shards}"),
+    "TODO": lambda item, _: count(item, item.todo),
     "LEASED": lambda item, _: str(item.leased),
     "DONE": lambda item, _: str(item.acknowledged),
     "BAD": lambda item, _: str(item.quarantined),
@@ -125,6 +129,16 @@ _DATASET: _Columns = {
     "TO THE END": lambda item, _: duration(item.eta_s),
     "CAME BACK": lambda item, _: str(item.returned_records),
     "STATE": _state,
+}
+_COMPONENT: _Columns = {  # of a mixture
+    "MIXTURE": lambda name, _: name,
+    "COMPONENT": lambda _, item: item.name,
+    "SIZE": lambda _, item: str(item.size),
+    "SHARE": lambda _, item: f"{item.share:.4g}",
+    "WANTED": lambda _, item: f"{item.wanted:.1f}",
+    "GIVEN": lambda _, item: str(item.given),
+    "OPEN": lambda _, item: str(item.open),
+    "PASSES": lambda _, item: f"{item.passes:.2f}",
 }
 _TRAINER: _Columns = {
     "TRAINER": lambda item: item.worker_id,
@@ -184,6 +198,11 @@ def _table(columns: _Columns, rows: Iterable[Sequence[object]]) -> Iterator[str]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def count(item: DatasetStatus, number: object) -> str:
+    """Return a number of records that are left; a dash of a mixture that nothing ends."""
+    return "-" if item.components and not item.num_epochs else str(number)
 
 
 # Figures ------------------------------------------------------------------------------------------------

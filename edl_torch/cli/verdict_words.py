@@ -9,6 +9,7 @@ from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence
 
 _NAMED = 8  # models in a headline
+_MOST_COMPONENTS = 20
 
 MEANING = {
     "lost": "no outcome",
@@ -75,6 +76,13 @@ def headline(verdict: Verdict) -> str:
     return said
 
 
+def _shares(verdict: Verdict) -> Iterator[str]:
+    for one in verdict.components[:_MOST_COMPONENTS]:
+        yield f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
+    if len(verdict.components) > _MOST_COMPONENTS:
+        yield "… (--json has all)"
+
+
 def delivered(verdict: Verdict) -> str:
     """Return what is known of a dataset of which it is not shown that one model has all."""
     if verdict.task_type is not TaskType.TRAINING:
@@ -100,6 +108,8 @@ def grounds(verdict: Verdict) -> Iterator[str]:
             f"on {verdict.several} an optimizer stepped more than once, on new gradients each time: it "
             f"learnt chunks of the batch, or all of it again"
         )
+    if verdict.components:
+        yield f"of {len(verdict.components)} components: " + "; ".join(_shares(verdict))
     yield from verdict.models.shown
     yield f"data: {_DATA[verdict.known_by][1]}"
     if verdict.judged:

@@ -18,13 +18,14 @@ from edl_torch.core.calls import RegisterAnswer, RegisterCall
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.registration import check_option, identity, new_spec
 from edl_torch.core.token import Token
-from edl_torch.errors import DatasetConflict, InvalidArgument, ReaderError, UnknownDataset
+from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.fingerprint import STRENGTHS, UNKNOWN, Fingerprint, describe_change, differ, strength_of
-from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
+from edl_torch.readers.base import AbstractDataReader, changed_since, reader_fingerprint, reader_sources
 from edl_torch.readers.mixture import MixtureReader
-from edl_torch.shard import OPTIONS, DatasetOptions, Registration, Shuffle, Source, TaskType
+from edl_torch.shard import OPTIONS, Component, DatasetOptions, Registration, Shuffle, Source, TaskType
 
 C = TypeVar("C", bound=type[Any])
+T = TypeVar("T")
 
 _LEFT_OPEN = ("records_per_shard", "num_epochs", "shuffle_window", "fingerprint")  # where they are None
 _CHEAP_S, _RARELY = 0.1, 100  # a look that takes longer is taken again after so many times its length
@@ -76,7 +77,7 @@ class Description:
         self._own_window: int | None = self.options.pop("shuffle_window", None)
         self._tokens_window: int | None = None
         self._fingerprint: str | None = None
-        self._known_by = ""  # of a mixture: the weakest of its components'
+        self._components: tuple[Component, ...] = ()  # of a mixture
         self._look_s = self._looked_at = 0.0
         self._look_is_due = False
         self.clock = time.monotonic
@@ -146,8 +147,8 @@ class Description:
         if other is None or other is reader or strength_of(known or UNKNOWN) == "given":
             return
         if known is None:
-            known = self._look(other)
-        found = self._look(reader)
+            known = reader_fingerprint(other)
+        found = self._timed(reader_fingerprint, reader)
         told = f"dataset {self.name!r} is of {other!r}, and read by {reader!r}"
         if differ(known, found):
             raise InvalidArgument(
@@ -212,7 +213,7 @@ class Description:
         """Return a registration by name: options at their defaults are as the master has them."""
         if self._fingerprint is None:
             reader = self.reader or self.fallback_reader
-            self._fingerprint = UNKNOWN if reader is None else self._look(reader)
+            self._fingerprint = UNKNOWN if reader is None else self._timed(reader_fingerprint, reader)
         chosen = {name: value for name, value in self.options.items() if value != OPTIONS[name].default}
         chosen["task_type"] = None
         return Registration(
@@ -223,9 +224,9 @@ class Description:
             fingerprint=self._fingerprint or None,
         )
 
-    def _look(self, reader: AbstractDataReader) -> str:
+    def _timed(self, look: Callable[..., T], *arguments: Any) -> T:
         began = self.clock()
-        found = reader_fingerprint(reader)
+        found = look(*arguments)
         self._looked_at = self.clock()
         self._look_s = self._looked_at - began
         return found
@@ -236,25 +237,26 @@ class Description:
         A look that takes long is taken seldom: it costs a hundredth of the time. The last one makes up
         for one that was not taken.
         """
-        reader, then = self.fallback_reader or self.reader, self._fingerprint
-        if reader is None or not then or not getattr(reader, "looks_again", False):
+        if is_last and not self._look_is_due:
             return ""
         is_soon = self.clock() - self._looked_at < _RARELY * self._look_s
-        if strength_of(then) == "given" or (is_last and not self._look_is_due):
-            return ""
         self._look_is_due = self._look_s > _CHEAP_S and is_soon and not is_last
-        if self._look_is_due:
-            return ""
-        try:
-            now = self._look(reader)
-        except ReaderError as exc:
-            return str(exc)
-        return describe_change(then, now) if differ(then, now) else ""
+        return "" if self._look_is_due else self._timed(self._changed)
+
+    def _changed(self) -> str:
+        reader = self.fallback_reader or self.reader
+        if isinstance(reader, MixtureReader):
+            pairs = zip(reader.parts, self._components, strict=False)
+            said = [changed_since(part.reader, known.fingerprint) for part, known in pairs]
+        else:
+            said = [] if reader is None else [changed_since(reader, self._fingerprint or UNKNOWN)]
+        return "; ".join(filter(None, said))
 
     @property
     def known_by(self) -> str:
         """Strength of the fingerprint that was told to the master; "none" before."""
-        return self._known_by or strength_of(self._fingerprint or UNKNOWN)
+        prints = [component.fingerprint for component in self._components] or [self._fingerprint or UNKNOWN]
+        return min(map(strength_of, prints), key=STRENGTHS.index)
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
         """Return a registration with the sources, and all that orders the records."""
@@ -264,8 +266,7 @@ class Description:
         if isinstance(reader, MixtureReader):
             components = reader.components(self.task_type)
             mixture = {"components": components, "weights": reader.weights, "stops": reader.stops}
-            strengths = (strength_of(component.fingerprint) for component in components)
-            self._known_by = min(strengths, key=STRENGTHS.index)
+            self._components = components
         return replace(
             named,
             **mixture,

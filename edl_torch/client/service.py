@@ -131,7 +131,7 @@ class DataShardService:
         )
         self.optimizers = Optimizers(self._session)
         self._position = SessionPosition(self._session)
-        self._raw = DirectLink(self._session)
+        self._raw = DirectLink(self._session.readers)
         self._raw_open = False
         self._pid = os.getpid()
         self._closed = False

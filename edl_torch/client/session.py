@@ -22,8 +22,8 @@ from edl_torch.client.gradients import Gradients
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.model import Model
 from edl_torch.client.peers import FollowedMaster, Lockstep
-from edl_torch.client.workers.links import Handle, KeepsWorkers, LinkServer, PlainIterations
-from edl_torch.core.calls import NEW_PASS, Grant
+from edl_torch.client.workers.links import Host, KeepsWorkers
+from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.plan import Plan
 from edl_torch.errors import (
@@ -39,9 +39,6 @@ from edl_torch.system.processes import OfThisProcess
 from edl_torch.system.termination import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.batches import Batch
-from edl_torch.trainer.counting import Deliveries
-from edl_torch.trainer.foreign_loop import Reading
-from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import Config
 from edl_torch.trainer.trainer import Trainer
@@ -49,7 +46,6 @@ from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
-    DataChanged,
     Describe,
     Evidence,
     Logged,
@@ -76,9 +72,10 @@ class Session:
 
     It is the trainer's side for loaders, integrations and the session's own position: what decides is
     `trainer`, whose procedures `run` runs, and whose other decisions `do` makes. The verbs here do more than
-    that. The session is the `Host` of loader workers' links, too.
+    that.
 
     Attributes:
+        readers: what reading processes ask.
         passes: `trainer.elastic`, the passes of an `ElasticDataLoader`.
         gradients: those of the attached optimizers.
         lockstep: what it shares with the ranks that it steps with; None where it trains alone.
@@ -119,10 +116,13 @@ class Session:
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
-        self._iterations = PlainIterations()
-        self._warned_of_data = False
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
-        self._links: LinkServer | None = None
+        self.readers = Host(
+            self.trainer,
+            self.run,
+            lambda: self.end_abandoned(silently=True),
+            lambda: bool(self._abandoned) or self.closed,
+        )
         self.passes = self.trainer.elastic
         self.gradients = Gradients(self.trainer)
         self.model = None if audit_dir is None else Model()
@@ -226,17 +226,9 @@ class Session:
             self.do(self.trainer.state.facts.append, seen)
 
     def see_data(self, *, is_last: bool = False) -> None:
-        """Write down what of the data was changed since they were registered, and warn once."""
-        if not self.joined or not (said := self.description.changed(is_last=is_last)):
-            return
-        self.do(self.trainer.state.facts.append, DataChanged(said=said))
-        if not self._warned_of_data:
-            self._warned_of_data = True
-            log.warning(
-                "dataset=%s the data were changed while they were read: %s. Data must stay as they are while "
-                'a job runs: start it again; to data that change on purpose give fingerprint="v1"',
-                *(self.description.name, said),
-            )
+        """Look whether the data are as they were registered."""
+        if self.joined and (said := self.description.changed(is_last=is_last)):
+            self.do(self.trainer.state.data_changed, said)
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -363,7 +355,8 @@ class Session:
         They come to this trainer as to all others, with the leases that are of them.
         """
         self.plan()
-        fence = self.trainer.state.fence
+        # A rank without leases has no fence: it gets the batches of one that has.
+        fence = self.trainer.state.fence if self.trainer.state.fence.ledger else None
         name, key = self.description.name, uuid.uuid4().hex
         return self.master.set_weights(name, weights, key=key, fence=fence).start
 
@@ -534,60 +527,6 @@ class Session:
         """Warn, once, where a batch went back that the loop may have trained on."""
         self.end(self.passes.warnings.of_what_went_back())
 
-    # What reading processes ask -----------------------------------------------------------------------------
-
-    def listen(self) -> Handle:
-        """Return the address at which loader workers reach this trainer; starts to listen for them."""
-        if self._links is None:
-            self._links = LinkServer(self)
-        return self._links.handle
-
-    def watch(self, iterations: PlainIterations) -> None:
-        """Ask `iterations` what iterations over plain DataLoaders deliver, and which are over."""
-        self._iterations = iterations
-
-    def begin_stream(
-        self,
-        stream: str,
-        mode: Mode,
-        run: str = "",
-        begun: int = 0,
-        deliveries: Deliveries | None = None,
-    ) -> tuple[int, Plan]:
-        """Begin a stream of a process that reads. Returns the number of its pass, and the dataset."""
-        if mode is Mode.ELASTIC:
-            return self.run(self.trainer.begin_stream())
-        self.end_abandoned(silently=True)
-        known = self._iterations
-        known.check(run)
-        reading = Reading(
-            stream=stream,
-            run=run,
-            begun=begun,
-            number=known.number(run),
-            newest=known.newest,
-            is_over=bool(run) and known.is_over(run),
-            deliveries=known.deliveries(run) if run else deliveries,
-        )
-        return self.run(self.trainer.begin_plain(reading))
-
-    def next_grant(self, stream: str, number: int) -> Grant | None:
-        """The next lease of a stream."""
-        return self.run(self.trainer.leasing.next(stream, number))
-
-    def fail_record(self, task: int, position: int, reason: str) -> None:
-        """Put a record into quarantine that cannot be read."""
-        self.run(self.trainer.fail_record(task, position, reason))
-
-    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
-        """Note that a reading process ended by an error, or hung up without a word: it died if its pass is
-        open."""
-        try:
-            if not self._abandoned and not self.closed:  # else torch has ended its workers
-                self.run(self.trainer.stream_broke(stream, ended_by))
-        finally:
-            self._iterations.worker_died(run)
-
     def flush(self) -> None:
         """Wait until the master has answered all reports."""
         self.run(self.trainer.reporter.flush())
@@ -616,8 +555,7 @@ class Session:
                 if self.joined:
                     self.master.leave(self.id, self.trainer.state.fence.member)
             finally:
-                if self._links is not None:
-                    self._links.close()
+                self.readers.close()
 
 
 # Of the process: two loops of one thread know nothing of each other.

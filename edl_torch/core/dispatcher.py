@@ -312,9 +312,10 @@ class Dispatcher(MasterState):
             if call.key and segment.key == call.key:
                 return segment
         parts = parts_by_name(spec, call.weights)
-        if parts == spec.segments[-1].parts:
-            return spec.segments[-1]  # as when each rank of a job sets them
-        newest = spec.segments[-1].number
+        last = spec.segments[-1]
+        if parts == last.parts and last.start <= ledger.backlog.passed:
+            return last  # as when each rank of a job sets them
+        newest = last.number
         if call.replaces != newest:
             raise StaleLease(
                 f"mixture {call.dataset!r} was given other weights by somebody else: segment {newest} is "

@@ -8,7 +8,7 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -29,9 +29,8 @@ from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, Token
 from edl_torch.shard import DatasetSpec, MixtureSegment, Slice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What the journal keeps of a ledger: its cursor, counts of outcomes, and the ids that come next."""
+class Head(NamedTuple):
+    """Row that the journal keeps of a ledger: its cursor, counts of outcomes, and the ids that come next."""
 
     lineage: int
     first_epoch: int

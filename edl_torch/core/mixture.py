@@ -476,6 +476,11 @@ def restored(spec: DatasetSpec, segments: Sequence[MixtureSegment]) -> DatasetSp
     return _sized(replace(spec, segments=tuple(numbered)))
 
 
+def heard_of(spec: DatasetSpec, segments: Sequence[MixtureSegment]) -> DatasetSpec:
+    """Return a mixture with segments that are known of it from elsewhere."""
+    return _sized(replace(spec, segments=tuple(segments)))
+
+
 def _check(spec: DatasetSpec, segment: MixtureSegment, before: MixtureSegment | None) -> None:
     total = sum(segment.parts)
     sound = (

@@ -81,6 +81,9 @@ def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
 
 def _row(dispatcher: Dispatcher, kind: str | int, name: Any, *rest: Any) -> Row | None:
     """Return the row of a key; None where there is no such part any more."""
+    if kind in _KINDS:  # as nearly all are
+        ledger = dispatcher.find_ledger(name)
+        return None if ledger is None else _part(dispatcher, ledger, kind, *rest)
     members = dispatcher.members
     match kind:
         case "session":
@@ -98,8 +101,11 @@ def _row(dispatcher: Dispatcher, kind: str | int, name: Any, *rest: Any) -> Row 
         case "suspended":
             why = dispatcher.suspended.get(name)
             return None if why is None else (why,)
-    ledger = dispatcher.find_ledger(name)
-    return None if ledger is None else _part(dispatcher, ledger, kind, *rest)
+        case "dataset":
+            names = [ledger.spec.name for ledger in dispatcher.ledgers]
+            spec = dispatcher.find_ledger(name)
+            return None if spec is None else (names.index(name), object_of(spec.spec))
+    raise LookupError(kind)
 
 
 def _part(dispatcher: Dispatcher, ledger: ShardLedger, kind: str | int, *rest: Any) -> Row | None:
@@ -109,7 +115,7 @@ def _part(dispatcher: Dispatcher, ledger: ShardLedger, kind: str | int, *rest: A
         case "leases":
             return tuple(map(_lease_row, ledger.leases.on(*rest))) or None
         case "head":
-            return row_of(ledger.head)
+            return ledger.head
         case "answer":
             member = members.get(*rest)
             answer = None if member is None else member.answers.get(name)
@@ -128,8 +134,6 @@ def _part(dispatcher: Dispatcher, ledger: ShardLedger, kind: str | int, *rest: A
         case "member":
             batch_size = ledger.participants.batch_size(*rest)
             return None if batch_size is None else (batch_size,)
-        case "dataset":
-            return tuple(dispatcher.ledgers).index(ledger), object_of(ledger.spec)
     raise LookupError(kind)
 
 
@@ -208,7 +212,7 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
         check_batch_size(size)
     (head,) = of_it["head"].values()
     ledger.resume(
-        from_row(Head, head),
+        Head(*head),
         leases=(_lease_from(session, row) for (session, _), rows in of_it["leases"].items() for row in rows),
         waiting={number: _waiting_from(row) for number, row in of_it["waiting"].items()},
         quarantine=(from_row(QuarantinedRecord, row) for _, row in sorted(of_it["bad"].items())),

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from edl_torch.core.mixture import Segments, component_spec, mixed_name
+from edl_torch.core.mixture import Segments, component_spec, heard_of, mixed_name
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.core.registration import folder_of, validate_spec
 from edl_torch.errors import InvalidArgument
@@ -30,6 +30,8 @@ from edl_torch.shard import (
 
 # The purposes that keys are derived for: a part of the order, so never changed.
 _SHARDS, _RECORDS, _GLOBAL = "shards", "records", "global"
+
+BLOCK = 512  # records of a component of a mixture whose places are computed together
 
 
 class Plan:
@@ -94,8 +96,22 @@ class Plan:
 
     def learn(self, segments: Iterable[MixtureSegment]) -> None:
         """Take over segments of a mixture that have begun since the dataset was registered."""
-        if self.mixed is not None:
-            self.mixed.segments.learn(segments)
+        if self.mixed is None:
+            return
+        self.mixed.segments.learn(segments)
+        if self.spec.stops:  # it ends elsewhere: of what is lent nothing moves
+            fresh = Plan(heard_of(self.spec, self.mixed.segments.all))
+            for name in (
+                "spec",
+                "size",
+                "num_shards",
+                "num_windows",
+                "_pieces",
+                "_shard_ends",
+                "_short",
+                "_ends",
+            ):
+                setattr(self, name, getattr(fresh, name))
 
     @property
     def folder(self) -> str:
@@ -399,7 +415,7 @@ class MixedRecords:
     A record's name is that of its source, behind the component's: `code:/data/code/0.parquet`.
     """
 
-    __slots__ = ("_components", "_names", "_places", "_plans", "_whole", "below", "segments")
+    __slots__ = ("_blocks", "_components", "_names", "_places", "_plans", "_whole", "below", "segments")
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.segments = Segments(spec.segments)
@@ -413,6 +429,7 @@ class MixedRecords:
             names += [mixed_name(component.name, name) for name in own]
         self._names = tuple(names)
         self._whole: list[tuple[tuple[str, ...], IndexArray] | None] = [None] * len(self._plans)
+        self._blocks: list[tuple[int, IndexArray] | None] = [None] * len(self._plans)
         # The names as they are wherever the data lie.
         self.below = tuple(
             mixed_name(component.name, name.removeprefix(plan.folder))
@@ -423,15 +440,44 @@ class MixedRecords:
     def many(self, first: int, after: int) -> Indices:
         """Return the records of the indices `first` to `after`."""
         components, numbers = self.segments.at(first, after)
-        found, sources, passes = (np.empty(len(numbers), np.int64) for _ in range(3))
-        for component in np.unique(components).tolist():
-            places = np.flatnonzero(components == component)
-            begin, end = int(numbers[places[0]]), int(numbers[places[-1]]) + 1  # they are a run
-            for epoch, run in self._plans[component].stream(begin, end):
-                here, places = places[: len(run)], places[len(run) :]
-                found[here], passes[here] = run.numbers, epoch
-                sources[here] = self._sources_of(component, run)
-        return Indices(self._names, found, sources, passes)
+        by_component = np.argsort(components, kind="stable")
+        begins = np.flatnonzero(np.diff(components[by_component], prepend=-1))
+        ends = np.append(begins[1:], len(by_component))
+        firsts = by_component[begins]
+        runs: list[IndexArray] = []
+        each = zip(
+            components[firsts].tolist(), numbers[firsts].tolist(), (ends - begins).tolist(), strict=True
+        )
+        for component, number, length in each:
+            while length > 0:  # a component's records here are a run of its passes
+                block = self._block_of(component, number)
+                inside = number % BLOCK
+                runs.append(block[:, inside : inside + length])
+                number, length = number - inside + BLOCK, length - (BLOCK - inside)
+        found = np.empty((3, len(numbers)), np.int64)
+        found[:, by_component] = np.concatenate(runs, axis=1) if runs else found[:, :0]
+        return Indices(self._names, found[0], found[1], found[2])
+
+    def _block_of(self, component: int, number: int) -> IndexArray:
+        """Numbers, places of names, and passes of a block of a component's records, in which one is.
+
+        The last block of each component is kept: a lease has few records of each of many components.
+        """
+        place = number // BLOCK
+        last = self._blocks[component]  # read once: threads may use a plan together
+        if last is None or last[0] != place:
+            block = np.empty((3, BLOCK), np.int64)
+            at = 0
+            for epoch, run in self._plans[component].stream(place * BLOCK, (place + 1) * BLOCK):
+                here = slice(at, at + len(run))
+                block[0, here], block[1, here], block[2, here] = (
+                    run.numbers,
+                    self._sources_of(component, run),
+                    epoch,
+                )
+                at += len(run)
+            last = self._blocks[component] = place, block
+        return last[1]
 
     def storage(
         self, first: int, after: int, wanted: Container[int], *, in_order: bool

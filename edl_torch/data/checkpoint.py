@@ -66,7 +66,7 @@ def save_checkpoint(
     StaleLease where others have taken the data back to a checkpoint since this job did, InvalidArgument for
     several ranks that do not all step together.
     """
-    _check_ranks(service)
+    _check_ranks(service, model)
     folder = Path(directory)
     known = service.session.checkpoints
     partial = folder / _on_first(
@@ -103,7 +103,7 @@ def load_checkpoint(
     step together. After an error, or Ctrl-C, the model may hold a part of the checkpoint while the data are
     where they were: load again before training.
     """
-    _check_ranks(service)
+    _check_ranks(service, model)
 
     def choose() -> str:
         session = service.session
@@ -164,8 +164,13 @@ def _on_first(service: DataShardService, doing: Doing, ask: Callable[[], str]) -
     return ask() if lockstep is None else together(lockstep.peers, doing, lambda: None, ask)
 
 
-def _check_ranks(service: Any) -> None:
-    """Raise unless it is a service, and all ranks of the job write to one place."""
+def _check_ranks(service: Any, model: Any) -> None:
+    """Raise unless these are a service and a model, and all ranks of the job write to one place."""
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(
+            f"model must be a torch.nn.Module, not {type(model).__name__}: give the model itself, then its "
+            f"optimizer"
+        )
     if not isinstance(service, DataShardService):
         own = isinstance(getattr(service, "service", None), DataShardService)
         remedy = "give loader.service" if own else "give that of the loader, as loader.service"

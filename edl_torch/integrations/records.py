@@ -59,7 +59,7 @@ class ShardedRecords:
                 f"trained on when the next pass began: leave .repeat() out, report each batch, and call "
                 f"service.abandon_pass() when a loop was left early"
             )
-        link = DirectLink(session)
+        link = DirectLink(session.readers)
         drawn = DrawnSamples()
         plan = link.begin(Mode.PLAIN, drawn)
         for grant in iter(link.next, None):

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+import numpy as np
+
 from edl_torch.readers.base import (
     AbstractDataReader,
     IndexedReader,
@@ -112,9 +114,12 @@ class MixtureReader(AbstractDataReader):
         assert indices.sources is not None
         runs: dict[int, Iterator[Any]] = {}
         sources = indices.sources.tolist()
-        for source in dict.fromkeys(sources):
+        by_source = np.argsort(indices.sources, kind="stable")
+        begins = np.flatnonzero(np.diff(indices.sources[by_source], prepend=-1))
+        for own in np.split(by_source, begins[1:]) if sources else ():
+            source = sources[own[0]]
             place, name = self._find(indices.names[source])
-            reader, numbers = self.parts[place].reader, indices.numbers[indices.sources == source]
+            reader, numbers = self.parts[place].reader, indices.numbers[own]
             if isinstance(reader, IndexedReader):
                 records = reader.read_each(name, numbers)
             else:

@@ -78,8 +78,8 @@ def open_reader(
         )
     if is_url(path):
         raise ReaderError(
-            f"no reader knows '{path}': of URLs, Parquet, tars and folders of images are read. Name the "
-            f"reader ({_BY_NAME}), copy other data to a disk, or read them by a map-style dataset of your own"
+            f"no reader knows '{path}': of URLs, Parquet, tars, folders and .csv lists of images are read. "
+            f"Name the reader ({_BY_NAME}), copy other data to a disk, or read them by a dataset of your own"
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
@@ -94,7 +94,9 @@ def _kind_of_folder(url: str, params: Mapping[str, Any]) -> str | None:
         first = islice(apart.listing(url), _PEEKED)
         endings = Counter(os.path.splitext(one.name)[1].lower() for one in first)
     if not endings:
-        raise ReaderError(f"'{url}' has no file; check the bucket and the path")
+        raise ReaderError(
+            f"'{url}' is no folder with files; check the bucket and the path, or name its reader ({_BY_NAME})"
+        )
     kinds = Counter({ending: count for ending, count in endings.items() if ending in _IN_FOLDERS})
     return _IN_FOLDERS[kinds.most_common(1)[0][0]] if kinds else None
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from edl_torch.core.calls import Fence, FencedCall, ProgressCall, RestoreCall, SnapshotCall, StatusCall
+from edl_torch.core.plan import Plan
 from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import SessionLost, StaleLease, UnknownDataset
@@ -154,8 +155,22 @@ class Position:
                 token = moved.encode()
                 self._state.facts.append(Logged(_moved(plan.spec, found, moved)))
         lineage: int = yield from self._as_member(RestoreCall, request=self._restores, token=token)
+        if token is not None and plan is not None and plan.mixed is not None:
+            self._say_reweighed(plan, Token.decode(token))
         self._state.facts.append(Restored(token=token, lineage=lineage))
         return lineage
+
+    def _say_reweighed(self, plan: Plan, found: Token) -> None:
+        """Log that the program gives a mixture other weights than the one did that took the token."""
+        if not found.segments or found.weights == plan.spec.weights:
+            return
+        index = plan.records_before(0, found.position) + found.offset
+        self._state.facts.append(
+            Logged(
+                f"mixture {plan.spec.name!r}: this program gives other weights than the checkpoint's: they "
+                f"hold from index {index:,} on, where the checkpoint stands"
+            )
+        )
 
     def restored(self) -> None:
         """End the pass without finishing it: the model and the data are at a token now."""

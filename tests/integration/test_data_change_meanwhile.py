@@ -15,7 +15,7 @@ import pytest
 import torch
 from image_files import write_coco, write_manifest, write_voc
 
-from edl_torch import ElasticDataLoader
+from edl_torch import ElasticDataLoader, Mixture
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.verdict_words import headline, inexact
 from edl_torch.readers import CocoCaptionsReader, ImageManifestReader, VocReader
@@ -41,7 +41,9 @@ class Learns:
 
 def train(data: Any, at: Path, change: Callable[[], None], *, after: int = 12, **more: Any) -> Learns:
     model = Learns()
-    options: dict[str, Any] = {"batch_size": 2, "num_epochs": 2, "audit_dir": at / "audit", **more}
+    options: dict[str, Any] = {"batch_size": 2, "audit_dir": at / "audit", "num_epochs": 2, **more}
+    if isinstance(data, Mixture):
+        del options["num_epochs"]
     with ElasticDataLoader(data, **options) as batches:
         batches.attach(model.optimizer)
         done = 0
@@ -88,6 +90,41 @@ def test_values_in_memory_that_are_changed_in_the_middle_are_no_proof(tmp_path: 
     assert verdict.outcome is Outcome.INEXACT
     said = "the values are others than then" if kind in ("array", "tensor", "list") else "attributes of the "
     assert f"the data were changed while they were read ({said}" in "".join(inexact(verdict))
+
+
+def test_a_component_of_a_mixture_that_is_changed_in_the_middle_is_no_proof(tmp_path: Path) -> None:
+    one, other = np.arange(48.0), np.arange(100.0, 148.0)
+    mixture = Mixture({"one": one, "other": other}, stopping_strategy="all_exhausted")
+    train(mixture, tmp_path, lambda: reverse(other))
+    (verdict,) = audit([tmp_path / "audit"])
+    assert verdict.outcome is Outcome.INEXACT
+    assert "(the values are others than then)" in "".join(inexact(verdict))
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+@pytest.mark.parametrize(("workers", "persist"), [(0, False), (1, False), (1, True)])
+def test_a_transform_that_writes_into_the_data_is_no_proof_where_they_are_read_again(
+    tmp_path: Path, kind: str, workers: int, persist: bool
+) -> None:
+    """A record is a view of the data. Workers that end with their pass take what they wrote with them."""
+    values: Any = np.arange(96.0).reshape(48, 2)
+    more: dict[str, Any] = {"num_workers": workers, "persistent_workers": persist}
+
+    def in_place(record: Any) -> Any:
+        record += 1
+        return record
+
+    model = train(
+        torch.from_numpy(values) if kind == "tensor" else values,
+        tmp_path,
+        lambda: None,
+        transform=in_place,
+        **more,
+    )
+    is_exact = set(model.learnt.values()) == {2}
+    assert is_exact == (workers == 1 and not persist)
+    (verdict,) = audit([tmp_path / "audit"])
+    assert verdict.outcome is (Outcome.PROVEN if is_exact else Outcome.INEXACT)
 
 
 def test_what_was_changed_after_the_token_that_a_job_goes_back_to_does_not_count(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ USES: list[Callable[[Trainer], object]] = [
     lambda trainer: trainer.service.state_dict(),
     lambda trainer: trainer.service.load_state_dict(None),
     lambda trainer: trainer.service.report_batch_done(),
-    lambda trainer: trainer.service.session.listen(),
+    lambda trainer: trainer.service.session.readers.listen(),
     lambda trainer: list(trainer.loader),
     lambda trainer: list(trainer.iterator),
     lambda trainer: ElasticDataLoader(trainer.dataset),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import random
 import re
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,8 +20,10 @@ import pytest
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.cli.main import main
+from edl_torch.cli.status import as_json, as_table
 from edl_torch.core.calls import SetWeightsCall
 from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError
+from edl_torch.testing import ThreadPeers
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"code": 37, "math": 5, "web": 400}
@@ -68,6 +73,15 @@ class Book:
     def weigh(self, weights: Mapping[str, float]) -> None:
         total = sum(Fraction(str(weight)) for weight in weights.values())
         self.shares = {name: Fraction(str(weights[name])) / total for name in self.names}
+
+    def leave(self, weights: Mapping[str, float]) -> None:
+        """Go on with weights of which some may be 0: the others share out what those were owed."""
+        self.weigh(weights)
+        gone = sum(lag for name, lag in self.lags.items() if not self.shares[name])
+        sign = -1 if gone > 0 else 1
+        stays = {n: lag if self.shares[n] else Fraction(0) for n, lag in self.lags.items()}
+        whole = sum(lag * sign for lag in stays.values() if lag * sign > 0) or Fraction(1)
+        self.lags = {n: lag * (1 - abs(gone) / whole) if lag * sign > 0 else lag for n, lag in stays.items()}
 
     def upto(self, index: int) -> Book:
         while len(self.found) < index:
@@ -248,7 +262,22 @@ def test_a_schedule_changes_weights_as_it_comes_to_them() -> None:
     assert found == book.upto(1000).found
 
 
-def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others() -> None:
+def test_weights_that_were_to_come_later_may_be_set_now() -> None:
+    later = {"web": 0.1, "code": 0.8, "math": 0.1}
+    with loader(mixture(weights=[(0, WEIGHTS), (700, later)]), records_per_shard=20) as one:
+        loop = iter(one)
+        found = records_of(one, next(loop))
+        start = one.set_weights(later)
+        assert start < 100
+        found += [record for batch in loop for record in records_of(one, batch)]
+    book = Book(WEIGHTS).upto(start)
+    book.weigh(later)
+    assert found == book.upto(1000).found
+
+
+def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     new, edited = {"web": 0.2, "code": 0.2, "math": 0.6}, {"web": 1, "code": 1, "math": 2}
     with loader(records_per_shard=20) as one:
         loop = iter(one)
@@ -261,8 +290,9 @@ def test_set_weights_are_in_the_token_and_a_program_that_is_edited_sets_others()
     with loader(records_per_shard=20) as one:  # as it was
         one.load_state_dict(token)
         assert found + trained(one) == book.upto(1000).found
-    with loader(mixture(weights=edited), records_per_shard=20) as one:
+    with loader(mixture(weights=edited), records_per_shard=20) as one, caplog.at_level(logging.WARNING):
         one.load_state_dict(token)
+        assert "other weights than the checkpoint's: they hold from index 260 on" in caplog.text
         found += trained(one)
     at = next(index for index in range(250, 1000, 10) if index % 20 == 0)
     changed = Book(WEIGHTS).upto(start)
@@ -411,12 +441,171 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[-1600:].count("code") == 480
 
 
-def test_an_audit_proves_it_and_says_what_each_component_got(tmp_path: Path, capsys: Any) -> None:
+def audit(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    main(["audit", str(folder), "--json", *options])
+    (said,) = json.loads(capsys.readouterr().out)["datasets"]
+    found: dict[str, Any] = said
+    return found
+
+
+def test_an_audit_says_what_each_component_was_to_give_and_gave(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = WEIGHTS | {"web": 3}
     with loader(audit_dir=tmp_path) as one:
         loop = iter(one)
-        next(loop)
-        one.set_weights(WEIGHTS | {"web": 3})
-        for _ in loop:
-            pass
-    assert main(["audit", str(tmp_path), "--expect", "delivered"]) == 0, capsys.readouterr()
-    print(capsys.readouterr().out)
+        found = [record for _ in range(30) for record in records_of(one, next(loop))]
+        start = one.set_weights(new)
+        token = one.state_dict()
+        for _ in range(20):  # rolled back
+            next(loop)
+    with loader(audit_dir=tmp_path) as one:
+        one.load_state_dict(token)
+        found += trained(one)
+    said = audit(tmp_path, capsys)
+    assert said["verdict"] == "DELIVERED"
+    assert (said["records"], said["lost"], said["doubled"], said["open"]) == (1000, 0, 0, 0)
+    book = Book(WEIGHTS).upto(start)
+    book.weigh(new)
+    assert found == book.upto(1000).found
+    given = {one["name"]: one["acknowledged"] for one in said["components"]}
+    assert given == book.counts
+    wanted = {one["name"]: one["wanted"] for one in said["components"]}
+    assert wanted == pytest.approx({name: book.counts[name] + float(book.lags[name]) for name in book.names})
+    assert main(["audit", str(tmp_path), "--expect", "delivered"]) == 0
+    assert "of 3 components: code " in capsys.readouterr().out
+
+
+def test_an_audit_of_an_endless_mixture_and_of_one_whose_end_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with loader(mixture(num_records=None), audit_dir=tmp_path / "endless") as one:
+        found = trained(one, 50)
+    said = audit(tmp_path / "endless", capsys)
+    assert (said["verdict"], said["records"], said["open"]) == ("DELIVERED", 500, 0)
+    ends = mixture(num_records=None, stopping_strategy="all_exhausted")
+    with loader(ends, audit_dir=tmp_path / "moved") as one:
+        loop = iter(one)
+        found = records_of(one, next(loop))
+        one.set_weights({"web": 1, "code": 1, "math": 1})
+        found += [record for batch in loop for record in records_of(one, batch)]
+    said = audit(tmp_path / "moved", capsys)
+    assert (said["verdict"], said["records"], said["lost"]) == ("DELIVERED", len(found), 0)
+
+
+def test_an_audit_of_a_lineage_that_was_left_and_would_have_ended_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = mixture(num_records=None, stopping_strategy="all_exhausted")
+    with loader(ends, audit_dir=tmp_path) as one:
+        loop = iter(one)
+        for _ in range(20):
+            next(loop)
+        token = one.state_dict()
+        one.set_weights({"web": 1, "code": 1, "math": 4})
+        later = sum(len(batch) for batch in loop)
+        one.load_state_dict(token)
+        found = trained(one)
+    assert later > len(found)
+    said = audit(tmp_path, capsys)
+    assert (said["verdict"], said["records"], said["lost"]) == ("DELIVERED", 200 + len(found), 0)
+
+
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts: int) -> None:
+    """Models in `parts`: of these ranks one holds the leases, and the others get its batches."""
+    new = WEIGHTS | {"web": 3}
+    starts: list[int] = []
+    tokens: list[Any] = []
+    found: Counter[Found] = Counter()
+    lock = threading.Lock()
+
+    def train(peers: ThreadPeers, master: LocalMaster, *, stop: int) -> None:
+        with loader(master_client=master, synchronous=peers, records_per_shard=20) as one:
+            if tokens:
+                one.load_state_dict(tokens[0])
+            for number, batch in enumerate(one, 1):
+                if one.weight and peers.rank % parts == 0:
+                    with lock:
+                        found.update(records_of(one, batch))
+                if number == 5 and stop and (who == "all" or peers.rank == 0):
+                    start = one.set_weights(new)
+                    with lock:
+                        starts.append(start)
+                if number == stop:
+                    token = one.state_dict()
+                    if peers.rank == 0:
+                        kept.append(token)
+                    one.stepped()
+                    break
+
+    failed: list[BaseException] = []
+    for size, stop in ((4, 12), (2, 0)):
+        kept: list[Any] = []
+        master = LocalMaster()
+
+        def run(peers: ThreadPeers, master: LocalMaster = master, stop: int = stop) -> None:
+            try:
+                train(peers, master, stop=stop)
+            except BaseException as exc:  # noqa: BLE001  the top of a thread
+                failed.append(exc)
+            finally:
+                peers.leave()
+
+        group = ThreadPeers.group(size, 30.0, parts=parts)
+        threads = [threading.Thread(target=run, args=(peers,), daemon=True) for peers in group]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a rank hangs"
+        if failed:
+            raise failed[0]
+        tokens = kept
+    assert len(set(starts)) == 1
+    book = Book(WEIGHTS).upto(starts[0])
+    book.weigh(new)
+    assert found == Counter(book.upto(1000).found)
+
+
+class Torn(Numbers):
+    """One record cannot be read."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise ValueError("torn")
+        return super().__getitem__(index)
+
+
+def test_a_bad_record_of_a_small_component_is_one_bad_record_however_many_passes_meet_it() -> None:
+    parts = {name: (Torn if name == "math" else Numbers)(STARTS[name], size) for name, size in SIZES.items()}
+    options: dict[str, Any] = {"on_bad_record": "quarantine", "max_bad_records": 1}
+    with loader(Mixture(parts, WEIGHTS, num_records=1000), **options) as one:
+        loop = iter(one)
+        found = [record for _ in range(30) for record in records_of(one, next(loop))]
+        token = one.state_dict()
+    with loader(Mixture(parts, WEIGHTS, num_records=1000), **options) as one:
+        one.load_state_dict(token)
+        found += trained(one)
+        assert [(bad.name, bad.index) for bad in one.quarantined()] == [("math:Torn", 2)]
+        status = one.service.session.master.dataset_status("training")
+        assert (status.acknowledged, status.quarantined) == (980, 20)
+    expected = Counter(record for record in Book(WEIGHTS).upto(1000).found if record[::2] != ("math", 2))
+    assert Counter(found) == expected
+
+
+def test_people_are_shown_components_and_no_end_where_there_is_none() -> None:
+    master = LocalMaster()
+    with loader(mixture(num_records=None), master_client=master) as one:
+        trained(one, 20)
+        status = master.status()
+        table = as_table(status)
+        lines = [line.split() for line in table.splitlines() if line.startswith("training")]
+        assert str(1 << 62) not in table
+        assert [line[1:4] for line in lines if line[1] in SIZES] == [
+            ["code", "37", "0.3"],
+            ["math", "5", "0.1"],
+            ["web", "400", "0.6"],
+        ]
+        assert json.loads(as_json(status))["datasets"][0]["components"][2]["name"] == "web"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from image_files import encode, render
 from loader_kit import PickingReader, trainer
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -90,6 +91,20 @@ def same(some: dict[int, Any], others: dict[int, Any]) -> bool:
     )
 
 
+def in_a_fork(seed: int) -> torch.Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.rand(2)
+
+
+def checkpointed(record: torch.Tensor) -> torch.Tensor:
+    """The gradient through dropout that is computed a second time."""
+    leaf = (record + 1.0).requires_grad_()
+    dropped = torch.utils.checkpoint.checkpoint(torch.nn.functional.dropout, leaf, use_reentrant=False)
+    dropped.square().sum().backward()
+    return torch.stack((dropped.detach(), leaf.grad))
+
+
 DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rand": lambda x: torch.rand(2, 3),
     "randn": lambda x: torch.randn((2, 3), dtype=torch.float64),
@@ -124,6 +139,11 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "inference": lambda x: torch.inference_mode()(torch.rand)(4),
     "elsewhere": lambda x: torch.rand(2) * torch.rand(3, device="meta").shape[0],
     "own generator": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(7)) + torch.rand(3),
+    "forked": lambda x: torch.cat((in_a_fork(int(x[0, 0])), torch.rand(2))),
+    "seeded": lambda x: torch.rand(2) + torch.manual_seed(int(x[0, 0])).initial_seed() + torch.rand(2),
+    "states": lambda x: torch.cat((torch.get_rng_state(), torch.rand(2), torch.get_rng_state())),
+    "seed": lambda x: torch.tensor(torch.initial_seed() % 2**31),
+    "checkpointed": lambda x: checkpointed(x),
     "own one by place": lambda x: torch.poisson(x + 1.0, torch.Generator().manual_seed(7)) + torch.rand(4),
 }
 
@@ -242,8 +262,7 @@ def draw_globally(record: torch.Tensor, *, by: str) -> torch.Tensor:
         return drawn + random.random()
     if by == "numpy.random":
         return drawn + np.random.rand()
-    torch.manual_seed(int(record[0, 0]))
-    return torch.rand(2)
+    return drawn + torch.rand(2, generator=torch.default_generator)
 
 
 @pytest.mark.parametrize("by", ["random", "numpy.random", "torch"])

@@ -70,6 +70,10 @@ def first(data: Any, **more: Any) -> Any:
             lambda: save_checkpoint("x", MODEL, OPTIMIZER, loader()),
             "not ElasticDataLoader: give loader.service",
         ),
+        (
+            lambda: save_checkpoint("x", OPTIMIZER, MODEL, loader().service),
+            "model must be a torch.nn.Module, not SGD: give the model itself, then its optimizer",
+        ),
         (lambda: save_checkpoint("x", MODEL, OPTIMIZER, None), "not NoneType: give that of the loader"),
     ],
 )

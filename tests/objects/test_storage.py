@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from stores import BUCKET, SECRET, Request, put, web_server
 
-from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged, SourceUnavailable
+from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
 from edl_torch.readers.storage import Object, Storage
 
 CONTENT = {f"{'abc'[n % 3]}/{n:03d}.bin": random.Random(n).randbytes(1000 + 37 * n) for n in range(40)}
@@ -70,6 +70,25 @@ def test_what_is_listed_is_there_and_is_read(place):
     assert list(copy.read_many(ranges)) == expected
     with pytest.raises(ReaderError, match="are not in it"):
         storage.read(ranges[0][0], 5, ranges[0][0].size)
+
+
+def test_what_is_put_is_there_whole(place):
+    base, storage = place
+    for data in (b"", b"first", random.Random(1).randbytes(300_000)):
+        storage.put(f"{base}/new.bin", data)
+        one = storage.look(f"{base}/new.bin")
+        assert storage.read(one) == data
+        assert [each.name for each in storage.listing(base) if "new" in each.name] == [f"{base}/new.bin"]
+    with storage.apart() as apart:
+        apart.put(f"{base}/new.bin", b"apart")
+    assert storage.read(storage.look(f"{base}/new.bin")) == b"apart"
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(OutputError, match=r"none/x' cannot be written: No such file or directory"):
+        Storage().put(f"{tmp_path}/none/x", b"")
+    with web_server(tmp_path) as url, pytest.raises(OutputError, match="a web server takes no files"):
+        Storage().put(f"{url}/x", b"")
 
 
 def test_another_process_answers_the_same(place):
@@ -138,6 +157,18 @@ def test_faults_of_the_network_are_tried_again(weed, bucket, proxy, kind):
     expected = [CONTENT[one.name.split("/faults/")[1]][1:] for one in found]
     assert list(storage.read_many(wanted)) == expected
     assert len(proxy.log) > len(found) + 10
+
+
+def test_a_listing_that_is_cut_goes_on_where_it_was(weed, bucket, proxy):
+    put(bucket, {f"cut/{n:04d}": b"" for n in range(2100)})
+    storage = Storage(weed.options(proxy.url))
+    chance = random.Random(5)
+    proxy.fault = lambda _: chance.choice(["short", "503", "reset", "", ""])
+    names = [one.name for one in storage.listing(f"s3://{BUCKET}/cut")]
+    assert names == [f"s3://{BUCKET}/cut/{n:04d}" for n in range(2100)]
+    proxy.fault = lambda _: "short"
+    with pytest.raises(SourceUnavailable, match="cannot be reached"):
+        list(storage.listing(f"s3://{BUCKET}/cut"))
 
 
 def test_a_server_that_is_away_is_unavailable_after_the_patience(weed, bucket, proxy):

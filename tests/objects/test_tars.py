@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import BUCKET, KEY, SECRET, Request, put, web_server
+import torch
+from stores import BUCKET, KEY, SECRET, Request, Weed, put, web_server
 from tar_files import samples_tar, write_tar
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -19,6 +24,18 @@ from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
 
 SIZES = (30, 0, 45)
+PROGRAM = Path(__file__).parents[1] / "integration" / "tar_program.py"
+
+
+def environment_of(weed: Weed) -> dict[str, str]:
+    """Where the store is and its credentials, as obstore looks for them."""
+    return {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL": weed.address,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
 
 
 def write(folder: Path) -> list[str]:
@@ -169,10 +186,9 @@ def test_a_tar_that_is_put_anew_has_changed(weed, bucket, tmp_path):
 def test_the_command_writes_indexes_into_a_store(weed, bucket, proxy, tmp_path, monkeypatch, capsys):
     data = {f"idx/{n}.tar": Path(samples_tar(tmp_path / f"{n}.tar", 2000, n)).read_bytes() for n in range(2)}
     put(bucket, data)
-    url, names = f"s3://{BUCKET}/idx", {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-    for name, value in {**names, "AWS_ENDPOINT_URL": weed.address, "AWS_REGION": "us-east-1"}.items():
+    url = f"s3://{BUCKET}/idx"
+    for name, value in environment_of(weed).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     assert main(["index", url]) == 0
     assert "4,000 samples in 2 tar(s)" in (said := capsys.readouterr().out)
     assert "2 index(es) written" in said
@@ -208,3 +224,28 @@ def test_what_is_not_there_is_said(weed, bucket, tmp_path):
             TarReader(f"s3://{BUCKET}/{data}", storage_options=weed.options())
     with pytest.raises(ReaderError, match=r"access .* is refused"):
         TarReader(f"s3://{BUCKET}/none/a.tar", storage_options={**weed.options(), "secret": "wrong"})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_that_is_killed_counts_each_sample_once(weed, bucket, tmp_path, capsys, workers):
+    """The model counts what it was trained on; the credentials are those of the environment."""
+    chance = random.Random(workers)
+    for number in range(3):
+        path = Path(samples_tar(tmp_path / f"{number}.tar", 20, 20 * number))
+        put(bucket, {f"killed{workers}/{number}.tar": path.read_bytes()})
+    environment = {**os.environ, **environment_of(weed)}
+    data = f"s3://{BUCKET}/killed{workers}/{{0..2}}.tar"
+
+    def run(place: str, last: int) -> int:
+        arguments = [str(PROGRAM), data, str(tmp_path), "60", str(workers), place, str(last)]
+        ran = subprocess.run(
+            [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=200
+        )
+        assert ran.returncode in (0, -signal.SIGKILL), ran.stderr
+        return ran.returncode
+
+    assert run(chance.choice(["read", "step", "saved"]), 3 * chance.randint(2, 4)) == -signal.SIGKILL
+    assert run("read", 0) == 0
+    assert torch.load(tmp_path / "counts.pt").tolist() == [2] * 60
+    assert main(["audit", str(tmp_path / "audit")]) == 0
+    assert "PROVEN, data the same by samples" in capsys.readouterr().out

@@ -46,6 +46,7 @@ RUN_ELSEWHERE = {
     "docs/lightning.md": "with_lightning/test_lightning_page.py",
     "docs/maxcompute.md": "unit/readers/odps/test_odps_docs.py",
     "docs/mixtures.md": "integration/test_mixtures.py",
+    "docs/objects.md": "objects/test_images.py",
     "docs/parquet.md": "integration/test_file_readers.py",
     "docs/recordio.md": "integration/test_file_readers.py",
     "docs/tar.md": "integration/test_file_readers.py",

@@ -14,12 +14,13 @@ import socket
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from multiprocessing.util import Finalize
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from edl_torch import errors
 from edl_torch.core.calls import Grant
@@ -28,8 +29,12 @@ from edl_torch.core.plan import Plan
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.shard import DatasetSpec, MixtureSegment
 from edl_torch.trainer.counting import Deliveries
-from edl_torch.trainer.foreign_loop import OWN_STREAM
+from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
 from edl_torch.trainer.inflight import Mode
+from edl_torch.trainer.trainer import Trainer
+from edl_torch.trainer.vocabulary import Procedure
+
+T = TypeVar("T")
 
 
 class PlainIterations:
@@ -80,8 +85,42 @@ class Link(Protocol):
         """The record at `position` cannot be read: quarantine it."""
 
 
-class Host(Protocol):
-    """What the trainer's side of the links asks of its session."""
+class RunProcedure(Protocol):
+    """Runs a procedure of the trainer. Returns, or raises, what it does."""
+
+    def __call__(self, procedure: Procedure[T]) -> T: ...
+
+
+class Host:
+    """What reading processes ask of their trainer, in its own process or over links.
+
+    `run` runs the trainer's procedures, `end_abandoned` ends a pass whose iterator was garbage-collected, and
+    `is_over` says whether such a one is still to be ended, or the session is closed.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run: RunProcedure,
+        end_abandoned: Callable[[], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._trainer = trainer
+        self._run = run
+        self._end_abandoned = end_abandoned
+        self._is_over = is_over
+        self._iterations = PlainIterations()
+        self._links: LinkServer | None = None
+
+    def listen(self) -> Handle:
+        """Return the address at which loader workers reach this trainer; starts to listen for them."""
+        if self._links is None:
+            self._links = LinkServer(self)
+        return self._links.handle
+
+    def watch(self, iterations: PlainIterations) -> None:
+        """Ask `iterations` what iterations over plain DataLoaders deliver, and which are over."""
+        self._iterations = iterations
 
     def begin_stream(
         self,
@@ -91,17 +130,49 @@ class Host(Protocol):
         begun: int = 0,
         deliveries: Deliveries | None = None,
     ) -> tuple[int, Plan]:
-        """A worker begins to iterate; returns the pass's number and the dataset. `run` and `begun` are those
-        of `SocketLink`."""
-
-    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
-        """A worker ended by an error, or hung up without a word: then `ended_by` is empty."""
+        """Begin a stream of a process that reads. Returns the number of its pass, and the dataset. `run` and
+        `begun` are those of `SocketLink`."""
+        if mode is Mode.ELASTIC:
+            return self._run(self._trainer.begin_stream())
+        self._end_abandoned()
+        known = self._iterations
+        known.check(run)
+        reading = Reading(
+            stream=stream,
+            run=run,
+            begun=begun,
+            number=known.number(run),
+            newest=known.newest,
+            is_over=bool(run) and known.is_over(run),
+            deliveries=known.deliveries(run) if run else deliveries,
+        )
+        return self._run(self._trainer.begin_plain(reading))
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
-        """A worker asks for its next lease."""
+        """Return the next lease of a stream."""
+        return self._run(self._trainer.leasing.next(stream, number))
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
-        """A worker could not read a record."""
+        """Put a record into quarantine that cannot be read."""
+        self._run(self._trainer.fail_record(task, position, reason))
+
+    def data_changed(self, said: str) -> None:
+        """Note what of its copy of the data a reading process finds changed."""
+        self._run(self._trainer.data_changed(said))
+
+    def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
+        """Note that a reading process ended by an error, or hung up without a word: then `ended_by` is empty.
+        It died if its pass is open."""
+        try:
+            if not self._is_over():  # else torch has ended its workers
+                self._run(self._trainer.stream_broke(stream, ended_by))
+        finally:
+            self._iterations.worker_died(run)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._links is not None:
+            self._links.close()
 
 
 class DirectLink:
@@ -157,6 +228,10 @@ class SocketLink:
 
     def fail(self, task: int, position: int, reason: str) -> None:
         self._ask(op="fail", task=task, position=position, reason=reason)
+
+    def tell_changed(self, said: str) -> None:
+        """Tell the trainer what of this process's copy of the data was changed in a pass before."""
+        self._ask(op="changed", said=said)
 
     def _ask(self, **question: Any) -> Any:
         try:
@@ -326,6 +401,8 @@ class LinkServer:
                 )
                 self._plan = plan  # the trainer's own, which learns
                 return {"pass": number, "spec": row_of(plan.known_spec)}
+            case "changed":
+                return self._host.data_changed(question["said"])
             case "next":
                 grant = self._host.next_grant(question["stream"], question["number"])
                 answer: dict[str, Any] = {"grant": None if grant is None else row_of(grant)}

@@ -343,7 +343,10 @@ def _from(cut: Slice, position: int) -> Slice:
 
 def can_begin(reader: AbstractDataReader) -> bool:
     """Whether a reader asks for the bytes of records before they are read."""
-    return isinstance(reader, IndexedReader) and type(reader).begin is not IndexedReader.begin
+    if not isinstance(reader, IndexedReader) or type(reader).begin is IndexedReader.begin:
+        return False
+    kind = type(reader)  # where a subclass changes these, they are called
+    return kind.read_record is IndexedReader.read_record and kind.read_records is IndexedReader.read_records
 
 
 def begin(reader: AbstractDataReader, indices: Indices) -> Begun | None:

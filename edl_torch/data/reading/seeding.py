@@ -117,7 +117,8 @@ class GeneratorStates:
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+    module: Any = torch.random
+    module.default_generator.manual_seed(seed)
 
 
 def _generators(after_each: bool) -> Generators:
@@ -153,6 +154,7 @@ class _Now(threading.local):
 
     seed: int | None = None
     own: torch.Generator | None = None
+    is_drawn_for = False  # whether torch draws from its own
 
     def generator(self) -> torch.Generator | None:
         """The record's own, from its first draw on. None in a thread that transforms no record."""
@@ -205,6 +207,8 @@ class _Draws:
             if schema.name.startswith("aten::") and "generator" in names and _has_cpu_kernel(name):
                 draw = self._drawing(schema, names.index("generator"))
                 self._aten.impl(name.removeprefix("aten::"), draw, self._KEY, with_keyset=True)
+        module: Any = torch.random
+        module.default_generator = _OfThread()
 
     def here(self) -> AbstractContextManager[Any]:
         """Draw so in this thread, within the context."""
@@ -226,6 +230,14 @@ class _Draws:
             return redispatch(keys & below, *args, **kwargs)
 
         return draw
+
+
+class _OfThread:
+    """The default generator as `torch.random` asks for it: in a thread that draws for a record, its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        own = _now.generator() if _now.is_drawn_for else None
+        return getattr(torch._C.default_generator if own is None else own, name)
 
 
 def _has_cpu_kernel(name: str) -> bool:
@@ -257,8 +269,12 @@ def _draws() -> _Draws | None:
 def transform_in_thread(transform: Callable[[Any], Any], record: Any, seed: int) -> Any:
     """Return `transform(record)`; torch draws from a generator of the record's own."""
     draws = _now.draws
-    with nullcontext() if draws is None else draws.here():
-        return _of_record(seed, transform, record)
+    before, _now.is_drawn_for = _now.is_drawn_for, draws is not None
+    try:
+        with nullcontext() if draws is None else draws.here():
+            return _of_record(seed, transform, record)
+    finally:
+        _now.is_drawn_for = before
 
 
 # What draws from a generator that it is given ---------------------------------------------------------------

@@ -22,36 +22,37 @@ import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint, Part
-from edl_torch.readers.base import IndexedReader, required
+from edl_torch.readers.base import required
 from edl_torch.readers.images.decode import (
     Image,
     checked_min_side,
-    read_image_in,
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
+from edl_torch.readers.images.files import ImageFiles, ImageFilesReader, opened
+from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
+from edl_torch.readers.storage import is_url
 from edl_torch.shard import IndexArray, TaskType
 
 Path = str | os.PathLike[str]
 _FIRST_FILE = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
-class _CocoReader(IndexedReader):
+class _CocoReader(ImageFilesReader):
     """A reader of an annotation file; a subclass has one kind of them."""
 
-    yields_images = True
-    looks_again = True
-    imports = ("cv2",)
-    thread_safe = True
+    min_side: int | None = None
     _made_by: Sequence[Part] = ()  # of the fingerprint: arguments that decide which records these are
 
-    def _parse(self, images: Path, key: str, kind: str, other: str) -> tuple[CocoFile, IndexArray, str]:
+    def _parse(
+        self, images: Path, key: str, kind: str, other: str, options: Mapping[str, Any] | None
+    ) -> tuple[CocoFile, IndexArray, str]:
         """The file of this `kind`, the image row of each annotation, and how errors name an annotation."""
         self.images = os.fspath(images)
-        require_folder(self.images)
-        coco, where = load_coco(self.name), f"'{self.name}' annotations"
+        if not is_url(self.images):
+            require_folder(self.images)
+        coco, where = load_coco(self.name, options), f"'{self.name}' annotations"
         self._listed = coco.part
         if coco.annotations and key not in coco.annotations[0]:  # the rest is checked one by one
             has = ", ".join(coco.annotations[0])
@@ -61,21 +62,18 @@ class _CocoReader(IndexedReader):
             )
         unique_ids(coco.annotations, where)
         ids, self._files = index_images(coco)
+        self.image_files = ImageFiles.named(self.images, self._files, self.min_side, options)
         self._ids = shared({"ids": ids}, "coco-images")
         return coco, index_rows(coco, ids), where
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
-        files, folder = self._files, self.images
-
-        def image(place: int) -> list[str]:
-            return [os.path.join(folder, files[place])]
-
-        return listing_of(self._listed, files, image, whole=whole, more=self._made_by)
+        looks = self.image_files.looks(whole=whole)
+        return listing_of(self._listed, self._files, looks, whole=whole, more=self._made_by)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
-        return (os.path.join(self.images, file) for file in self._files)
+        return map(self.image_files.path, range(len(self._files)))
 
 
 class CocoCaptionsReader(_CocoReader):
@@ -91,6 +89,7 @@ class CocoCaptionsReader(_CocoReader):
         per: What a record is.
         min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
             below this, for photographs that `transform` makes far smaller.
+        storage_options: Endpoint, region, credentials of a store, where `images` or `annotations` is a URL.
 
     Raises DataFormatError, naming the file and the entry, for a file of another kind, missing keys, ids that
     occur twice, annotations of images that are not listed, file names that lead out of the folder and a
@@ -104,6 +103,7 @@ class CocoCaptionsReader(_CocoReader):
         per: Literal["annotation", "image"] = "annotation",
         *,
         min_side: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(os.fspath(annotations))
         self.min_side = checked_min_side(min_side)
@@ -113,20 +113,21 @@ class CocoCaptionsReader(_CocoReader):
             )
         self.per = per
         self._made_by = arguments("per", per)
-        coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader")
+        coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader", storage_options)
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
         self._groups = Groups.of(rows, len(self._files)) if per == "image" else None
         self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
         self.count = len(self._captions) if self._groups is None else len(self._files)
 
-    def load(self, index: int) -> tuple[Image, str] | tuple[Image, list[str]]:
+    def file_of(self, index: int) -> int:
+        """The number of a record's image file."""
+        return int(self._rows["rows"][index]) if self._groups is None else index
+
+    def with_image(self, index: int, image: Image) -> tuple[Image, str] | tuple[Image, list[str]]:
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
         if self._groups is None:
-            return self._read(int(self._rows["rows"][index])), self._captions[index]
-        return self._read(index), [self._captions[number] for number in self._groups[index].tolist()]
-
-    def _read(self, row: int) -> Image:
-        return read_image_in(self.images, self._files[row], self.min_side)
+            return image, self._captions[index]
+        return image, [self._captions[number] for number in self._groups[index].tolist()]
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -152,13 +153,22 @@ class CocoDetectionReader(_CocoReader):
         images: The folder that `file_name` is relative to.
         annotations: The JSON file; its path as given is the source's name.
         masks: Whether to decode the segmentations (polygons and run lengths).
+        storage_options: Endpoint, region, credentials of a store, where `images` or `annotations` is a URL.
 
     Raises DataFormatError as `CocoCaptionsReader` does.
     """
 
-    def __init__(self, images: Path, annotations: Path, masks: bool = False) -> None:
+    def __init__(
+        self,
+        images: Path,
+        annotations: Path,
+        masks: bool = False,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(os.fspath(annotations))
-        coco, rows, where = self._parse(images, "bbox", "instances or keypoints", "CocoCaptionsReader")
+        kind = "instances or keypoints"
+        coco, rows, where = self._parse(images, "bbox", kind, "CocoCaptionsReader", storage_options)
         self.count = len(self._files)
         self._groups = groups = Groups.of(rows, self.count)
         self.categories = _categories(coco)
@@ -172,15 +182,13 @@ class CocoDetectionReader(_CocoReader):
         compact = partial(json.dumps, separators=(",", ":"))
         self._segmentations = StringTable(map(compact, ordered)) if masks else None
 
-    def load(self, index: int) -> tuple[Image, dict[str, Any]]:
+    def with_image(self, index: int, image: Image) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
-        file = self._files[index]
-        image = read_image_in(self.images, file)
         own = self._groups.span(index)
         target: dict[str, Any] = {"image_id": int(self._ids["ids"][index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}
         if self._segmentations is not None:
-            path = os.path.join(self.images, file)
+            path = self.image_files.path(index)
             target["masks"] = self._decode_masks(image, path, own, self._segmentations)
         return image, target
 
@@ -341,10 +349,10 @@ class CocoFile(NamedTuple):
     part: Part  # of the fingerprint
 
 
-def load_coco(path: str) -> CocoFile:
+def load_coco(path: str, options: Mapping[str, Any] | None = None) -> CocoFile:
     """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
     try:
-        seen = SummedFile(path)
+        seen = opened(path, options)
         with seen.text(encoding="utf-8-sig") as file:
             content = json.load(file)
     except OSError as exc:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from edl_torch.readers.base import Begun, IndexedReader
 from edl_torch.readers.images.decode import Image, decode_image, missing_image, read_image_in
-from edl_torch.readers.shared.looks import sizes, some_of
+from edl_torch.readers.shared.looks import SummedFile, sizes, some_of
 from edl_torch.readers.shared.mapped import StringTable
-from edl_torch.readers.storage import Storage, is_url
+from edl_torch.readers.storage import Object, Storage, is_url
 from edl_torch.readers.storage.listing import MISSING, Listing
 from edl_torch.readers.storage.requests import Ahead
+
+
+def opened(path: str, options: Mapping[str, Any] | None) -> SummedFile:
+    """A file that describes a dataset, here or in a store. Raises OSError, ReaderError."""
+    if not is_url(path):
+        return SummedFile(path)
+    with Storage(options).apart() as apart:
+        found = apart.look(path)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "it does not exist in its store", path)
+        return SummedFile(path, apart.read(found))
 
 
 class ImageFiles:
@@ -69,8 +83,12 @@ class ImageFiles:
         """Ask for the bytes of these; None for those of this machine."""
         if self._storage is None or self._listing is None:
             return None
-        objects = map(self._listing.object, numbers)
-        return self._storage.ahead([(one, 0, max(0, one.size)) for one in objects])
+        return self._storage.ahead([self._whole(self._listing, number) for number in numbers])
+
+    def _whole(self, listing: Listing, number: int) -> tuple[Object, int, int]:
+        """The range of all of its bytes; none of one that is not there, as `decoded` will say."""
+        one = listing.object(number)
+        return (one, 0, one.size) if one.size != MISSING else (Object(one.name, 0), 0, 0)
 
     def decoded(self, number: int, data: bytes) -> Image:
         """Decode one whose bytes have come."""
@@ -86,10 +104,13 @@ class ImageFiles:
         if not whole:
             found = ((place, int(listing.arrays["sizes"][place])) for place in some_of(len(self)))
             return {place: "missing" if size == MISSING else str(size) for place, size in found}
-        objects = [listing.object(number) for number in range(len(self))]
+        there = np.flatnonzero(listing.arrays["sizes"] != MISSING).tolist()
+        digests = dict.fromkeys(range(len(self)), "missing")
         with storage.apart() as apart:
-            ahead = apart.ahead([(one, 0, max(0, one.size)) for one in objects])
-            return {n: hashlib.blake2b(ahead.take(n), digest_size=16).hexdigest() for n in range(len(self))}
+            contents = apart.read_many(self._whole(listing, number) for number in there)
+            for number, data in zip(there, contents, strict=True):
+                digests[number] = hashlib.blake2b(data, digest_size=16).hexdigest()
+        return digests
 
 
 class ImageFilesReader(IndexedReader):
@@ -115,6 +136,8 @@ class ImageFilesReader(IndexedReader):
 
     def begin(self, indices: Sequence[int]) -> Begun | None:
         """Ask for the bytes of records that lie elsewhere."""
+        if type(self).load is not ImageFilesReader.load:  # a subclass makes its records in another way
+            return None
         ahead = self.image_files.begin([self.file_of(index) for index in indices])
         return None if ahead is None else _BegunImages(self, indices, ahead)
 

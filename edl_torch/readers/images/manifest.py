@@ -17,17 +17,17 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import (
     EXTENSIONS,
     Image,
     checked_min_side,
-    read_image_in,
     require_folder,
     safe_relative_path,
 )
+from edl_torch.readers.images.files import ImageFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
+from edl_torch.readers.storage import is_url
 from edl_torch.shard import IndexArray, TaskType
 
 _OWN_OPTIONS = {"root", "classes", "has_header", "min_side"}
@@ -35,7 +35,7 @@ _SEEN_LINES = 20
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
-class ImageManifestReader(IndexedReader):
+class ImageManifestReader(ImageFilesReader):
     """Records `(image, label)` of a CSV with the columns `file,label`, or `image` alone of one column `file`.
 
     The file is UTF-8 (with or without a byte order mark), with any line ends; fields may be quoted, blank
@@ -52,15 +52,11 @@ class ImageManifestReader(IndexedReader):
         classes: The class names in the order of their indices; labels must be among them.
         min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
             below this, for photographs that `transform` makes far smaller.
+        storage_options: Endpoint, region, credentials of a store, where `manifest` or `root` is a URL.
 
     Raises DataFormatError, naming file and line, for a list that cannot be understood and for file names that
     lead out of `root`.
     """
-
-    yields_images = True
-    looks_again = True
-    imports = ("cv2",)
-    thread_safe = True
 
     def __init__(
         self,
@@ -71,14 +67,15 @@ class ImageManifestReader(IndexedReader):
         *,
         classes: Sequence[str] | None = None,
         min_side: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(os.fspath(manifest))
         self.min_side = checked_min_side(min_side)
         self.root = os.path.dirname(self.name) if root is None else os.fspath(root)
-        if root is not None:
+        if root is not None and not is_url(self.root):
             require_folder(self.root)
         labels = _LabelColumn(self.name)
-        seen = _opened(self.name)
+        seen = _opened(self.name, storage_options)
         rows = self._without_heading(_rows(seen, self.name, delimiter), has_header)
         self._files = StringTable(labels.split_off(rows))
         self._listed = seen.part
@@ -87,6 +84,7 @@ class ImageManifestReader(IndexedReader):
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
         self.classes, numbers = labels.number(classes)
         self._labels = shared({"labels": numbers}, "labels")
+        self.image_files = ImageFiles.named(self.root, self._files, self.min_side, storage_options)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -99,23 +97,20 @@ class ImageManifestReader(IndexedReader):
         labels = self._labels["labels"]
         return labels if len(labels) else None
 
-    def load(self, index: int) -> Image | tuple[Image, int]:
+    def with_image(self, index: int, image: Image) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
-        image = read_image_in(self.root, self._files[index], self.min_side)
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The list's bytes, and sizes of some images."""
-        files, root = self._files, self.root
         more = arguments("classes", self.classes) if self.classes else []
-        return listing_of(
-            self._listed, files, lambda n: [os.path.join(root, files[n])], whole=whole, more=more
-        )
+        looks = self.image_files.looks(whole=whole)
+        return listing_of(self._listed, self._files, looks, whole=whole, more=more)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""
-        return (os.path.join(self.root, file) for file in self._files)
+        return map(self.image_files.path, range(self.count))
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -124,11 +119,12 @@ class ImageManifestReader(IndexedReader):
         It lists images if its lines after the first have one or two fields, of which the first ends as image
         files do; options that only one of the two readers has settle it.
         """
-        if not (os.path.isfile(data) and data.lower().endswith(".csv")):
+        if not (data.lower().endswith(".csv") and (is_url(data) or os.path.isfile(data))):
             return None
-        strange = given.keys() - _OWN_OPTIONS - {"delimiter"}
+        options = given.get("storage_options")
+        strange = given.keys() - _OWN_OPTIONS - {"delimiter", "storage_options"}
         lists = not strange and (
-            _OWN_OPTIONS & given.keys() or _lists_images(data, given.get("delimiter", ","))
+            _OWN_OPTIONS & given.keys() or _lists_images(data, given.get("delimiter", ","), options)
         )
         return {"manifest": data} if lists else None
 
@@ -184,9 +180,10 @@ class _LabelColumn:
         return known, np.array([index[name] for name in names], dtype=np.int64)[codes]
 
 
-def _lists_images(path: str, delimiter: str) -> bool:
+def _lists_images(path: str, delimiter: str, options: Mapping[str, Any] | None) -> bool:
     try:
-        head = [fields for _, fields in islice(_rows(_opened(path), path, delimiter), _SEEN_LINES)]
+        rows = _rows(_opened(path, options), path, delimiter)
+        head = [fields for _, fields in islice(rows, _SEEN_LINES)]
     except DataFormatError:
         return False
     return bool(head) and all(
@@ -194,9 +191,9 @@ def _lists_images(path: str, delimiter: str) -> bool:
     )
 
 
-def _opened(path: str) -> SummedFile:
+def _opened(path: str, options: Mapping[str, Any] | None) -> SummedFile:
     try:
-        return SummedFile(path)
+        return opened(path, options)
     except OSError as exc:
         raise DataFormatError(
             f"the manifest '{path}' cannot be read: {exc.strerror}; check the path"

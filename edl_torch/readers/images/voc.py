@@ -21,7 +21,7 @@ from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
-from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
+from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of, sizes
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.shard import TaskType
 
@@ -104,7 +104,8 @@ class VocReader(IndexedReader):
 
         classes = self.classes[1:]
         more = arguments("classes", classes) if classes != CLASSES else []
-        return listing_of(self._listed, self._ids, files, whole=whole, more=more)
+        looks = sizes(self.count, files, whole=whole)
+        return listing_of(self._listed, self._ids, looks, whole=whole, more=more)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""

@@ -97,15 +97,13 @@ def arguments(name: str, *values: Any) -> list[Part]:
 def listing_of(
     listed: Part,
     names: Iterable[str],
-    files: Callable[[int], list[str]],
+    looks: Mapping[int, str],
     *,
     whole: bool,
     more: Sequence[Part] = (),
 ) -> Fingerprint:
-    """Return the fingerprint of what a file lists: its bytes as `listed`, sizes of some entries' files."""
-    table = names if isinstance(names, StringTable) else StringTable(names)
-    looks, also = sizes(len(table), files, whole=whole), [listed, *more]
-    return listing("whole" if whole else "names", table, looks, also)
+    """Return the fingerprint of what a file lists: its bytes as `listed`, looks at some entries' files."""
+    return listing("whole" if whole else "names", names, looks, [listed, *more])
 
 
 def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict[int, str]:
@@ -138,10 +136,11 @@ class SummedFile(io.RawIOBase):
     A stronger digest would take as long as to parse them.
     """
 
-    def __init__(self, path: str) -> None:
-        """Raises OSError."""
+    def __init__(self, path: str, data: bytes | None = None) -> None:
+        """`data` are the bytes of a file that lies elsewhere. Raises OSError."""
         self._path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  closed with this one
+        self._file: io.RawIOBase | io.BytesIO
+        self._file = open(path, "rb", buffering=0) if data is None else io.BytesIO(data)  # noqa: SIM115  closed with this one
         self._size = self._checksum = 0
 
     def readable(self) -> bool:

@@ -97,7 +97,7 @@ class _Server:
         self._number = 0
         self.is_gone = False
         self.pid = os.getpid()
-        self._end = weakref.finalize(self, _end, self._connection, self._process, os.getpid())
+        self._end = weakref.finalize(self, _end, self._process, os.getpid())
         threading.Thread(
             target=_take, args=(weakref.ref(self), self._connection), name="edl-apart", daemon=True
         ).start()
@@ -131,25 +131,24 @@ class _Server:
         self._end()
 
 
-def _end(connection: Connection, process: subprocess.Popen[bytes], pid: int) -> None:
+def _end(process: subprocess.Popen[bytes], pid: int) -> None:
     if os.getpid() == pid:
         process.kill()
-        process.wait()
-        connection.close()
+        process.wait()  # the thread that takes its answers ends by that, and closes the connection
 
 
 def _take(server: weakref.ref[_Server], connection: Connection) -> None:
     """Take answers to who asked. Holds no server while it waits."""
-    while True:
-        try:
-            number, answer, last = connection.recv()
-        except (EOFError, OSError):
-            break
-        one = server()
-        if one is None:
-            return
-        one.answered(number, answer, last)
-        del one, answer
+    with connection:
+        while True:
+            try:
+                number, answer, last = connection.recv()
+            except (EOFError, OSError):
+                break
+            one = server()
+            if one is not None:
+                one.answered(number, answer, last)
+            del one, answer
     one = server()
     if one is not None:
         one.gone()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ _QUERY = re.compile(r"\?[^\s\"'<>)]+")
 _BUSY, _RETRIED = frozenset({429, 503}), frozenset({408, 425, 429})
 _EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
 _PAGE, _LISTED_AT_ONCE = 1000, 16
+_CUT_AT_MOST = 6  # times in a row
 _LISTING = {"max_retries": 8, "retry_timeout": timedelta(seconds=20)}
 # What s3fs calls the same: options that work there work here.
 _S3FS = {
@@ -186,6 +189,7 @@ class Objects:
         from obstore.store import HTTPStore, from_url
 
         self._root = root
+        self._errors = obstore.exceptions
         self._get, self._head, self._list, self._by_folder = (
             obstore.get,
             obstore.head,
@@ -218,8 +222,7 @@ class Objects:
         if not any("/" in one.name[len(folder) :].lstrip("/") for one in first):
             yield from self._pages(prefix)
             return
-        with self._meaning(folder):  # folders are listed side by side
-            found = self._by_folder(self._lister, prefix or None)
+        found = self._with_folders(prefix)  # which are listed side by side
         yield [self._object(meta) for meta in found["objects"]]
         with ThreadPoolExecutor(_LISTED_AT_ONCE, thread_name_prefix="edl-list") as pool:
             waiting = [pool.submit(list, self._pages(one)) for one in found["common_prefixes"]]
@@ -231,9 +234,27 @@ class Objects:
                     one.cancel()
 
     def _pages(self, prefix: str) -> Iterator[list[Object]]:
-        with self._meaning(f"{self._root}/{prefix}"):
-            for page in self._list(self._lister, prefix or None, chunk_size=_PAGE):
-                yield [self._object(meta) for meta in page]
+        """Pages of a listing. One that is cut goes on behind what has come: names come in their order."""
+        after, cuts = None, _Cuts()
+        while True:
+            try:
+                with self._meaning(f"{self._root}/{prefix}"):
+                    for page in self._list(self._lister, prefix or None, offset=after, chunk_size=_PAGE):
+                        yield [self._object(meta) for meta in page]
+                        after, cuts = page[-1]["path"], _Cuts()
+                return
+            except Transient as exc:
+                cuts.wait(exc)
+
+    def _with_folders(self, prefix: str) -> Any:
+        """The objects and the folders right below a prefix."""
+        cuts = _Cuts()
+        while True:
+            try:
+                with self._meaning(f"{self._root}/{prefix}"):
+                    return self._by_folder(self._lister, prefix or None)
+            except Transient as exc:
+                cuts.wait(exc)
 
     def look(self, name: str) -> Object:
         with self._meaning(name):
@@ -244,16 +265,14 @@ class Objects:
         if not length:
             return b""
         whole = start == 0 and length == one.size  # a server may know no ranges
+        options: Any = None if whole else {"range": (start, start + length)}
         try:
-            with self._meaning(one.name, one):
-                answer = self._get(
-                    self._store,
-                    self._path(one.name),
-                    options=None if whole else {"range": (start, start + length)},
-                )
-                meta, data = answer.meta, bytes(answer.bytes())
-        except Missing:
+            answer = self._get(self._store, self._path(one.name), options=options)
+            meta, data = answer.meta, bytes(answer.bytes())
+        except FileNotFoundError:
             raise one.changed("it is gone") from None
+        except (self._errors.BaseError, OSError) as exc:
+            raise self._meant(exc, one.name, one) from None
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
         return data
 
@@ -273,37 +292,31 @@ class Objects:
         return Object(f"{self._root}/{meta['path']}", meta["size"], tag_of(meta["e_tag"]))
 
     @contextmanager
-    def _meaning(self, name: str, one: Object | None = None) -> Iterator[None]:
-        from obstore import exceptions
-
+    def _meaning(self, name: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as exc:
-            raise Missing(self._said(exc)) from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
-            raise CredentialsRefused(self._said(exc)) from None
-        except exceptions.NotSupportedError as exc:
-            raise ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})") from None
-        except exceptions.InvalidPathError as exc:
-            raise ReaderError(
-                f"'{name}': obstore reads no such name ({self._said(exc)}); rename it"
-            ) from None
-        except (exceptions.BaseError, OSError) as exc:
-            raise self._other(exc, name, one) from None
+        except (self._errors.BaseError, OSError) as exc:
+            raise self._meant(exc, name) from None
 
-    def _other(self, exc: Exception, name: str, one: Object | None) -> Exception:
-        """The meaning of an error for which obstore has no class."""
+    def _meant(self, exc: Exception, name: str, one: Object | None = None) -> Exception:
+        """What an error of obstore's means; for most it has no class."""
+        errors = self._errors
+        if isinstance(exc, FileNotFoundError):
+            return Missing(self._said(exc))
+        if isinstance(exc, errors.PermissionDeniedError | errors.UnauthenticatedError):
+            return CredentialsRefused(self._said(exc))
+        if isinstance(exc, errors.NotSupportedError):
+            return ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})")
+        if isinstance(exc, errors.InvalidPathError):
+            return ReaderError(f"'{name}': obstore reads no such name, rename it ({self._said(exc)})")
         found = _STATUS.search(str(exc))
         status, code = int(found[1]) if found else 0, _CODE.search(str(exc))
         if code and code[1] in ("NoSuchBucket", "NoSuchKey", "ContainerNotFound"):
             return Missing(self._said(exc))
-        if code and code[1] in (
-            "ExpiredToken",
-            "InvalidToken",
-            "TokenRefreshRequired",
-            "RequestTimeTooSkewed",
-        ):
+        if code and code[1] in _EXPIRED:
             return CredentialsRefused(self._said(exc))
+        if "169.254.169.254" in str(exc):  # where a cloud's machine has credentials, and no other
+            return CredentialsRefused("none were found; public data need storage_options={'anon': True}")
         if status == 416 and one is not None:
             return one.changed("it is shorter now")
         if status in (401, 403):
@@ -321,6 +334,20 @@ class Objects:
             if secret not in self._quiet:
                 said = said.replace(secret, "…")
         return f"{said} ({code[1]})" if code else said
+
+
+class _Cuts:
+    """Answers in a row of a listing that were cut: obstore tries those again alone that do not begin."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def wait(self, error: Transient) -> None:
+        """Wait before the next attempt. Raises the error when there were too many."""
+        self._count += 1
+        if self._count == _CUT_AT_MOST:
+            raise error
+        time.sleep(random.uniform(0.05, 0.1) * 2**self._count)
 
 
 def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:

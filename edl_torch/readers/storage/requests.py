@@ -84,7 +84,8 @@ class Fetch:
     def __init__(self, run: Callable[[], Any], nbytes: int) -> None:
         self._run = run
         self._claimed = threading.Lock()
-        self._done = threading.Event()
+        self._done = threading.Lock()  # held until it is: an Event costs more to make
+        self._done.acquire()
         self.answer: Any = None
         self.error: EdlError | None = None
         self.nbytes = nbytes
@@ -97,7 +98,7 @@ class Fetch:
             except EdlError as exc:
                 self.error = exc
             finally:
-                self._done.set()
+                self._done.release()
 
     def give_up(self) -> None:
         """It need not run any more."""
@@ -106,7 +107,8 @@ class Fetch:
     def take(self) -> Any:
         """The answer. Raises what came instead of it."""
         self.run()
-        self._done.wait()
+        with self._done:
+            pass
         if self.error is not None:
             raise self.error
         return self.answer

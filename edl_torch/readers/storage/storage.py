@@ -27,7 +27,7 @@ log = logging.getLogger("edl_torch.readers")
 T = TypeVar("T")
 Ranges = Iterable[tuple[Object, int, int]]  # object, first byte, bytes
 
-_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
 _FIRST_PATIENCE_S = 15.0  # of what is asked for while a reader is made
 
 
@@ -51,12 +51,12 @@ class Storage:
     Args:
         options: For the drivers: endpoint, region, credentials. obstore's names, or s3fs', for object
             stores; fsspec's storage options for other protocols.
-        patience_s: Seconds until a network that fails ends a read.
+        patience_s: Seconds until a network that fails ends a read; default 120.
     """
 
-    def __init__(self, options: Mapping[str, Any] | None = None, *, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, options: Mapping[str, Any] | None = None, *, patience_s: float | None = None) -> None:
         self._options = dict(options or {})
-        self._patience_s = patience_s
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._here: _Here | None = None
         self._apart: Apart | None = None
 
@@ -104,7 +104,8 @@ class Storage:
         try:
             self._asked(name, lambda anew: self._driver(name, anew).put(name, data))
         except ReaderError as exc:
-            raise OutputError(f"'{name}' cannot be written: {exc}") from exc
+            why = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
+            raise OutputError(f"'{name}' cannot be written: {why or exc}") from exc
 
     def read_many(self, ranges: Ranges) -> Iterator[bytes]:
         """Yield the bytes of each range, in this order, with many requests under way. Raises as `read`."""

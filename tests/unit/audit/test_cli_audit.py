@@ -9,8 +9,11 @@ import pytest
 from audited_job import SPEC, Job
 from verdict_kit import SMALL, Writer
 
+from edl_torch.audit.verdict import audit as audit_of
 from edl_torch.cli.main import main
+from edl_torch.cli.verdict_words import grounds, inexact, undecided
 from edl_torch.core.calls import Failure
+from edl_torch.fingerprint import STRENGTHS
 from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence
 
@@ -149,3 +152,40 @@ def test_a_dataset_of_evaluation_is_delivered_at_best(tmp_path, capsys):
     writer.whole(2, 1)
     assert main(["audit", str(tmp_path)]) == 4
     assert "DELIVERED: each record went to a loop once\n" in capsys.readouterr().out
+
+
+REMEDIES = (
+    "loader.attach(",
+    "fingerprint=",
+    "ElasticDataLoader(dataset",
+    "optimizer.step()",
+    "go back to the last checkpoint",
+    "audit_dir=",
+    "give the audit directories",
+)
+
+
+def test_what_keeps_a_verdict_from_being_proven_is_said_with_its_remedy(job) -> None:
+    job.train_batches(3)
+    job.finish()
+    (verdict,) = audit_of([job.directory])
+    told = replace(
+        verdict,
+        repeated=3,
+        returned=1,
+        void=1,
+        late=1,
+        counted=1,
+        uncounted=1,
+        unstepped=1,
+        unordered=("a", "b"),
+        changed=("the values are others than then",),
+        models=replace(verdict.models, unattached=2),
+    )
+    lines = [*inexact(told), *undecided(told)]
+    for known_by in STRENGTHS[:-1]:
+        lines += [line for line in grounds(replace(verdict, known_by=known_by)) if line.startswith("data: ")]
+    assert len(lines) == 6 + 1 + 5
+    for line in lines:
+        for reason in line.split("; ") if "may have been trained" in line else [line]:
+            assert any(remedy in reason for remedy in REMEDIES) or "given: what" in reason, reason

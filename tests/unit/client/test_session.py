@@ -26,7 +26,7 @@ def session() -> Iterator[Session]:
 
 
 def begin(session: Session, stream: str, run: str = "", begun: int = 0) -> int:
-    return session.begin_stream(stream, Mode.PLAIN, run, begun)[0]
+    return session.readers.begin_stream(stream, Mode.PLAIN, run, begun)[0]
 
 
 class Numbered(PlainIterations):
@@ -43,7 +43,7 @@ class Numbered(PlainIterations):
 
 
 def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(session: Session) -> None:
-    session.watch(Numbered())
+    session.readers.watch(Numbered())
     number = begin(session, "worker 0", "i7", 1)
     assert begin(session, "worker 0", "i6", 1) == NO_PASS
     assert begin(session, "worker 1", "i7", 1) == number
@@ -55,7 +55,7 @@ def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_bef
 
 def test_workers_of_an_iteration_that_is_gone_get_nothing(session: Session) -> None:
     iterations = Numbered()
-    session.watch(iterations)
+    session.readers.watch(iterations)
     iterations.over = frozenset({"i7"})
     assert begin(session, "worker 0", "i7", 1) == NO_PASS
 
@@ -119,7 +119,7 @@ def test_a_trainer_whose_decision_a_handler_broke_off_does_nothing_more() -> Non
     with DataShardService(4, master, dataset_size=64, records_per_shard=8) as service:
         session = service.session
         number = begin(session, OWN_STREAM)
-        assert session.next_grant(OWN_STREAM, number) is not None
+        assert session.readers.next_grant(OWN_STREAM, number) is not None
         with pytest.raises(SystemExit):
             session.do(terminated)
         for act in (service.state_dict, service.report_batch_done, service.progress):

@@ -1,0 +1,148 @@
+"""Mixtures whose trainers and master are killed while their weights change, and what was trained on in
+the end."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import preloaded
+import pytest
+from master_kit import EDL, MasterProcess
+from mixture_process import RECORDS, SIZES, WEIGHTS
+from test_mixtures import Book, Found
+
+from edl_torch.errors import MasterUnavailable
+from edl_torch.testing import wait_until
+
+TRAINER = Path(__file__).with_name("mixture_process.py")
+CHANGES = [
+    {"web": 0.1, "code": 0.8, "math": 0.1},
+    {"web": 0.5, "code": 0.0, "math": 0.5},
+    {"web": 1.0, "code": 1.0, "math": 1.0},
+]
+
+
+class Job:
+    """Trainers that come and go around one master."""
+
+    def __init__(self, master: MasterProcess, folder: Path) -> None:
+        self.master = master
+        self.folder = folder
+        self.trainers: list[Any] = []
+        self.killed: set[int] = set()
+        self.starts: list[int] = []  # of the segments
+
+    def start(self, workers: int) -> None:
+        place = self._output(len(self.trainers))
+        with place.open("w") as output, place.with_suffix(".log").open("w") as log:
+            arguments = [self.master.address, str(self.folder / "audit"), str(workers)]
+            self.trainers.append(
+                preloaded.Popen(
+                    [sys.executable, "-W", "ignore", str(TRAINER), *arguments],
+                    stdout=output,
+                    stderr=log,
+                )
+            )
+
+    def _output(self, number: int) -> Path:
+        return self.folder / f"trainer-{number}"
+
+    def kill(self, number: int) -> None:
+        self.killed.add(number)
+        self.trainers[number].kill()
+        self.trainers[number].wait(20)
+
+    def acknowledged(self) -> int:
+        with self.master.client() as client:
+            found = client.status().datasets
+        return found[0].acknowledged if found else 0
+
+    def wait_for(self, records: int) -> None:
+        def reached() -> bool:
+            try:
+                return self.acknowledged() >= records
+            except MasterUnavailable:
+                return False
+
+        wait_until(reached, timeout_s=60)
+
+    def set_weights(self, weights: dict[str, float]) -> None:
+        given = [f"{name}={weight}" for name, weight in weights.items()]
+        said = subprocess.run(
+            [*EDL, "weights", "--addr", self.master.address, *given],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert said.returncode == 0, said.stderr
+        self.starts.append(int(said.stdout.partition("from index ")[2].partition(" ")[0].replace(",", "")))
+
+    def printed(self, number: int) -> Counter[Found]:
+        found: Counter[Found] = Counter()
+        for line in self._output(number).read_text().splitlines():
+            component, turn, record = line.split()
+            found[component, int(turn), int(record)] += 1
+        return found
+
+    def audit(self) -> tuple[int, dict[str, Any]]:
+        done = subprocess.run(
+            [*EDL, "audit", str(self.folder / "audit"), "--state", str(self.master.state), "--json"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert not done.stderr, done.stderr
+        (said,) = json.loads(done.stdout)["datasets"]
+        return done.returncode, said
+
+
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
+    start_master: Callable[..., MasterProcess], tmp_path: Path, seed: int
+) -> None:
+    noise = random.Random(seed)
+    job = Job(start_master("--grace-s", "0.2", durable=True), tmp_path)
+    for _ in range(3):
+        job.start(noise.choice((0, 0, 2)))
+    events = ["weights"] * 3 + ["trainer"] * 3 + ["master"] * 2
+    noise.shuffle(events)
+    changes = iter(CHANGES)
+    for number, event in enumerate(events, 1):
+        job.wait_for(number * 1100)
+        if event == "weights":
+            job.set_weights(next(changes))
+        elif event == "trainer":
+            living = [n for n, one in enumerate(job.trainers) if one.poll() is None]
+            if living:
+                job.kill(noise.choice(living))
+            job.start(noise.choice((0, 2)))
+        else:
+            job.master.kill()
+            job.master.start()
+    for number, one in enumerate(job.trainers):
+        if number not in job.killed:
+            assert one.wait(120) == 0, (tmp_path / f"trainer-{number}.log").read_text()[-3000:]
+
+    book = Book(WEIGHTS)
+    for start, weights in zip(job.starts, CHANGES, strict=False):
+        book.upto(start).leave(weights)
+    expected = Counter(book.upto(RECORDS).found)
+    printed = {number: job.printed(number) for number in range(len(job.trainers))}
+    ended = sum((found for number, found in printed.items() if number not in job.killed), Counter[Found]())
+    everything = sum(printed.values(), Counter[Found]())
+    assert not ended - expected  # nobody who lived had a record twice, or one that is not in the plan
+    assert set(everything) == set(expected)
+    assert job.acknowledged() == RECORDS
+    status, said = job.audit()
+    assert (status, said["verdict"]) == (4, "DELIVERED"), said
+    assert SIZES  # of the trainers, as the book has them

@@ -1,0 +1,113 @@
+"""COCO files and lists of images in a store: the records are those of the same files here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from image_files import write_coco, write_manifest
+from stores import BUCKET, put
+
+from edl_torch import ElasticDataLoader
+from edl_torch.errors import BadRecord, DataFormatError, ReaderError
+from edl_torch.readers import (
+    CocoCaptionsReader,
+    CocoDetectionReader,
+    ImageManifestReader,
+    open_reader,
+)
+from edl_torch.readers.images.files import ImageFilesReader
+from edl_torch.testing import check_reader
+
+Make = Callable[[str, dict[str, Any]], ImageFilesReader]  # of a folder or URL, and further arguments
+KINDS: dict[str, Make] = {
+    "captions": lambda at, more: CocoCaptionsReader(
+        f"{at}/images", f"{at}/annotations/captions.json", **more
+    ),
+    "captions of images": lambda at, more: CocoCaptionsReader(
+        f"{at}/images", f"{at}/annotations/captions.json", "image", **more
+    ),
+    "detection": lambda at, more: CocoDetectionReader(
+        f"{at}/images", f"{at}/annotations/instances.json", masks=True, **more
+    ),
+    "manifest": lambda at, more: ImageManifestReader(f"{at}/manifest.csv", **more),
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(np.array_equal(one, other))
+
+
+@pytest.fixture
+def both(tmp_path: Path, bucket: Any, request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The files here, and the URL of the same files there."""
+    write_coco(tmp_path)
+    write_manifest(tmp_path)
+    prefix = f"lists/{request.node.callspec.id if hasattr(request.node, 'callspec') else request.node.name}"
+    files = {str(f.relative_to(tmp_path)): f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    put(bucket, {f"{prefix}/{name}": data for name, data in files.items()})
+    return str(tmp_path), f"s3://{BUCKET}/{prefix}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_are_those_of_the_same_files_here(both, weed, kind):
+    here, there = both
+    options = {"storage_options": weed.options()}
+    local, stored = KINDS[kind](here, {}), KINDS[kind](there, options)
+    assert stored.count == local.count > 3
+    assert all(same(stored.load(n), local.load(n)) for n in range(local.count))
+    begun = stored.begin(range(stored.count))
+    assert begun is not None
+    assert all(same(begun.record(n), local.load(n)) for n in range(local.count))
+    assert stored.fingerprint() == local.fingerprint()
+    assert stored.fingerprint(whole=True) == local.fingerprint(whole=True)
+    check_reader(lambda: KINDS[kind](there, options))
+
+
+def test_a_list_in_a_store_is_enough(both, weed):
+    _, there = both
+    loader = ElasticDataLoader(f"{there}/manifest.csv", batch_size=2, storage_options=weed.options())
+    assert type(loader.dataset.reader) is ImageManifestReader
+    with loader:
+        assert sum(len(labels) for _, labels in loader) == 4
+
+
+def test_a_list_here_may_have_its_images_there(both, weed):
+    here, there = both
+    reader = ImageManifestReader(f"{here}/manifest.csv", there, storage_options=weed.options())
+    local = ImageManifestReader(f"{here}/manifest.csv")
+    assert all(same(reader.load(n), local.load(n)) for n in range(local.count))
+
+
+def test_an_image_that_is_not_there_is_its_records_fault(both, weed, bucket):
+    _, there = both
+    reader = KINDS["manifest"](there, {"storage_options": weed.options()})
+    name = reader.image_files.path(1)
+    bucket.delete_object(Bucket=BUCKET, Key=name.removeprefix(f"s3://{BUCKET}/"))
+    reader = KINDS["manifest"](there, {"storage_options": weed.options()})
+    begun = reader.begin(range(4))
+    for read in (reader.load, begun.record):
+        with pytest.raises(BadRecord, match=f"image '{name}' cannot be read: the file is missing"):
+            read(1)
+        assert len(read(0)) == 2
+
+
+def test_what_is_wrong_with_lists_there(both, weed, bucket):
+    _, there = both
+    options = weed.options()
+    with pytest.raises(DataFormatError, match=r"none.json' cannot be read: it does not exist in its store"):
+        CocoCaptionsReader(f"{there}/images", f"{there}/none.json", storage_options=options)
+    with pytest.raises(DataFormatError, match="no-images' has no file; check the bucket and the path"):
+        CocoCaptionsReader(
+            f"{there}/no-images", f"{there}/annotations/captions.json", storage_options=options
+        )
+    put(bucket, {"lists/rows.csv": b"a,b,c\n1,2,3\n"})
+    with pytest.raises(ReaderError, match="is no folder with files; check the bucket and the path, or name"):
+        open_reader(f"s3://{BUCKET}/lists/rows.csv", storage_options=options)
