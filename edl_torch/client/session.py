@@ -355,7 +355,8 @@ class Session:
         They come to this trainer as to all others, with the leases that are of them.
         """
         self.plan()
-        fence = self.trainer.state.fence
+        # A rank without leases has no fence: it gets the batches of one that has.
+        fence = self.trainer.state.fence if self.trainer.state.fence.ledger else None
         name, key = self.description.name, uuid.uuid4().hex
         return self.master.set_weights(name, weights, key=key, fence=fence).start
 
