@@ -85,7 +85,8 @@ def packed(content: list[tuple[str, bytes, int]], form: int) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form) as tar:
         for name, kind, size in content:
-            is_folder = kind == tarfile.AREGTYPE and name.endswith("/")  # as the first tars had them
+            # The first tars had no type for folders, but a slash at the end of what a header has of the name.
+            is_folder = kind == tarfile.AREGTYPE and "/" in name
             data = b"" if is_folder or kind in b"123456" else bytes(size)
             try:
                 add(tar, name, data, type=kind, linkname="b", mtime=1.5 if form == tarfile.PAX_FORMAT else 1)
