@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from inspect import Parameter
 from pathlib import PurePath
@@ -18,13 +18,14 @@ from edl_torch.core.calls import RegisterAnswer, RegisterCall
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.registration import check_option, identity, new_spec
 from edl_torch.core.token import Token
-from edl_torch.errors import DatasetConflict, InvalidArgument, ReaderError, UnknownDataset
+from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.fingerprint import STRENGTHS, UNKNOWN, Fingerprint, describe_change, differ, strength_of
-from edl_torch.readers.base import AbstractDataReader, reader_fingerprint, reader_sources
+from edl_torch.readers.base import AbstractDataReader, changed_since, reader_fingerprint, reader_sources
 from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import OPTIONS, Component, DatasetOptions, Registration, Shuffle, Source, TaskType
 
 C = TypeVar("C", bound=type[Any])
+T = TypeVar("T")
 
 _LEFT_OPEN = ("records_per_shard", "num_epochs", "shuffle_window", "fingerprint")  # where they are None
 _CHEAP_S, _RARELY = 0.1, 100  # a look that takes longer is taken again after so many times its length
@@ -146,8 +147,8 @@ class Description:
         if other is None or other is reader or strength_of(known or UNKNOWN) == "given":
             return
         if known is None:
-            (known,) = self._look([other])
-        (found,) = self._look([reader])
+            known = reader_fingerprint(other)
+        found = self._timed(reader_fingerprint, reader)
         told = f"dataset {self.name!r} is of {other!r}, and read by {reader!r}"
         if differ(known, found):
             raise InvalidArgument(
@@ -212,7 +213,7 @@ class Description:
         """Return a registration by name: options at their defaults are as the master has them."""
         if self._fingerprint is None:
             reader = self.reader or self.fallback_reader
-            self._fingerprint = UNKNOWN if reader is None else self._look([reader])[0]
+            self._fingerprint = UNKNOWN if reader is None else self._timed(reader_fingerprint, reader)
         chosen = {name: value for name, value in self.options.items() if value != OPTIONS[name].default}
         chosen["task_type"] = None
         return Registration(
@@ -223,9 +224,9 @@ class Description:
             fingerprint=self._fingerprint or None,
         )
 
-    def _look(self, readers: Sequence[AbstractDataReader]) -> list[str]:
+    def _timed(self, look: Callable[..., T], *arguments: Any) -> T:
         began = self.clock()
-        found = [reader_fingerprint(reader) for reader in readers]
+        found = look(*arguments)
         self._looked_at = self.clock()
         self._look_s = self._looked_at - began
         return found
@@ -236,31 +237,20 @@ class Description:
         A look that takes long is taken seldom: it costs a hundredth of the time. The last one makes up
         for one that was not taken.
         """
-        seen = self._looked_at_again()
-        if not seen or (is_last and not self._look_is_due):
+        if is_last and not self._look_is_due:
             return ""
         is_soon = self.clock() - self._looked_at < _RARELY * self._look_s
         self._look_is_due = self._look_s > _CHEAP_S and is_soon and not is_last
-        if self._look_is_due:
-            return ""
-        try:
-            now = self._look([reader for reader, _ in seen])
-        except ReaderError as exc:
-            return str(exc)
-        pairs = ((then, found) for (_, then), found in zip(seen, now, strict=True))
-        return "; ".join(describe_change(*pair) for pair in pairs if differ(*pair))
+        return "" if self._look_is_due else self._timed(self._changed)
 
-    def _looked_at_again(self) -> list[tuple[AbstractDataReader, str]]:
-        """Readers that are asked again, each with its fingerprint as registered."""
+    def _changed(self) -> str:
         reader = self.fallback_reader or self.reader
-        each = [(reader, self._fingerprint or UNKNOWN)]
         if isinstance(reader, MixtureReader):
-            prints = [component.fingerprint for component in self._components]
-            each = [(part.reader, found) for part, found in zip(reader.parts, prints, strict=False)]
-        known = ((own, found) for own, found in each if found and strength_of(found) != "given")
-        return [
-            (own, found) for own, found in known if own is not None and getattr(own, "looks_again", False)
-        ]
+            pairs = zip(reader.parts, self._components, strict=False)
+            said = [changed_since(part.reader, known.fingerprint) for part, known in pairs]
+        else:
+            said = [] if reader is None else [changed_since(reader, self._fingerprint or UNKNOWN)]
+        return "; ".join(filter(None, said))
 
     @property
     def known_by(self) -> str:

@@ -68,6 +68,9 @@ class _Held:
     batches: list[Batch] = field(default_factory=list)  # whose gradients are there, and in no step yet
     perhaps: list[Batch] = field(default_factory=list)  # of which nobody can say that
     last: list[Batch] = field(default_factory=list)  # that were in its last step
+    before: list[bool] = field(
+        default_factory=list
+    )  # where ranks reduce: whether a gradient was there before
     tells: bool = False  # whether the hooks were called for the newest batch
     is_used: bool = False  # whether a step has used what is there, and no backward pass came since
     again: bool = False  # whether a backward pass has added to gradients that a step has used
@@ -121,7 +124,7 @@ class _Held:
 
 
 class Gradients:
-    """Those of one session's attached optimizers. `reduced` says that ranks may put others in their place."""
+    """Those of one session's attached optimizers."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.reduced = False
@@ -149,6 +152,8 @@ class Gradients:
                 held.batches += [batch for batch in batches if batch not in held.batches]
         self._held[number], self._former = held, ([], [])
         self._hook(held, some([*filter(has_place, parameters)], HOOKED))
+        if self.reduced:
+            self._look_before(held)
         if has_in_hand:
             self._add(held)
         self.look()
@@ -161,6 +166,18 @@ class Gradients:
             held.hooked.append(parameter)
             held.known.append(None)
         held.look()
+
+    def reduce(self) -> None:
+        """Note that ranks reduce gradients, and may put others in their place."""
+        if not self.reduced:
+            self.reduced = True
+            for held in self._held.values():
+                self._look_before(held)
+
+    def _look_before(self, held: _Held) -> None:
+        """Look at a gradient before another is added: afterwards it may be one of all ranks'."""
+        for parameter in held.hooked[:1]:
+            held.hooks.append(parameter.register_hook(_looking(weakref.ref(parameter), held.before)))
 
     def forget(self, number: int) -> None:
         """Look at parameters of an optimizer no more."""
@@ -196,6 +213,9 @@ class Gradients:
         now = held.look()
         if now is _Change.GONE or not any(held.known[place] for place in came):
             return  # a step inside of this pass has used them
+        if held.before:  # ranks have put theirs in the place of what has come
+            now = _Change.SAME if any(held.before) else _Change.OTHER
+            held.before.clear()
         if now is _Change.OTHER and not self._batches.ended:  # a wrapper may hold what is in hand then
             if has_graph:
                 held.doubt(held.batches)
@@ -395,6 +415,17 @@ def _listening(
         return comes
 
     return listen
+
+
+def _looking(parameter: weakref.ref[Any], before: list[bool]) -> Callable[[Any], None]:
+    """Return a hook that notes whether a parameter's gradient is not 0 before another is added."""
+
+    def looks(gradient: Any) -> None:
+        alive = parameter()
+        if alive is not None:
+            before.append(_any([alive]))
+
+    return looks
 
 
 def _graph_task() -> int:

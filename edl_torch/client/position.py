@@ -73,7 +73,7 @@ class SessionPosition:
         if self._session.lockstep is None and peers.parts is not None and not peers.parts.holds:
             self._session.follow()
         self._session.lockstep = Lockstep(peers, self._session.description.name)
-        self._session.gradients.reduced = True
+        self._session.gradients.reduce()
 
     def begin_together(self, lockstep: Lockstep) -> None:
         """Let ranks that have loaded nothing begin at the beginning, where nobody else was at the data.

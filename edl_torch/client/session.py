@@ -46,7 +46,6 @@ from edl_torch.trainer.vocabulary import (
     Action,
     Attend,
     Call,
-    DataChanged,
     Describe,
     Evidence,
     Logged,
@@ -117,7 +116,6 @@ class Session:
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
-        self._warned_of_data = False
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
         self.readers = Host(
             self.trainer,
@@ -228,17 +226,9 @@ class Session:
             self.do(self.trainer.state.facts.append, seen)
 
     def see_data(self, *, is_last: bool = False) -> None:
-        """Write down what of the data was changed since they were registered, and warn once."""
-        if not self.joined or not (said := self.description.changed(is_last=is_last)):
-            return
-        self.do(self.trainer.state.facts.append, DataChanged(said=said))
-        if not self._warned_of_data:
-            self._warned_of_data = True
-            log.warning(
-                "dataset=%s the data were changed while they were read: %s. Data must stay as they are while "
-                'a job runs: start it again; to data that change on purpose give fingerprint="v1"',
-                *(self.description.name, said),
-            )
+        """Look whether the data are as they were registered."""
+        if self.joined and (said := self.description.changed(is_last=is_last)):
+            self.do(self.trainer.state.data_changed, said)
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -365,7 +355,8 @@ class Session:
         They come to this trainer as to all others, with the leases that are of them.
         """
         self.plan()
-        fence = self.trainer.state.fence
+        # A rank without leases has no fence: it gets the batches of one that has.
+        fence = self.trainer.state.fence if self.trainer.state.fence.ledger else None
         name, key = self.description.name, uuid.uuid4().hex
         return self.master.set_weights(name, weights, key=key, fence=fence).start
 

@@ -49,7 +49,12 @@ from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
 from edl_torch.data.reading.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
-from edl_torch.readers.base import AbstractDataReader, has_batch_reads, import_for_reading
+from edl_torch.readers.base import (
+    AbstractDataReader,
+    changed_since,
+    has_batch_reads,
+    import_for_reading,
+)
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
@@ -137,6 +142,7 @@ class ShardedDataset(IterableDataset[Any]):
         )  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
         self._setup: IterationSetup | None = None
+        self._has_read = False  # a pass, in this process or the one that it was forked from
         self._generators: Generators | None = None
         self._reads = reader
         self._makes: Transform | None = None
@@ -198,6 +204,7 @@ class ShardedDataset(IterableDataset[Any]):
             drawn = DrawnSamples()
             return self._samples(link, link.begin(Mode.PLAIN, self._deliveries(link, drawn)), drawn)
         plan = link.begin(Mode.ELASTIC)
+        self._look_again(link, plan.spec.fingerprint)
         setup.tally.clear()
         setup.times.clear()
         if setup.columnar:
@@ -207,6 +214,12 @@ class ShardedDataset(IterableDataset[Any]):
         if setup.list_size:
             return self._lists(link, plan, setup)
         return self._samples(link, plan, setup.tally)
+
+    def _look_again(self, link: Link, then: str) -> None:
+        """In a worker that persists: a pass before may have written to its copy of the data."""
+        has_read, self._has_read = self._has_read, True
+        if has_read and isinstance(link, SocketLink) and (said := changed_since(self.reader, then)):
+            link.tell_changed(f"in a loader worker {said}")
 
     def _deliveries(self, link: Link, drawn: DrawnSamples) -> Deliveries | None:
         """What the loop is given of what is read here: a DataLoader's batches, else whatever is drawn."""

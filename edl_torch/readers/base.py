@@ -29,7 +29,7 @@ from edl_torch.errors import (
     SourceChanged,
     SourceUnavailable,
 )
-from edl_torch.fingerprint import UNKNOWN, Fingerprint
+from edl_torch.fingerprint import UNKNOWN, Fingerprint, describe_change, differ, strength_of
 from edl_torch.shard import IndexArray, Source, Task, TaskType
 
 Range = tuple[str, int, int]  # of records: name of the source, first, and the one after the last
@@ -140,6 +140,18 @@ def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> st
     if found is None:
         return UNKNOWN
     return (found if isinstance(found, Fingerprint) else Fingerprint.given(found)).encode()
+
+
+def changed_since(reader: AbstractDataReader, then: str) -> str:
+    """Say what of a reader's data differs from when it had the fingerprint `then`; "" where no difference is
+    seen, or the reader does not look again."""
+    if not then or strength_of(then) == "given" or not getattr(reader, "looks_again", False):
+        return ""
+    try:
+        now = reader_fingerprint(reader)
+    except ReaderError as exc:
+        return str(exc)
+    return describe_change(then, now) if differ(then, now) else ""
 
 
 def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:

@@ -15,7 +15,17 @@ from edl_torch.trainer.inflight import InFlight, LeaseQueue, Mode
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 from edl_torch.trainer.outbox import Outbox, Report
-from edl_torch.trainer.vocabulary import Dropped, Fact, Logged, Membership, Run, Uncounted, Voided, runs_of
+from edl_torch.trainer.vocabulary import (
+    DataChanged,
+    Dropped,
+    Fact,
+    Logged,
+    Membership,
+    Run,
+    Uncounted,
+    Voided,
+    runs_of,
+)
 
 C = TypeVar("C", bound="FencedCall[Any]")
 
@@ -94,6 +104,7 @@ class State:
         self.closed = False
         self._bad: set[tuple[str, int]] = set()  # records in quarantine that this trainer met
         self._bad_told = NAMED
+        self._told_of_change = False
         self._lost = ""  # what the model has learnt from and will come again
 
     def __repr__(self) -> str:
@@ -177,6 +188,19 @@ class State:
         if bad >= 2 * self._bad_told or (at_end and bad > self._bad_told):
             self._bad_told = bad
             self.facts.append(Logged(f"dataset {self.config.dataset}: {bad} records in quarantine"))
+
+    def data_changed(self, said: str) -> None:
+        """Note what of the data is other than when they were registered; the user is told once."""
+        self.facts.append(DataChanged(said=said))
+        if not self._told_of_change:
+            self._told_of_change = True
+            self.facts.append(
+                Logged(
+                    f"dataset {self.config.dataset}: the data were changed while they were read: {said}. "
+                    f"Data must stay as they are while a job runs: start it again; to data that change on "
+                    f'purpose give fingerprint="v1"'
+                )
+            )
 
     # What is void -------------------------------------------------------------------------------------------
 

@@ -110,6 +110,11 @@ class Trainer:
         state.plain.fail(task, position)
         yield from self.reporter.send()
 
+    def data_changed(self, said: str) -> Procedure[None]:
+        """Note what of its copy of the data a reading process finds changed."""
+        self.state.data_changed(said)
+        yield from ()
+
     def stream_broke(self, stream: str, ended_by: str = "") -> Procedure[None]:
         """Note that a reading process ended by an error, or hung up without a word: it died if its pass is
         open."""

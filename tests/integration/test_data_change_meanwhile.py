@@ -101,6 +101,32 @@ def test_a_component_of_a_mixture_that_is_changed_in_the_middle_is_no_proof(tmp_
     assert "(the values are others than then)" in "".join(inexact(verdict))
 
 
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+@pytest.mark.parametrize(("workers", "persist"), [(0, False), (1, False), (1, True)])
+def test_a_transform_that_writes_into_the_data_is_no_proof_where_they_are_read_again(
+    tmp_path: Path, kind: str, workers: int, persist: bool
+) -> None:
+    """A record is a view of the data. Workers that end with their pass take what they wrote with them."""
+    values: Any = np.arange(96.0).reshape(48, 2)
+    more: dict[str, Any] = {"num_workers": workers, "persistent_workers": persist}
+
+    def in_place(record: Any) -> Any:
+        record += 1
+        return record
+
+    model = train(
+        torch.from_numpy(values) if kind == "tensor" else values,
+        tmp_path,
+        lambda: None,
+        transform=in_place,
+        **more,
+    )
+    is_exact = set(model.learnt.values()) == {2}
+    assert is_exact == (workers == 1 and not persist)
+    (verdict,) = audit([tmp_path / "audit"])
+    assert verdict.outcome is (Outcome.PROVEN if is_exact else Outcome.INEXACT)
+
+
 def test_what_was_changed_after_the_token_that_a_job_goes_back_to_does_not_count(tmp_path: Path) -> None:
     values, model = np.arange(48.0), Learns()
     more: dict[str, Any] = {"batch_size": 4, "audit_dir": tmp_path}

@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import re
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,8 +20,14 @@ import pytest
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.cli.main import main
-from edl_torch.core.calls import SetWeightsCall
-from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError
+from edl_torch.cli.status import as_json, as_table
+from edl_torch.core.calls import RegisterCall, SetWeightsCall
+from edl_torch.core.registration import new_spec
+from edl_torch.elasticdl.tasks import ForeignDataset
+from edl_torch.elasticdl.wire import check_expressible
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, Unsupported
+from edl_torch.shard import Component, MixtureWeights, Registration, Source
+from edl_torch.testing import ThreadPeers
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"code": 37, "math": 5, "web": 400}
@@ -506,3 +513,133 @@ def test_an_audit_of_a_lineage_that_was_left_and_would_have_ended_later(
     assert later > len(found)
     said = audit(tmp_path, capsys)
     assert (said["verdict"], said["records"], said["lost"]) == ("DELIVERED", 200 + len(found), 0)
+
+
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts: int) -> None:
+    """Models in `parts`: of these ranks one holds the leases, and the others get its batches."""
+    new = WEIGHTS | {"web": 3}
+    starts: list[int] = []
+    tokens: list[Any] = []
+    found: Counter[Found] = Counter()
+    lock = threading.Lock()
+
+    def train(peers: ThreadPeers, master: LocalMaster, *, stop: int) -> None:
+        with loader(master_client=master, synchronous=peers, records_per_shard=20) as one:
+            if tokens:
+                one.load_state_dict(tokens[0])
+            for number, batch in enumerate(one, 1):
+                if one.weight and peers.rank % parts == 0:
+                    with lock:
+                        found.update(records_of(one, batch))
+                if number == 5 and stop and (who == "all" or peers.rank == 0):
+                    start = one.set_weights(new)
+                    with lock:
+                        starts.append(start)
+                if number == stop:
+                    token = one.state_dict()
+                    if peers.rank == 0:
+                        kept.append(token)
+                    one.stepped()
+                    break
+
+    failed: list[BaseException] = []
+    for size, stop in ((4, 12), (2, 0)):
+        kept: list[Any] = []
+        master = LocalMaster()
+
+        def run(peers: ThreadPeers, master: LocalMaster = master, stop: int = stop) -> None:
+            try:
+                train(peers, master, stop=stop)
+            except BaseException as exc:  # noqa: BLE001  the top of a thread
+                failed.append(exc)
+            finally:
+                peers.leave()
+
+        group = ThreadPeers.group(size, 30.0, parts=parts)
+        threads = [threading.Thread(target=run, args=(peers,), daemon=True) for peers in group]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a rank hangs"
+        if failed:
+            raise failed[0]
+        tokens = kept
+    assert len(set(starts)) == 1
+    book = Book(WEIGHTS).upto(starts[0])
+    book.weigh(new)
+    assert found == Counter(book.upto(1000).found)
+
+
+class Torn(Numbers):
+    """One record cannot be read."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise ValueError("torn")
+        return super().__getitem__(index)
+
+
+def test_a_bad_record_of_a_small_component_is_one_bad_record_however_many_passes_meet_it() -> None:
+    parts = {name: (Torn if name == "math" else Numbers)(STARTS[name], size) for name, size in SIZES.items()}
+    options: dict[str, Any] = {"on_bad_record": "quarantine", "max_bad_records": 1}
+    with loader(Mixture(parts, WEIGHTS, num_records=1000), **options) as one:
+        loop = iter(one)
+        found = [record for _ in range(30) for record in records_of(one, next(loop))]
+        token = one.state_dict()
+    with loader(Mixture(parts, WEIGHTS, num_records=1000), **options) as one:
+        one.load_state_dict(token)
+        found += trained(one)
+        assert [(bad.name, bad.index) for bad in one.quarantined()] == [("math:Torn", 2)]
+        status = one.service.session.master.dataset_status("training")
+        assert (status.acknowledged, status.quarantined) == (980, 20)
+    expected = Counter(record for record in Book(WEIGHTS).upto(1000).found if record[::2] != ("math", 2))
+    assert Counter(found) == expected
+
+
+def test_people_are_shown_components_and_no_end_where_there_is_none() -> None:
+    master = LocalMaster()
+    with loader(mixture(num_records=None), master_client=master) as one:
+        trained(one, 20)
+        status = master.status()
+        table = as_table(status)
+        lines = [line.split() for line in table.splitlines() if line.startswith("training")]
+        assert str(1 << 62) not in table
+        assert [line[1:4] for line in lines if line[1] in SIZES] == [
+            ["code", "37", "0.3"],
+            ["math", "5", "0.1"],
+            ["web", "400", "0.6"],
+        ]
+        assert json.loads(as_json(status))["datasets"][0]["components"][2]["name"] == "web"
+
+
+def test_other_data_of_a_component_are_refused_and_begin_no_epoch(tmp_path: Path) -> None:
+    def of(rows: int, **more: Any) -> ElasticDataLoader:
+        return loader(Mixture({"a": list(range(rows)), "b": [1]}, num_records=100), **more)
+
+    with of(20) as one:
+        next(iter(one))
+        token = one.state_dict()
+    with of(21) as one, pytest.raises(TokenError, match="component 'a': "):
+        one.load_state_dict(token)
+    with of(21, data_changed="new_epoch") as one, pytest.raises(TokenError, match="no next epoch"):
+        one.load_state_dict(token)
+
+
+def test_elasticdl_has_no_words_for_it() -> None:
+    components = (
+        Component(name="a", sources=(Source(name="s", count=9),), records_per_shard=4, shuffle_window=1),
+    )
+    registration = Registration(
+        name="m",
+        sources=(Source(name="", count=50),),
+        components=components,
+        weights=(MixtureWeights(start=0, parts=(1,)),),
+    )
+    with pytest.raises(InvalidArgument, match="is a mixture"):
+        check_expressible(new_spec(registration, 4))
+    call = RegisterCall(session="s", worker_id="w", batch_size=4, registration=registration)
+    with pytest.raises(Unsupported, match="is a mixture"):
+        ForeignDataset(call)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from stores import BUCKET, SECRET, Request, put, web_server
 
-from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged, SourceUnavailable
+from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
 from edl_torch.readers.storage import Object, Storage
 
 CONTENT = {f"{'abc'[n % 3]}/{n:03d}.bin": random.Random(n).randbytes(1000 + 37 * n) for n in range(40)}
@@ -70,6 +70,25 @@ def test_what_is_listed_is_there_and_is_read(place):
     assert list(copy.read_many(ranges)) == expected
     with pytest.raises(ReaderError, match="are not in it"):
         storage.read(ranges[0][0], 5, ranges[0][0].size)
+
+
+def test_what_is_put_is_there_whole(place):
+    base, storage = place
+    for data in (b"", b"first", random.Random(1).randbytes(300_000)):
+        storage.put(f"{base}/new.bin", data)
+        one = storage.look(f"{base}/new.bin")
+        assert storage.read(one) == data
+        assert [each.name for each in storage.listing(base) if "new" in each.name] == [f"{base}/new.bin"]
+    with storage.apart() as apart:
+        apart.put(f"{base}/new.bin", b"apart")
+    assert storage.read(storage.look(f"{base}/new.bin")) == b"apart"
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(OutputError, match=r"none/x' cannot be written: No such file or directory"):
+        Storage().put(f"{tmp_path}/none/x", b"")
+    with web_server(tmp_path) as url, pytest.raises(OutputError, match="a web server takes no files"):
+        Storage().put(f"{url}/x", b"")
 
 
 def test_another_process_answers_the_same(place):

@@ -156,6 +156,10 @@ class Host:
         """Put a record into quarantine that cannot be read."""
         self._run(self._trainer.fail_record(task, position, reason))
 
+    def data_changed(self, said: str) -> None:
+        """Note what of its copy of the data a reading process finds changed."""
+        self._run(self._trainer.data_changed(said))
+
     def stream_broke(self, stream: str, run: str, ended_by: str) -> None:
         """Note that a reading process ended by an error, or hung up without a word: then `ended_by` is empty.
         It died if its pass is open."""
@@ -224,6 +228,10 @@ class SocketLink:
 
     def fail(self, task: int, position: int, reason: str) -> None:
         self._ask(op="fail", task=task, position=position, reason=reason)
+
+    def tell_changed(self, said: str) -> None:
+        """Tell the trainer what of this process's copy of the data was changed in a pass before."""
+        self._ask(op="changed", said=said)
 
     def _ask(self, **question: Any) -> Any:
         try:
@@ -393,6 +401,8 @@ class LinkServer:
                 )
                 self._plan = plan  # the trainer's own, which learns
                 return {"pass": number, "spec": row_of(plan.known_spec)}
+            case "changed":
+                return self._host.data_changed(question["said"])
             case "next":
                 grant = self._host.next_grant(question["stream"], question["number"])
                 answer: dict[str, Any] = {"grant": None if grant is None else row_of(grant)}

@@ -104,7 +104,8 @@ class Storage:
         try:
             self._asked(name, lambda anew: self._driver(name, anew).put(name, data))
         except ReaderError as exc:
-            raise OutputError(f"'{name}' cannot be written: {exc}") from exc
+            why = exc.__cause__.strerror if isinstance(exc.__cause__, OSError) else None
+            raise OutputError(f"'{name}' cannot be written: {why or exc}") from exc
 
     def read_many(self, ranges: Ranges) -> Iterator[bytes]:
         """Yield the bytes of each range, in this order, with many requests under way. Raises as `read`."""

@@ -286,7 +286,7 @@ class TarReader(IndexedReader):
             if name is None:
                 raise BadRecord(
                     f"'{source.name}' sample {key!r} has no member {';'.join(names)!r}: it has "
-                    + ", ".join(map(repr, parts))
+                    f"{', '.join(map(repr, parts))} (members of a sample must lie together: tar --sort=name)"
                 )
             values.append(value(name) if name in parts else key if name == "__key__" else source.name)
         return tuple(values) if self._is_tuple else values[0]

@@ -1,0 +1,72 @@
+"""A rank of a DDP job over gloo whose model remembers; torchrun starts it.
+
+    torchrun … ddp_counts.py FOLDER view|copy keep|zero
+
+It gathers three batches for a step, all but the last in `no_sync()`; `view` lets gradients be views of DDP's
+buckets, `zero` makes them 0 before each batch, which is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from edl_torch import ElasticDataLoader
+from edl_torch.client.torchrun import init_process_group
+
+RECORDS, EVERY = 50, 3
+
+
+class Counts(torch.nn.Module):
+    """Each record adds 1 to a weight of its own; a layer below and one above learn nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = torch.nn.Parameter(torch.zeros(RECORDS))
+        self.learnt = torch.nn.Parameter(torch.zeros(RECORDS))
+        self.above = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        nothing = (self.below - self.below.detach())[batch].sum() + (self.above - self.above.detach()).sum()
+        return nothing - self.learnt[batch].sum()
+
+
+def main(folder: Path, gradients: str, before: str) -> None:
+    """Train one epoch; rank 0 writes the model down."""
+    init_process_group("gloo")
+    ranks = dist.get_world_size()
+    model = DistributedDataParallel(Counts(), gradient_as_bucket_view=gradients == "view")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with ElasticDataLoader(
+        torch.arange(RECORDS), batch_size=4, shuffle=True, synchronous=True, audit_dir=folder / "audit"
+    ) as loader:
+        loader.attach(optimizer)
+        for _ in loader.epochs():
+            number = 0
+            for number, batch in enumerate(loader, 1):
+                if before == "zero":
+                    optimizer.zero_grad(set_to_none=False)
+                with nullcontext() if number % EVERY == 0 else model.no_sync():
+                    (model(batch) * bool(loader.weight) * ranks).backward()
+                if number % EVERY == 0:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if number % EVERY:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= ranks
+                optimizer.step()
+                optimizer.zero_grad()
+    if not dist.get_rank():
+        torch.save(model.module.learnt.detach(), folder / "learnt.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
