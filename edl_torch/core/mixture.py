@@ -280,7 +280,7 @@ class Turns:
         return tuple(count - rounds * part // common for count, part in each)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _turns_of(segment: MixtureSegment) -> Turns:
     """The turns of a segment, computed once for all who have it in this process."""
     return Turns(segment)
@@ -309,7 +309,8 @@ class Segments:
         """Add segments; each takes the place of those that begin where it does, or later."""
         for segment in segments:
             self.all = (*(old for old in self.all if old.start < segment.start), segment)
-        self._turns = tuple(map(_turns_of, self.all))
+        known = {turns.segment: turns for turns in self._turns}
+        self._turns = tuple(known.get(segment) or _turns_of(segment) for segment in self.all)
 
     def runs(self, first: int, after: int) -> Iterator[tuple[Turns, int, int]]:
         """Yield the turns of each segment that the indices are in, with the first index and the one after.

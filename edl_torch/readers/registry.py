@@ -95,7 +95,8 @@ def _kind_of_folder(url: str, params: Mapping[str, Any]) -> str | None:
         endings = Counter(os.path.splitext(one.name)[1].lower() for one in first)
     if not endings:
         raise ReaderError(
-            f"'{url}' is no folder with files; check the bucket and the path, or name its reader ({_BY_NAME})"
+            f"'{url}' is no folder with files; check the bucket and the path, or name its reader. CSV, text, "
+            "RecordIO and VOC are read from disks alone: copy or mount them"
         )
     kinds = Counter({ending: count for ending, count in endings.items() if ending in _IN_FOLDERS})
     return _IN_FOLDERS[kinds.most_common(1)[0][0]] if kinds else None

@@ -395,7 +395,7 @@ def test_status_is_told_whatever_a_token_said(start):
     """Numbers and texts of a token may not fit the wire: who asks for the status must not suffer for it."""
     master: MasterThread = start()
     client = master.client()
-    client.call(register(size=1 << 61, records_per_shard=1 << 61, max_bad_records=5))
+    client.call(register(size=1 << 61, records_per_shard=1 << 61, num_epochs=2, max_bad_records=5))
     onlooker = Onlooker(client, "d")
     begun = json.loads(onlooker.snapshot())
     rest = [[0, 0, 1, (1 << 61) - 1], [1, 0, 0, 1 << 61]]

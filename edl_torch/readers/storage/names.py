@@ -17,6 +17,11 @@ def is_url(data: str) -> bool:
     return _URL.match(data) is not None
 
 
+def is_web(url: str) -> bool:
+    """Whether a web server has it."""
+    return url.lower().startswith(("http://", "https://"))
+
+
 def refuse_secrets(url: str) -> None:
     """Raise InvalidArgument for a URL that has a password or a query, which may be a signature, in it."""
     if _PASSWORD.search(url):

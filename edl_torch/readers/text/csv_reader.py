@@ -18,6 +18,7 @@ from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, Reader
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import arguments
+from edl_torch.readers.storage import is_url
 from edl_torch.readers.text.csv_values import (
     CsvDialect,
     CsvLayout,
@@ -179,7 +180,7 @@ class CsvReader(TextFilesReader):
         """Constructor arguments for a `.csv` or `.tsv` file (or with `.gz`), or a folder of nothing else."""
         if given.keys() & _MANIFEST_ONLY:
             return None
-        return {"data": data} if _FINDER.is_all_of(data) else None
+        return {"data": data} if not is_url(data) and _FINDER.is_all_of(data) else None
 
     def _records(self, source: TextSource, start: int, block: Gathered) -> Iterator[Any]:
         """By Arrow if it is there and nothing is wrong; it and the parser of rows agree."""

@@ -32,6 +32,7 @@ from edl_torch.readers.shared.files import (
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import below, blocks, listing
 from edl_torch.readers.shared.mapped import MappedArrays, cached_index, index_place, write_arrays
+from edl_torch.readers.storage import is_url
 from edl_torch.readers.text.csv_values import check_encoding
 from edl_torch.readers.text.row_index import (
     CHUNK_BYTES,
@@ -360,7 +361,7 @@ class TextReader(TextFilesReader):
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Constructor arguments for a text file by its suffix (or with `.gz`), or a folder of those."""
-        return {"data": data} if _FINDER.is_all_of(data) else None
+        return {"data": data} if not is_url(data) and _FINDER.is_all_of(data) else None
 
     def _record(self, source: TextSource, number: int, line: bytes) -> str | bytes:
         data = line.rstrip(self._line_ends)
