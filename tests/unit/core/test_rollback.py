@@ -546,3 +546,13 @@ def test_a_report_that_was_never_answered_does_not_count_for_one_of_a_later_line
     job.master.restart(version)
     with pytest.raises(JournalWentBack, match="answer to report 1"):
         one.lease()
+
+
+def test_two_starts_on_one_journal_become_unlike_ledgers_for_the_same_reason() -> None:
+    found = set()
+    for nonce in (5, 6):
+        dispatcher = Dispatcher(ledger_id="L")
+        dispatcher.rollback.begin_again(nonce)
+        dispatcher.rollback.suspend("a reason")
+        found.add(dispatcher.ledger_id)
+    assert len(found - {"L"}) == 2
