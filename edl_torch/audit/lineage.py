@@ -85,6 +85,7 @@ class Lineage:
     quarantined: Reports
     repeated: Reports  # that the loop had, without an outcome from that; `answers` says why, as a `Kind`
     uncounted: list[tuple[int, int, int]]  # place of the log, line, records that were reported in vain
+    padding: list[tuple[int, int, int]]  # place of the log, line, padding batches that a step used
     changed: list[tuple[int, int, str]]  # place of the log, line, what of the data
     remainders: Intervals
     batch_size: int  # the largest of its trainers
@@ -294,6 +295,7 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int
         quarantined=quarantined,
         repeated=Reports.join([_reports(one, coordinates, one[2].repeated) for one in placed]),
         uncounted=[(place, line, n) for place, _, chapter in placed for n, line in chapter.uncounted],
+        padding=[(place, line, n) for place, _, chapter in placed for n, line in chapter.padding],
         changed=[(place, line, said) for place, _, chapter in placed for said, line in chapter.changed],
         remainders=covered(remainders.starts, remainders.ends),
         batch_size=max(chapter.batch_size for _, _, chapter in placed),

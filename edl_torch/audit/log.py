@@ -38,6 +38,7 @@ from edl_torch.trainer.vocabulary import (
     Granted,
     Joined,
     ModelSeen,
+    PaddingLearnt,
     Refused,
     Reporting,
     Restored,
@@ -204,6 +205,9 @@ class AuditLog:
             case DataChanged(said=said):
                 if self._part:
                     self._event("changed", said=said)
+            case PaddingLearnt(batches):
+                if self._part:
+                    self._event("padding", batches=batches)
             case Uncounted(records):
                 if records and self._leases:  # without a lease a restore has made all of it void
                     self._event("uncounted", records=records)

@@ -61,6 +61,7 @@ class Part:
     several: Intervals  # an optimizer stepped on them more than once
     late: Intervals
     uncounted: int  # records reported in vain, nobody knows which
+    padding: int  # padding batches that were trained on like any other
     changed: list[str]  # what of the data was changed while they were read
     ways: Mapping[Evidence, int]  # how the records came to be acknowledged that have their outcome from here
     doubt: str = ""
@@ -125,6 +126,7 @@ def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
         several=records_of(repeated.answered(Kind.SEVERAL)) & trained,
         late=_late(reported, required),
         uncounted=sum(n for place, at, n in lineage.uncounted if at < question.left.get(place, at + 1)),
+        padding=sum(n for place, at, n in lineage.padding if at < question.left.get(place, at + 1)),
         changed=[said for place, at, said in lineage.changed if at < question.left.get(place, at + 1)],
         ways=_ways(acknowledged.at(acknowledged.answers != Answer.REFUSED), trained),
     )

@@ -127,6 +127,7 @@ class Chapter:
     remainders: list[ToldRun] = field(default_factory=list)
     repeated: list[ToldRun] = field(default_factory=list)  # that the loop had, and did not step on as counted
     uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
+    padding: list[tuple[int, int]] = field(default_factory=list)  # batches that a step used, line number
     changed: list[tuple[str, int]] = field(default_factory=list)  # what of the data, line number
     snapshots: list[Snapshot] = field(default_factory=list)
     segments: list[MixtureSegment] = field(default_factory=list)  # of a mixture, since it joined
@@ -301,6 +302,8 @@ class _LogReader:
                 self._chapters[-1].repeated.append(_told(values, line, Kind[kind.upper()]))
             case "changed":
                 self._chapters[-1].changed.append((str(values["said"]), line))
+            case "padding":
+                self._chapters[-1].padding.append((int(values["batches"]), line))
             case "uncounted":
                 self._chapters[-1].uncounted.append((int(values["records"]), line))
             case "remainder":

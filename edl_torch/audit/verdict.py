@@ -113,6 +113,7 @@ class Verdict:
     late: int  # reported, when the lease was another's
     counted: int  # acknowledged by counting: by reports on batches of several loader workers
     uncounted: int  # reported so, and trained on again, as the reports do not say which
+    padding: int  # padding batches that were trained on like any other: copies, nobody knows of which records
     unstepped: int  # acknowledged, though no step came on them, or none that had their gradients
     several: int  # that an optimizer stepped on more than once: chunks of a batch, or the batch again
     models: Models  # that learnt them
@@ -147,8 +148,8 @@ class Verdict:
     @property
     def exact(self) -> bool:
         """Whether no record was, or may have been, in a model that went on without being counted there."""
-        counts = (self.counted, self.uncounted, self.unstepped, self.inexact_tokens, self.unordered)
-        return not any((self.repeated, self.changed, *counts))
+        counts = (self.counted, self.uncounted, self.padding, self.unstepped, self.inexact_tokens)
+        return not any((self.repeated, self.changed, self.unordered, *counts))
 
     @property
     def outcome(self) -> Outcome:
@@ -299,6 +300,7 @@ def _judge(
         late=Intervals.union(part.late for part in parts).count,
         counted=ways[Evidence.COUNT],
         uncounted=sum(part.uncounted for part in parts),
+        padding=sum(part.padding for part in parts),
         unstepped=ways[Evidence.UNSTEPPED] + found.count("unlearnt"),
         several=Intervals.union(part.several for part in parts).count,
         models=models,

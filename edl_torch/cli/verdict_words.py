@@ -152,6 +152,12 @@ def inexact(verdict: Verdict) -> Iterator[str]:
             f"{verdict.uncounted} record(s) were reported so and read again: the reports do not say which. "
             f"ElasticDataLoader(dataset, …) does"
         )
+    if verdict.padding:
+        yield (
+            f"{verdict.padding} padding batch(es) were trained on like any other: copies of batches that "
+            f"count, whose records were learnt once more; nothing says which they are. Backpropagate "
+            f"loader.weigh(loss), and call loader.scale_gradients(optimizer) before each optimizer.step()"
+        )
     if verdict.unstepped:
         yield (
             f"{verdict.unstepped} record(s) were handed out after the last optimizer.step() of the job, or "

@@ -34,6 +34,7 @@ class Used(NamedTuple):
     again: bool  # on gradients that an earlier step had used
     back: list[Batch]  # on some of batches that went back
     several: list[Batch]  # on new gradients of batches that it had stepped on before
+    padding: int = 0  # on so many padding batches of which the loop has not asked what they weigh
 
 
 class _Change(Enum):
@@ -329,10 +330,11 @@ class Gradients:
             held.batches, held.perhaps = [], []
             return Used(False, back, [])
         several = [batch for batch in held.batches if batch in held.last]
+        padding = batches.take_unweighed([*held.batches, *held.perhaps]) if batches.unweighed else 0
         again = (held.again or held.is_used) and now is not _Change.OTHER and _any(held.hooked)
         held.last, held.batches, held.perhaps = held.batches or held.last, [], []
         held.again, held.is_used = False, True
-        return Used(again, back, several)
+        return Used(again, back, several, padding)
 
     def _is_gone(self, held: _Held, now: _Change) -> bool:
         """Whether an optimizer steps on no gradient, or on 0, where it can be seen.

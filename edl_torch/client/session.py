@@ -475,6 +475,8 @@ class Session:
             self.run(self.passes.learnt_again(used.back))
         if used.several:
             self.do(self.passes.learnt_in_several_steps, used.several)
+        if used.padding:
+            self.do(self.passes.learnt_from_padding, used.padding)
         if model is not None:
             if used.again:
                 self.doubt("again")

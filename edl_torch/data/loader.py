@@ -215,6 +215,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             self._peers,
             attached=lambda: [o for o in gradients.optimizers() if hasattr(o, "param_groups")],
             batches=session.passes,
+            weighs_padding=lambda gathered: session.do(session.passes.weigh_padding, gathered),
         )
         self._keeps_stepping = False
         self._lineage: int | None = None  # of the last pass

@@ -111,7 +111,8 @@ class Weights:
 
     `peers` are the ranks whose gradients the model's wrapper averages; None where one process trains alone.
     `attached` gives the optimizers whose windows begin before they are first scaled, `batches` says how often
-    a batch in hand failed, or was given back.
+    a batch in hand failed, or was given back. `weighs_padding` is called where the loop asks for the weight
+    of a batch that counts for nothing; with True where it is to know that of all batches that it has had.
     """
 
     def __init__(
@@ -120,10 +121,12 @@ class Weights:
         *,
         attached: Callable[[], Iterable[torch.optim.Optimizer]] = tuple,
         batches: LoopBatches | None = None,
+        weighs_padding: Callable[[bool], object] = bool,
     ) -> None:
         self._peers = peers
         self._attached = attached
         self._batches = batches or NoBatches()
+        self._weighs_padding = weighs_padding
         self._seen = self._batches.discarded
         self._windows = GradientWindows()
         self._batch = 0
@@ -142,6 +145,8 @@ class Weights:
         """Records of the batch in hand; 0 for a padding batch, or one that has failed."""
         self._notice_discarded()
         self._heeded = True
+        if not self._own:
+            self._weighs_padding(False)
         return self._own
 
     def step(self, own: int) -> None:
@@ -186,6 +191,7 @@ class Weights:
         self._weighed = self._heeded = self._weighs = True
         if not self._own:
             weight = 0.0
+            self._weighs_padding(False)
         # `where`, not a product: 0 times NaN is NaN. On the way back it is so again, and leaves are masked.
         weighed = (
             loss * weight if weight else torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)
@@ -218,6 +224,8 @@ class Weights:
         Every rank calls it, with the same optimizers: they add up what they have weighed.
         """
         self._notice_discarded()
+        if self._in_parts:
+            self._weighs_padding(True)  # on behalf of the last ranks of a pipeline, which alone weigh
         if self._peers is None:
             found = self._found(optimizers)
             for window, parameters in found:
@@ -227,11 +235,14 @@ class Weights:
             self._scale_together(self._peers, optimizers)
         self._windows.scaled(optimizers)
 
+    @property
+    def _in_parts(self) -> bool:
+        return self._peers is not None and self._peers.parts is not None
+
     def _found(
         self, optimizers: tuple[torch.optim.Optimizer, ...]
     ) -> list[tuple[GradientWindow, list[nn.Parameter]]]:
-        in_parts = self._peers is not None and self._peers.parts is not None  # the last of a pipeline weighs
-        if self._own and not self._weighed and not in_parts:
+        if self._own and not self._weighed and not self._in_parts:  # the last of a pipeline weighs
             raise InvalidArgument(
                 "scale_gradients() needs weighed losses: backpropagate loader.weigh(loss), not the loss "
                 "itself"

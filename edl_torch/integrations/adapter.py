@@ -33,8 +33,11 @@ def read_ahead(loader: ElasticDataLoader, lookahead: int | Literal["manual"] = "
 
 
 def records_read(loader: ElasticDataLoader) -> int:
-    """Return the records of the batch that was read last, and that no loop has got yet; 0 for padding."""
-    return loader.service.session.trainer.state.batches.ahead[-1].records
+    """Return the records of the batch that was read last, and that no loop has got yet; 0 for padding, which
+    the caller weighs."""
+    batches = loader.service.session.trainer.state.batches
+    loader.service.session.do(batches.weigh_padding, batches.ahead[-1])
+    return batches.ahead[-1].records
 
 
 def check_synchronous(loader: ElasticDataLoader, ranks: int, trains: str) -> None:

@@ -61,6 +61,8 @@ class Batches:
         self.ahead: deque[Batch] = deque()  # read, and not passed on; oldest first, as the next
         self.unfinished: deque[Batch] = deque()  # passed on, with records, and the loop is not done with them
         self.in_hand: Batch | None = None  # the one that the loop has; without a ticket once it has let go
+        # Padding batches of which the loop has not asked what they weigh, and no step is known that used them
+        self.unweighed: list[Batch] = []
         self.attached = False  # whether a step decides when a batch has been trained on
         self.insists = False  # whether the user says so: else an optimizer was seen to step, and may be gone
         self.settled = 0  # batches that were acknowledged, or put into quarantine
@@ -135,7 +137,10 @@ class Batches:
         """Hand out one more batch; without a ticket it is a padding batch."""
         self._newest += 1
         self._handed += 1
-        self.ahead.append(Batch(self._newest, ticket, holds))
+        batch = Batch(self._newest, ticket, holds)
+        self.ahead.append(batch)
+        if not ticket:
+            self.unweighed.append(batch)
         if self.lookahead is not None and len(self.ahead) > self.lookahead:
             self.pass_on()
 
@@ -150,6 +155,14 @@ class Batches:
             self.unfinished.append(batch)
         self.in_doubt = self.sees and bool(batch.ticket) and not batch.used
         return batch
+
+    def weigh_padding(self, batch: Batch | None) -> None:
+        """Note that somebody knows that a batch, if it is a padding batch, weighs nothing."""
+        self.unweighed = [other for other in self.unweighed if other is not batch]
+
+    def weigh_gathered(self) -> None:
+        """Note that the loop knows what each batch weighs that it was passed."""
+        self.unweighed = [batch for batch in self.unweighed if batch.number > self._passed]
 
     def asked(self) -> None:
         """Note that somebody asks for a batch: the loop, where no wrapper tells when it does."""
@@ -209,6 +222,7 @@ class Batches:
             batch.went_back = True
         self.unfinished = deque(batch for batch in self.unfinished if batch not in batches)
         self.ahead = deque(batch for batch in self.ahead if batch not in batches)
+        self.unweighed = [batch for batch in self.unweighed if batch not in batches]
         self._handed = max(0, self._handed - len(batches))
         self.in_hand, self.in_doubt = Batch(self._passed), False
         self._forget_nobody()
@@ -218,7 +232,7 @@ class Batches:
         held = [Batch(batch.number) for batch in self.ahead] if self.is_told else []
         self.take_back([*self.unfinished, *self.ahead])
         self.ahead.extend(held)
-        self.in_hand = None
+        self.in_hand, self.unweighed = None, []
 
     # Passes -----------------------------------------------------------------------------------------------
 
@@ -235,6 +249,8 @@ class Batches:
             self.pass_on()
         self._let_go()
         self.ended = False
+        if not self.attached:
+            self.unweighed = []  # no step will say what became of them
         self._handed = self._unstepped = 0
         self._in_pass.clear()
         self._expected = set(self._names)
@@ -295,6 +311,18 @@ class Batches:
         if not self.unfinished:
             self._stepped.pop(_NOBODY, None)
         self.attached = bool(self._stepped)
+
+    def take_unweighed(self, used: list[Batch]) -> int:
+        """Take the padding batches that a step has used. Returns how many of them nobody has weighed.
+
+        Where gradients cannot be seen these are all that the loop was passed.
+        """
+        before = len(self.unweighed)
+        if self.sees:
+            self.unweighed = [batch for batch in self.unweighed if batch not in used]
+        else:
+            self.weigh_gathered()
+        return before - len(self.unweighed)
 
     def stepped(self, number: int, *, before_hand: bool = False) -> None:
         """Note that optimizer `number` stepped; with `before_hand` on what came before the batch in hand."""

@@ -20,6 +20,7 @@ from edl_torch.trainer.vocabulary import (
     LOOP,
     Evidence,
     Loop,
+    PaddingLearnt,
     Procedure,
     Run,
     StepShown,
@@ -156,6 +157,18 @@ class ElasticPasses:
             self._state.facts.append(StepShown(what="several", runs=_runs_with_slices(new)))
         for batch in new:
             batch.several = True
+
+    def learnt_from_padding(self, batches: int) -> None:
+        """Note that a step used so many padding batches of which the loop had not asked what they weigh."""
+        self._state.facts.append(PaddingLearnt(batches))
+
+    def weigh_padding(self, gathered: bool) -> None:
+        """Note that the loop knows what the batch in hand weighs, or all `gathered` that it was passed."""
+        batches = self._state.batches
+        if gathered:
+            batches.weigh_gathered()
+        else:
+            batches.weigh_padding(batches.in_hand)
 
     def lose_gradients(self, batches: Iterable[Batch]) -> Procedure[None]:
         """Note that the gradients of batches that wait for a step were thrown away."""

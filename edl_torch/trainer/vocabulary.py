@@ -335,6 +335,16 @@ class StepShown:
 
 
 @dataclass(frozen=True, slots=True)
+class PaddingLearnt:
+    """A step used so many padding batches as if they counted: the loop never asked what they weigh.
+
+    They are copies of batches that this trainer, or another one, has in its own right.
+    """
+
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Uncounted:
     """So many records were reported and are given back, as nobody can say which ones they are."""
 
@@ -407,6 +417,7 @@ AuditFact = (
     | Dropped
     | Voided
     | StepShown
+    | PaddingLearnt
     | Uncounted
     | TokenTaken
     | Restored

@@ -1,9 +1,9 @@
 """A rank of a DDP job over gloo whose model remembers; torchrun starts it.
 
-    torchrun … ddp_counts.py FOLDER view|copy keep|zero
+    torchrun … ddp_counts.py FOLDER view|copy keep|zero|unweighed
 
 It gathers three batches for a step, all but the last in `no_sync()`; `view` lets gradients be views of DDP's
-buckets, `zero` makes them 0 before each batch, which is wrong.
+buckets. `zero` makes them 0 before each batch, `unweighed` trains on padding batches: both are wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ def main(folder: Path, gradients: str, before: str) -> None:
     model = DistributedDataParallel(Counts(), gradient_as_bucket_view=gradients == "view")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with ElasticDataLoader(
-        torch.arange(RECORDS), batch_size=4, shuffle=True, synchronous=True, audit_dir=folder / "audit"
+        torch.arange(RECORDS),
+        batch_size=4,
+        records_per_shard=4,  # an odd number of batches: two ranks never have equally many
+        shuffle=True,
+        synchronous=True,
+        audit_dir=folder / "audit",
     ) as loader:
         loader.attach(optimizer)
         for _ in loader.epochs():
@@ -52,7 +57,8 @@ def main(folder: Path, gradients: str, before: str) -> None:
                 if before == "zero":
                     optimizer.zero_grad(set_to_none=False)
                 with nullcontext() if number % EVERY == 0 else model.no_sync():
-                    (model(batch) * bool(loader.weight) * ranks).backward()
+                    counts = before == "unweighed" or bool(loader.weight)
+                    (model(batch) * counts * ranks).backward()
                 if number % EVERY == 0:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
                     optimizer.step()

@@ -20,6 +20,15 @@ def test_each_optimizer_scales_by_the_records_of_all_ranks_in_its_window(every: 
     run(Ranks(data=UNEQUAL, every=every))
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("every", [(1,), (2,), (2, 3)])
+def test_a_loop_that_does_not_weigh_learns_from_padding_and_proves_nothing(
+    every: tuple[int, ...], lookahead: int
+) -> None:
+    """What a rank learns from a padding batch it learns twice, which `run` compares with the verdict."""
+    run(Ranks(data=UNEQUAL, every=every, weighed=False, flush=not lookahead, lookahead=lookahead))
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_batch_in_hand_when_all_ranks_left_is_not_in_the_gradient(every: int) -> None:
     run(Ranks(data=UNEQUAL, every=(every,), leave=1))

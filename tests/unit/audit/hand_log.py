@@ -15,6 +15,7 @@ from edl_torch.trainer.vocabulary import (
     Granted,
     Joined,
     ModelSeen,
+    PaddingLearnt,
     Refused,
     Reporting,
     Restored,
@@ -78,6 +79,9 @@ class HandLog(AuditLog):
 
     def uncounted(self, records: int) -> None:
         self.write(Uncounted(records))
+
+    def padding(self, batches: int) -> None:
+        self.write(PaddingLearnt(batches))
 
     def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0, half_stepped: int = 0) -> None:
         self.write(TokenTaken(token=token, exact=exact, uncounted=uncounted, half_stepped=half_stepped))

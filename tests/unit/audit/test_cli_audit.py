@@ -177,6 +177,7 @@ def test_what_keeps_a_verdict_from_being_proven_is_said_with_its_remedy(job) -> 
         late=1,
         counted=1,
         uncounted=1,
+        padding=1,
         unstepped=1,
         unordered=("a", "b"),
         changed=("the values are others than then",),
@@ -185,7 +186,7 @@ def test_what_keeps_a_verdict_from_being_proven_is_said_with_its_remedy(job) -> 
     lines = [*inexact(told), *undecided(told)]
     for known_by in STRENGTHS[:-1]:
         lines += [line for line in grounds(replace(verdict, known_by=known_by)) if line.startswith("data: ")]
-    assert len(lines) == 6 + 1 + 5
+    assert len(lines) == 7 + 1 + 5
     for line in lines:
         for reason in line.split("; ") if "may have been trained" in line else [line]:
             assert any(remedy in reason for remedy in REMEDIES) or "given: what" in reason, reason

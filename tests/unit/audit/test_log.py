@@ -188,12 +188,14 @@ def test_what_the_loop_had_is_written_once_before_it_is_given_back(log):
 def test_what_the_master_took_back_is_written_unless_a_restore_made_it_void_before(log):
     log.void([(7, 2, 4)])
     log.uncounted(3)
+    log.padding(2)
     log.restored(None, lineage=2)
     log.void([(7, 4, 6)])
     log.uncounted(2)
     first, second = only(log).chapters
     assert [(item.start, item.upto, item.kind) for item in first.repeated] == [(2, 4, Kind.VOID)]
     assert [records for records, _ in first.uncounted] == [3]
+    assert ([batches for batches, _ in first.padding], second.padding) == ([2], [])
     assert (second.repeated, second.uncounted, second.before) == ([], [], 1)
 
 

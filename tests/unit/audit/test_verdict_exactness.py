@@ -67,6 +67,20 @@ def test_a_verdict_says_how_many_were_acknowledged_in_which_way(tmp_path, capsys
     )
 
 
+def test_padding_batches_that_a_step_used_unweighed_are_not_exact(tmp_path, capsys):
+    writer = Writer(tmp_path)
+    writer.whole(1, 0)
+    writer.log.padding(2)
+    writer.whole(2, 1)
+    writer.log.padding(1)
+    verdict = one(tmp_path)
+    assert (verdict.outcome, verdict.padding, verdict.repeated) == (Outcome.INEXACT, 3, 0)
+    assert main(["audit", str(tmp_path)]) == 3
+    said = capsys.readouterr().out
+    assert "3 padding batch(es) were trained on like any other" in said
+    assert "loader.weigh(loss)" in said
+
+
 def test_counted_records_are_not_exact_and_are_counted(tmp_path, capsys):
     writer = Writer(tmp_path)
     writer.whole(1, 0)

@@ -343,6 +343,35 @@ def test_an_optimizer_that_steps_first_after_the_last_batch_has_stepped() -> Non
     assert steps.all_step
 
 
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_step_has_used_the_padding_batches_that_it_was_seen_to_or_all_where_nothing_is_seen(
+    sees: bool,
+) -> None:
+    batches = Batches()
+    batches.sees = sees
+    batches.hand()
+    first = batches.in_hand
+    assert first is not None
+    batches.hand()
+    assert batches.take_unweighed([first]) == (1 if sees else 2)
+    assert batches.take_unweighed([first]) == 0  # said once
+
+
+def test_padding_batches_that_were_weighed_or_went_back_are_in_no_step_as_if_they_counted() -> None:
+    batches = Batches(lookahead=None)
+    for _ in range(4):
+        batches.hand()
+    batches.pass_on()
+    batches.weigh_padding(batches.in_hand)
+    batches.pass_on()
+    batches.weigh_gathered()
+    batches.take_back([batches.ahead[0]])
+    (left,) = batches.unweighed
+    assert left is batches.ahead[0]
+    batches.weigh_padding(left)
+    assert batches.take_unweighed([left]) == 0
+
+
 def test_padding_batches_are_no_reading_ahead() -> None:
     """Five batches and three padding batches make two windows of four; a third ends after the last batch."""
     steps = Steps()
