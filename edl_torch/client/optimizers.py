@@ -214,12 +214,16 @@ class Optimizers:
         """Attach an optimizer that is about to step on the batch in hand, where none is attached."""
         if self._gone:
             self._let_go()
-        if self._attached or optimizer in self._detached or not self._session.has_the_batch:
+        if self._attached or optimizer in self._detached:
+            return
+        if self._session.has_padding and _trains(named) and _has_gradients(optimizer):
+            self._session.stepped_on_padding()
+        if not self._session.has_the_batch:
             return
         reached, hand = self._others.get(optimizer), self._session.trainer.state.batches.in_hand
         if reached is not None and hand is not None and reached[0] != hand.number:
             return  # what its gradients hold came before
-        if _trains(named) and any(parameter.grad is not None for parameter in trained(optimizer)):
+        if _trains(named) and _has_gradients(optimizer):
             self._attach(optimizer, insists=False)
             name, dataset = type(optimizer).__name__, self._session.description.name
             log.info("dataset=%s optimizer=%s steps on its batches, which count at its steps", dataset, name)
@@ -306,6 +310,10 @@ def _told(method: Callable[[Any, Mapping[str, Any]], None]) -> Callable[..., Non
     # The hook of a compiled step is compiled, with all that it calls.
     hook: Callable[..., None] = torch.compiler.disable(told)  # type: ignore[no-untyped-call]
     return hook
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    return any(parameter.grad is not None for parameter in trained(optimizer))
 
 
 def _trains(named: Mapping[str, Any]) -> bool:

@@ -322,6 +322,23 @@ class Session:
         return tuple(found)
 
     @property
+    def has_padding(self) -> bool:
+        """Whether a loop of the calling thread that trains has a padding batch in hand, and has not asked what
+        it weighs."""
+        batches = self.trainer.state.batches
+        return (
+            bool(batches.unweighed)
+            and batches.in_hand in batches.unweighed
+            and self.loop_thread == get_ident()
+            and self.description.task_type is TaskType.TRAINING
+            and not (self.closed or self._abandoned)
+        )
+
+    def stepped_on_padding(self) -> None:
+        """Note a step, with the padding batch in hand, of an optimizer that is not attached."""
+        self.do(self.passes.learnt_from_padding, self.trainer.state.batches.take_unweighed([]))
+
+    @property
     def has_the_batch(self) -> bool:
         """Whether a loop of the calling thread has a batch of this session's to train on, and of no other's;
         one that trains has some from the beginning of its pass to the end."""

@@ -29,6 +29,14 @@ def test_a_loop_that_does_not_weigh_learns_from_padding_and_proves_nothing(
     run(Ranks(data=UNEQUAL, every=every, weighed=False, flush=not lookahead, lookahead=lookahead))
 
 
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_rank_that_has_padding_alone_learns_from_it(attached: bool) -> None:
+    """Where no optimizer was attached, none attaches itself: it has no batch of its own to step on."""
+    data = Data(records=1, batch_size=1)
+    assert run(Ranks(data=data, attached=attached, weighed=False)) is None
+    assert run(Ranks(data=data, attached=attached)) == ("" if attached else None)
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_batch_in_hand_when_all_ranks_left_is_not_in_the_gradient(every: int) -> None:
     run(Ranks(data=UNEQUAL, every=(every,), leave=1))
