@@ -323,8 +323,8 @@ class Session:
 
     @property
     def has_padding(self) -> bool:
-        """Whether a loop of the calling thread that trains has a padding batch in hand, and has not asked what
-        it weighs."""
+        """Whether a loop of the calling thread that trains has a padding batch in hand of which it has not
+        asked what it weighs."""
         batches = self.trainer.state.batches
         return (
             bool(batches.unweighed)
