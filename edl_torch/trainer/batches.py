@@ -32,9 +32,7 @@ class Batch:
     used: bool = False  # a step of an attached optimizer was on a gradient of it, as far as that was seen
     went_back: bool = False  # it comes again, also where its gradient stays
     several: bool = False  # optimizers stepped on it more than once, each time on new gradients
-    given_back: Batch | None = (
-        None  # what the loop has given back and still has, in the place of which this is
-    )
+    given_back: Batch | None = None  # this is in its place: the loop gave that one back, and still has it
 
     @property
     def records(self) -> int:
@@ -207,7 +205,7 @@ class Batches:
         return batch.ticket
 
     def take_back(self, batches: list[Batch], *, by_loop: bool = False) -> None:
-        """Forget batches that go back, the one in hand among them; `by_loop` says that the loop still has it."""
+        """Forget batches that go back, the one in hand among them, which the loop still has: `by_loop`."""
         for batch in batches:
             batch.went_back = True
         self.unfinished = deque(batch for batch in self.unfinished if batch not in batches)
