@@ -332,7 +332,7 @@ def shows(parameters: Iterable[Parameter]) -> Callable[[C], C]:
         init.__signature__ = signature.replace(parameters=shown)
         if kind.__doc__ is not None and DatasetOptions.__doc__ is not None:  # not with python -OO
             options = DatasetOptions.__doc__.partition("Args:\n")[2].rstrip() + "\n"
-            kind.__doc__ = re.sub(r" *options: .*\n", lambda _: options, kind.__doc__)
+            kind.__doc__ = re.sub(r"(?m)^ *options: .*\n", lambda _: options, kind.__doc__)
         return kind
 
     return decorate

@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,9 @@ import preloaded
 import pytest
 from master_kit import EDL, MasterProcess
 from mixture_process import RECORDS, SIZES, WEIGHTS
-from test_mixtures import Book, Found
+from test_mixtures import Book, Found, loader, records_of
 
+from edl_torch.cli.main import main
 from edl_torch.errors import MasterUnavailable
 from edl_torch.testing import wait_until
 
@@ -74,15 +76,8 @@ class Job:
         wait_until(reached, timeout_s=60)
 
     def set_weights(self, weights: dict[str, float]) -> None:
-        given = [f"{name}={weight}" for name, weight in weights.items()]
-        said = subprocess.run(
-            [*EDL, "weights", "--addr", self.master.address, *given],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert said.returncode == 0, said.stderr
-        self.starts.append(int(said.stdout.partition("from index ")[2].partition(" ")[0].replace(",", "")))
+        with self.master.client() as client:
+            self.starts.append(client.set_weights("training", weights, key=uuid.uuid4().hex).start)
 
     def printed(self, number: int) -> Counter[Found]:
         found: Counter[Found] = Counter()
@@ -118,7 +113,7 @@ def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
     noise.shuffle(events)
     changes = iter(CHANGES)
     for number, event in enumerate(events, 1):
-        job.wait_for(number * 1100)
+        job.wait_for(number * 800)
         if event == "weights":
             job.set_weights(next(changes))
         elif event == "trainer":
@@ -146,3 +141,25 @@ def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
     status, said = job.audit()
     assert (status, said["verdict"]) == (4, "DELIVERED"), said
     assert SIZES  # of the trainers, as the book has them
+
+
+def test_the_command_line_gives_it_other_weights(
+    start_master: Callable[..., MasterProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    master = start_master()
+    with loader(master_client=master.client(), records_per_shard=20) as one:
+        loop = iter(one)
+        found = records_of(one, next(loop))
+        where = ["--addr", master.address]
+        assert main(["weights", *where, "web=1", "code=1"]) == 2
+        assert "math: no weight" in capsys.readouterr().err
+        assert main(["weights", *where, "web=1", "code=1", "math=x"]) == 2
+        assert "'math=x' is no weight" in capsys.readouterr().err
+        assert main(["weights", *where, "web=1", "code=1", "math=2"]) == 0
+        said = capsys.readouterr().out
+        start = int(said.partition("from index ")[2].partition(" ")[0])
+        assert said == f"training: code 1, math 2, web 1 from index {start} on, in parts of 4\n"
+        found += [record for batch in loop for record in records_of(one, batch)]
+    book = Book(WEIGHTS).upto(start)
+    book.weigh({"web": 1, "code": 1, "math": 2})
+    assert found == book.upto(1000).found

@@ -191,9 +191,12 @@ class Program(Value):
         """Whether what is gathered can be told from what was made 0: else it is not proven, by decision 0056.
 
         What the loop writes into gradients is looked at when the next batch comes, and a wrapper that does
-        not tell has the last ones when none comes any more.
+        not tell has the last ones when none comes any more; of one that reads further ahead nobody can say
+        which batch it has. A loop that reports counts by its own word.
         """
-        return not (self.clips and self.lookahead and not self.told)
+        if self.has(Kind.REPORT):
+            return False
+        return self.told or not self.lookahead or (self.lookahead == 1 and not self.clips)
 
     @property
     def is_left_early(self) -> bool:

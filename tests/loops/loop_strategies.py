@@ -132,7 +132,8 @@ def elastic_programs(
     ):  # else both passes may be in one step, as of two losses
         kinds += [Kind.AGAIN]
     if not (program.freezes or scaler):
-        kinds += [Kind.FAILS]
+        if len(program.attached) == len(program.optimizers):
+            kinds += [Kind.FAILS]  # else it may be in the first batch, before the optimizer attaches itself
         kinds += [Kind.RETRIES] * (not program.in_place)  # whether a part was made 0 there is not known
     return _with_incidents(draw, program, kinds)
 

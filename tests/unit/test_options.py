@@ -53,4 +53,5 @@ def test_who_gives_them_sees_each_with_its_default_and_what_it_does(kind: type) 
     for name, hint in keywords.items():
         assert {*(get_args(hint) or [hint])} - {type(None)} == {hints[name]}
         assert shown[name].default in (None, OPTIONS[name].default)
-        assert f"        {name}: " in (inspect.getdoc(kind) or "").replace("\n    ", "\n        ")
+        words = (inspect.getdoc(kind) or "").replace("\n    ", "\n        ")
+        assert words.count(f"\n        {name}: ") == 1, f"{name} is said once"
