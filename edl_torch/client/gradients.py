@@ -133,7 +133,7 @@ class Gradients:
         self._batches = trainer.state.batches
         self._held: dict[int, _Held] = {}  # by the optimizer's number
         # Of the optimizer that was detached last: its parameters, which this does not keep alive, and batches
-        self._former: tuple[list[weakref.ref[Any]], list[Batch]] = [], []
+        self._former: tuple[list[weakref.ref[Any]], list[Batch], bool] = [], [], False
 
     def __repr__(self) -> str:
         return f"<Gradients of {[type(optimizer).__name__ for optimizer in self.optimizers()]}>"
@@ -147,12 +147,13 @@ class Gradients:
         """
         held, parameters = _Held(weakref.ref(optimizer)), trained(optimizer)
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
-        former, left = self._former
-        others = [(trained(other.optimizer()), other.batches) for other in self._held.values()]
-        for theirs, batches in [*others, ([parameter() for parameter in former], left)]:
+        former, left, was_used = self._former
+        others = [(trained(o.optimizer()), o.batches, o.is_used) for o in self._held.values()]
+        for theirs, batches, is_used in [*others, ([parameter() for parameter in former], left, was_used)]:
             if not mine.isdisjoint(map(id, theirs)):
                 held.batches += [batch for batch in batches if batch not in held.batches]
-        self._held[number], self._former = held, ([], [])
+                held.is_used |= is_used
+        self._held[number], self._former = held, ([], [], False)
         self._hook(held, some([*filter(has_place, parameters)], HOOKED))
         if self.reduced:
             self._look_before(held)
@@ -185,7 +186,8 @@ class Gradients:
         """Look at parameters of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            self._former = [weakref.ref(parameter) for parameter in trained(held.optimizer())], held.batches
+            parameters = [weakref.ref(parameter) for parameter in trained(held.optimizer())]
+            self._former = parameters, held.batches, held.is_used
             for hook in held.hooks:
                 hook.remove()
         self.look()

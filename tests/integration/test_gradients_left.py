@@ -344,3 +344,23 @@ def test_optimizers_that_share_a_parameter_which_one_alone_trains_step_once_on_a
             second.zero_grad()
     assert not model.wrong()
     assert (verdict_of(tmp_path).proven, verdict_of(tmp_path).several) == (True, 0)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after detach", "before detach"])
+def test_an_optimizer_that_takes_over_steps_on_a_gradient_that_was_used(first: bool, tmp_path: Path) -> None:
+    model = Counts()
+    old, new = sgd(model), sgd(model)
+    with loader_of(tmp_path, old) as loader:
+        for number, batch in enumerate(loader):
+            old.zero_grad()
+            model(batch).backward()
+            old.step()
+            if number == 5:
+                if first:
+                    loader.attach(new)
+                loader.detach(old)
+                loader.attach(new)
+                new.step()
+                old = new
+    assert model.wrong() == 5
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
