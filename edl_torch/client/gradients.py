@@ -33,7 +33,7 @@ class Used(NamedTuple):
 
     again: bool  # on gradients that an earlier step had used
     back: list[Batch]  # on some of batches that went back
-    several: list[Batch]  # on new gradients of batches that it had stepped on before
+    several: list[Batch]  # that it, or another with a parameter of its, had stepped on
     padding: int = 0  # on so many padding batches of which the loop has not asked what they weigh
 
 
@@ -132,7 +132,7 @@ class Gradients:
         self._batches = trainer.state.batches
         self._held: dict[int, _Held] = {}  # by the optimizer's number
         # Of the optimizer that was detached last: its parameters, which this does not keep alive, and batches
-        self._former: tuple[list[weakref.ref[Any]], list[Batch]] = [], []
+        self._former: tuple[list[weakref.ref[Any]], list[Batch], bool] = [], [], False
 
     def __repr__(self) -> str:
         return f"<Gradients of {[type(optimizer).__name__ for optimizer in self.optimizers()]}>"
@@ -146,12 +146,13 @@ class Gradients:
         """
         held, parameters = _Held(weakref.ref(optimizer)), trained(optimizer)
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
-        former, left = self._former
-        others = [(trained(other.optimizer()), other.batches) for other in self._held.values()]
-        for theirs, batches in [*others, ([parameter() for parameter in former], left)]:
+        former, left, was_used = self._former
+        others = [(trained(o.optimizer()), o.batches, o.is_used) for o in self._held.values()]
+        for theirs, batches, is_used in [*others, ([parameter() for parameter in former], left, was_used)]:
             if not mine.isdisjoint(map(id, theirs)):
                 held.batches += [batch for batch in batches if batch not in held.batches]
-        self._held[number], self._former = held, ([], [])
+                held.is_used |= is_used
+        self._held[number], self._former = held, ([], [], False)
         self._hook(held, some([*filter(has_place, parameters)], HOOKED))
         if self.reduced:
             self._look_before(held)
@@ -184,7 +185,8 @@ class Gradients:
         """Look at parameters of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            self._former = [weakref.ref(parameter) for parameter in trained(held.optimizer())], held.batches
+            parameters = [weakref.ref(parameter) for parameter in trained(held.optimizer())]
+            self._former = parameters, held.batches, held.is_used
             for hook in held.hooks:
                 hook.remove()
         self.look()
@@ -233,10 +235,12 @@ class Gradients:
         """Note that a gradient of the batch in hand is in an optimizer's parameters."""
         batches = self._batches
         batches.in_doubt = held.is_used = False
-        if batches.ended:
-            held.batches += [batch for batch in batches.in_training() if batch not in held.batches]
-        elif batches.in_hand is not None and batches.in_hand not in held.batches:
-            held.batches.append(batches.in_hand)
+        found = batches.in_training() if batches.ended else filter(None, [batches.in_hand])
+        for batch in found:
+            if batch.given_back is not None and not self.reduced:  # ranks go on in step, with a loss of 0
+                batch = batch.given_back
+            if batch not in held.batches:
+                held.batches.append(batch)
 
     def mark(self) -> None:
         """Note what is there as a batch comes to the loop. Called for each batch."""
@@ -329,12 +333,20 @@ class Gradients:
         if skipped:
             held.batches, held.perhaps = [], []
             return Used(False, back, [])
-        several = [batch for batch in held.batches if batch in held.last]
+        several = [batch for batch in held.batches if batch in held.last or self._has_learnt(held, batch)]
         padding = batches.take_unweighed([*held.batches, *held.perhaps]) if batches.unweighed else 0
         again = (held.again or held.is_used) and now is not _Change.OTHER and _any(held.hooked)
         held.last, held.batches, held.perhaps = held.batches or held.last, [], []
         held.again, held.is_used = False, True
         return Used(again, back, several, padding)
+
+    def _has_learnt(self, held: _Held, batch: Batch) -> bool:
+        """Whether the last step of another optimizer that trains a parameter of this one was on a batch."""
+        others = [other for other in self._held.values() if other is not held and batch in other.last]
+        if not others:
+            return False
+        mine = {id(parameter) for parameter in trained(held.optimizer()) if parameter.grad is not None}
+        return any(not mine.isdisjoint(map(id, trained(other.optimizer()))) for other in others)
 
     def _is_gone(self, held: _Held, now: _Change) -> bool:
         """Whether an optimizer steps on no gradient, or on 0, where it can be seen.

@@ -210,25 +210,25 @@ class Optimizers:
         if self._session.model is not None:
             self._session.model.kept.pop(number, None)
 
-    def _any_steps(self, optimizer: Any, named: Mapping[str, Any]) -> None:
-        """Attach an optimizer that is about to step on the batch in hand, where none is attached."""
+    def _any_steps(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Attach an optimizer that is about to step on the batch in hand, where none is attached.
+
+        Its parameters have a gradient, or get it inside of the step, from a closure.
+        """
         if self._gone:
             self._let_go()
-        if self._attached or optimizer in self._detached:
+        if self._attached or optimizer in self._detached or not self._session.has_the_batch:
             return
-        if self._session.has_padding and _trains(named) and _has_gradients(optimizer):
-            self._session.stepped_on_padding()
-        if not self._session.has_the_batch:
-            return
+        has_closure = callable(named.get("closure", arguments[1] if len(arguments) > 1 else None))
         reached, hand = self._others.get(optimizer), self._session.trainer.state.batches.in_hand
-        if reached is not None and hand is not None and reached[0] != hand.number:
+        if reached is not None and hand is not None and reached[0] != hand.number and not has_closure:
             return  # what its gradients hold came before
-        if _trains(named) and _has_gradients(optimizer):
+        if _trains(named) and (has_closure or _has_gradients(optimizer)):
             self._attach(optimizer, insists=False)
             name, dataset = type(optimizer).__name__, self._session.description.name
             log.info("dataset=%s optimizer=%s steps on its batches, which count at its steps", dataset, name)
 
-    def _any_stepped(self, optimizer: Any, named: Mapping[str, Any]) -> None:
+    def _any_stepped(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Note an optimizer that is not attached, and steps on batches of this loader."""
         if self._mine == id(optimizer) or self._is_inside(optimizer):
             return
@@ -236,6 +236,9 @@ class Optimizers:
             if self._session.model is not None:
                 self._session.model.may_be_written()
             return
+        is_unknown = not self._attached and optimizer not in self._detached
+        if is_unknown and self._session.has_padding and _trains(named) and _has_gradients(optimizer):
+            self._session.stepped_on_padding()
         batches = self._session.trainer.state.batches
         reached = self._others.get(optimizer)
         if reached is None:
@@ -296,7 +299,7 @@ def _that_steps(optimizer: Any) -> Any:
     return optimizer
 
 
-def _told(method: Callable[[Any, Mapping[str, Any]], None]) -> Callable[..., None]:
+def _told(method: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> Callable[..., None]:
     """Return a hook of all optimizers that calls a method, and does not keep its object alive."""
     import torch
 
@@ -305,7 +308,7 @@ def _told(method: Callable[[Any, Mapping[str, Any]], None]) -> Callable[..., Non
     def told(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
         alive = reference()
         if alive is not None:
-            alive(optimizer, named)
+            alive(optimizer, arguments, named)
 
     # The hook of a compiled step is compiled, with all that it calls.
     hook: Callable[..., None] = torch.compiler.disable(told)  # type: ignore[no-untyped-call]

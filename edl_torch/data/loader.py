@@ -123,8 +123,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             called by several at once.
         storage_options: endpoint, region, credentials of the store that `data` is a URL of.
         options: those of `DatasetOptions`.
-        master_client, dataset_name, num_minibatches_per_shard, data_changed, lookahead, master_timeout_s,
-            audit_dir: those of `DataShardService`.
+        master_client, dataset_name, num_minibatches_per_shard, data_changed, lookahead, audit_dir: those of
+            `DataShardService`, as is `master_timeout_s`.
         keywords: those of `torch.utils.data.DataLoader`.
 
     Raises:

@@ -31,7 +31,8 @@ class Batch:
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
     used: bool = False  # a step of an attached optimizer was on a gradient of it, as far as that was seen
     went_back: bool = False  # it comes again, also where its gradient stays
-    several: bool = False  # an optimizer stepped on it more than once, each time on new gradients
+    several: bool = False  # optimizers stepped on it more than once, each time on new gradients
+    given_back: Batch | None = None  # this is in its place: the loop gave that one back, and still has it
 
     @property
     def records(self) -> int:
@@ -216,15 +217,16 @@ class Batches:
         self._forget_nobody()
         return batch.ticket
 
-    def take_back(self, batches: list[Batch]) -> None:
-        """Forget batches that go back, the one in hand among them."""
+    def take_back(self, batches: list[Batch], *, by_loop: bool = False) -> None:
+        """Forget batches that go back, the one in hand among them, which the loop still has: `by_loop`."""
         for batch in batches:
             batch.went_back = True
         self.unfinished = deque(batch for batch in self.unfinished if batch not in batches)
         self.ahead = deque(batch for batch in self.ahead if batch not in batches)
         self.unweighed = [batch for batch in self.unweighed if batch not in batches]
         self._handed = max(0, self._handed - len(batches))
-        self.in_hand, self.in_doubt = Batch(self._passed), False
+        given_back = self.in_hand if by_loop and self.in_hand in batches else None
+        self.in_hand, self.in_doubt = Batch(self._passed, given_back=given_back), False
         self._forget_nobody()
 
     def clear(self) -> None:

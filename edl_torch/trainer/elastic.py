@@ -449,7 +449,7 @@ class ElasticPasses:
                 f"before that"
             )
         returned = runs_of(batch.ticket for batch in batches.touched() if batch in back)
-        batches.take_back(back)
+        batches.take_back(back, by_loop=True)
         give_backs = state.inflight.give_back(batch.ticket for batch in back)
         state.outbox.note(give_backs=give_backs, returned=returned)
         self.discarded += 1

@@ -72,9 +72,9 @@ class LoopWarnings:
         """Warn of a step on gradients of a batch that went back."""
         yield Warn(
             f"an optimizer stepped on gradients of {records} record(s) of {self._state.config.dataset!r} "
-            f"that went back when the loop was left with them in hand, or a checkpoint was loaded: they come "
-            f"again, and the model learns them twice. Step before leaving a loop, or call "
-            f"optimizer.zero_grad() after it, and then loader.give_back(window=True): what was gathered "
+            f"that went back: by give_back(), when the loop was left with them in hand, or as a checkpoint "
+            f"was loaded. They come again, and the model learns them twice. Step before leaving a loop, or "
+            f"call optimizer.zero_grad() after it, and then loader.give_back(window=True): what was gathered "
             f"comes again, too. After load_state_dict() call optimizer.zero_grad()"
         )
 

@@ -80,6 +80,41 @@ def test_a_loop_without_attach_is_proven(tmp_path: Path, options: dict[str, Any]
     assert (verdict.outcome, list(undecided(verdict))) == (Outcome.PROVEN, [])
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_step_with_a_closure_is_proven(tmp_path: Path, named: bool) -> None:
+    """Its gradient comes inside of the step: with the first there is none before."""
+    model = Counts()
+    optimizer = sgd(model)
+    with loader(tmp_path) as data:
+        for batch in data:
+
+            def closure(batch: torch.Tensor = batch) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(batch)
+                loss.backward()
+                return loss
+
+            if named:
+                optimizer.step(closure=closure)
+            else:
+                optimizer.step(closure)
+    assert model.has_each()
+    assert judged(tmp_path).outcome is Outcome.PROVEN
+
+
+def test_a_closure_that_finds_no_gradient_trains_on_nothing(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader(tmp_path) as data:
+        for at, batch in enumerate(data):
+            if at == 0:
+                optimizer.step(lambda: 0.0)
+            else:
+                learn(model, optimizer, batch)
+    assert not model.has_each()
+    assert judged(tmp_path).outcome is Outcome.DELIVERED
+
+
 def test_each_step_counts_at_once() -> None:
     fake, model = FakeMaster(), Counts()
     optimizer = sgd(model)

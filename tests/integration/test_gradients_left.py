@@ -283,3 +283,84 @@ def test_a_batch_in_hand_goes_back_where_a_framework_takes_the_loader(
         loader.passed_on()
     assert model.wrong() == 5
     assert verdict_of(tmp_path).outcome is Outcome.INEXACT
+
+
+@pytest.mark.parametrize("every", [1, 2], ids=["steps", "windows"])
+@pytest.mark.parametrize("window", [False, True], ids=["batch", "window"])
+def test_a_batch_that_is_trained_on_after_it_was_given_back_is_told(
+    every: int, window: bool, tmp_path: Path
+) -> None:
+    model = Counts()
+    optimizer, steps = sgd(model), 0
+    with loader_of(tmp_path, optimizer) as loader, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in loader.epochs():
+            for batch in loader:
+                if steps == 2:
+                    loader.give_back(window=window)
+                model(batch).backward()
+                steps += 1
+                if steps % every == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert model.wrong() == 5
+    assert verdict_of(tmp_path).outcome is Outcome.INEXACT
+    assert any("5 record(s) of 'training' that went back" in str(one.message) for one in told)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one gradient", "gradients of their own"])
+def test_optimizers_that_share_a_parameter_step_several_times_on_a_batch(own: bool, tmp_path: Path) -> None:
+    model = Counts()
+    first, second = sgd(model), sgd(model)
+    with loader_of(tmp_path, first, second) as loader:
+        for batch in loader:
+            first.zero_grad()
+            model(batch).backward()
+            first.step()
+            if own:
+                second.zero_grad()
+                model(batch).backward()
+            second.step()
+    assert not model.wrong(2)  # in one epoch
+    verdict = verdict_of(tmp_path)
+    assert verdict.proven
+    assert verdict.several == RECORDS
+
+
+def test_optimizers_that_share_a_parameter_which_one_alone_trains_step_once_on_a_batch(
+    tmp_path: Path,
+) -> None:
+    trunk, model = nn.Parameter(torch.zeros(1)), Counts()
+    first, second = sgd(model), torch.optim.SGD([trunk, *model.parameters()], lr=1.0)
+    with loader_of(tmp_path, first, second) as loader:
+        for batch in loader:
+            model(batch).backward()
+            first.step()
+            first.zero_grad()
+            trunk.sum().backward()
+            second.step()
+            second.zero_grad()
+    assert not model.wrong()
+    assert (verdict_of(tmp_path).proven, verdict_of(tmp_path).several) == (True, 0)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after detach", "before detach"])
+def test_an_optimizer_that_takes_over_steps_on_a_gradient_that_was_used(first: bool, tmp_path: Path) -> None:
+    model = Counts()
+    old, new = sgd(model), sgd(model)
+    with loader_of(tmp_path, old) as loader:
+        for number, batch in enumerate(loader):
+            old.zero_grad()
+            model(batch).backward()
+            old.step()
+            if number == 5:
+                if first:
+                    loader.attach(new)
+                loader.detach(old)
+                loader.attach(new)
+                new.step()
+                old = new
+    assert model.wrong() == 5
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED

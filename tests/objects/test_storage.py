@@ -18,6 +18,7 @@ from stores import BUCKET, SECRET, Request, put, web_server
 
 from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
 from edl_torch.readers.storage import Object, Storage
+from edl_torch.readers.storage.requests import Ahead, Fetch
 
 CONTENT = {f"{'abc'[n % 3]}/{n:03d}.bin": random.Random(n).randbytes(1000 + 37 * n) for n in range(40)}
 
@@ -213,6 +214,8 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
     assert "another-secret" not in said(url, secret="another-secret-9999")
     assert "does not take these storage_options" in said(url, nonsense="1")
     assert "leave user and password out" in said("http://me:pass@host/x")
+    assert "secret" not in (signed := said("http://host/x.tar?X-Amz-Signature=secret"))
+    assert "'http://host/x.tar?…' has a query" in signed
     assert "names no bucket" in said("s3:///x")
 
 
@@ -285,6 +288,20 @@ def test_threads_take_in_any_order(weed, bucket):
     for thread in several:
         thread.join(30)
     assert got == {n: hashlib.sha256(b"%d" % n).digest() for n in range(200)}
+
+
+def test_an_error_of_any_kind_reaches_who_takes_the_answer_and_costs_no_thread():
+    def fail() -> bytes:
+        raise MemoryError("no room for the answer")
+
+    for _ in range(3):
+        ahead = Ahead(100, lambda number: Fetch(fail, 1))
+        for number in range(100):
+            with pytest.raises(MemoryError):
+                ahead.take(number)
+    assert Fetch(lambda: b"well", 4).take() == b"well"
+    ahead = Ahead(100, lambda number: Fetch(lambda: b"%d" % number, 1))
+    assert [ahead.take(number) for number in range(100)] == [b"%d" % number for number in range(100)]
 
 
 # The web -------------------------------------------------------------------------------------------------

@@ -23,11 +23,17 @@ def is_web(url: str) -> bool:
 
 
 def refuse_secrets(url: str) -> None:
-    """Raise InvalidArgument for a URL that has a password or a query, which may be a signature, in it."""
+    """Raise InvalidArgument for a URL with a password, or with a query (a signature?) for a web server."""
     if _PASSWORD.search(url):
         raise InvalidArgument(
             "a URL with a password would be written down as the name of a source: leave user and "
             "password out and pass storage_options={…}"
+        )
+    if is_web(url) and "?" in url:
+        raise InvalidArgument(
+            f"'{url.partition('?')[0]}?…' has a query, which may be a signature, and names are written down: "
+            "leave it out; what a server wants to know goes into storage_options={'client_options': "
+            "{'default_headers': {…}}}"
         )
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from edl_torch.errors import EdlError, SourceUnavailable
+from edl_torch.errors import SourceUnavailable
 from edl_torch.readers.storage.drivers import CredentialsRefused, Transient
 
 log = logging.getLogger("edl_torch.readers")
@@ -87,7 +87,7 @@ class Fetch:
         self._done = threading.Lock()  # held until it is: an Event costs more to make
         self._done.acquire()
         self.answer: Any = None
-        self.error: EdlError | None = None
+        self.error: Exception | None = None
         self.nbytes = nbytes
 
     def run(self) -> None:
@@ -95,7 +95,7 @@ class Fetch:
         if self._claimed.acquire(blocking=False):
             try:
                 self.answer = self._run()
-            except EdlError as exc:
+            except Exception as exc:  # noqa: BLE001  who takes the answer raises it
                 self.error = exc
             finally:
                 self._done.release()
