@@ -300,9 +300,11 @@ class Gradients:
                 self._hook(held, more)
 
     def has_in_hand(self, number: int) -> bool:
-        """Whether an optimizer's step may be on the batch in hand."""
+        """Whether an optimizer's step may be on the batch in hand: without any gradient nothing tells."""
         held, in_hand = self._held[number], self._batches.in_hand
-        return not self._batches.sees or in_hand in held.batches or in_hand in held.last
+        if not self._batches.sees or all(parameter.grad is None for parameter in held.hooked):
+            return True
+        return in_hand in held.batches or in_hand in held.last
 
     def gathered(self, number: int) -> bool:
         """Whether an optimizer's parameters have gradients of batches before the one in hand, and none of

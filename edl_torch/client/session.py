@@ -406,7 +406,8 @@ class Session:
     def request(self, number: int) -> bool:
         """Note that the loop asks pass `number` for a batch. Returns whether it is still open."""
         self.loop_thread = get_ident()
-        self._see_gradients()
+        if self.trainer.state.batches.in_doubt:  # looked at here: it is asked for each batch
+            self.gradients.see()
         return self.run(self.passes.request(number))
 
     def _see_gradients(self) -> None:

@@ -86,8 +86,9 @@ class Plan:
 
     def segments_after(self, number: int) -> tuple[MixtureSegment, ...]:
         """Return the segments of a mixture that began after the one of this number, in order."""
-        known = () if self.mixed is None else self.mixed.segments.all
-        return tuple(segment for segment in known if segment.number > number)
+        if self.mixed is None:
+            return ()
+        return tuple(segment for segment in self.mixed.segments.all if segment.number > number)
 
     @property
     def known_spec(self) -> DatasetSpec:

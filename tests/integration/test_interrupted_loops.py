@@ -53,9 +53,9 @@ class Interrupts:
 
 
 def is_spared(frame: FrameType | None) -> bool:
-    """Whether it runs after a step of the model, and before the note of it begins; or in a finaliser, where
-    Python prints what is raised and goes on."""
-    if frame is not None and frame.f_code.co_name == NOTE:
+    """Whether it runs after a step of the model, and before the note of it begins; or in a finaliser, or a
+    generator that is collected, where Python prints what is raised and goes on."""
+    if frame is not None and frame.f_code.co_name in (NOTE, "<genexpr>"):
         return True
     while frame is not None and frame.f_code.co_name not in (HOOK, NOTE, FINALISER):
         frame = frame.f_back

@@ -164,7 +164,7 @@ class SampleReader:
         self._to_samples = to_samples
         self._leases = leases
         self._next: tuple[Grant, Begun] | None = None  # the next lease, whose records are asked for already
-        self._random = has_random_access(reader)
+        self._random, self._begins = has_random_access(reader), can_begin(reader)
         self._window: _KeptWindow | None = None
 
     def samples(self, plan: Plan, grant: Grant, run: Run, on_bad: OnBad) -> Iterator[Any]:
@@ -249,7 +249,7 @@ class SampleReader:
         begun, self._next = self._next, None
         if begun is not None and begun[0] is grant:
             return begun[1]
-        return begin(self._reader, plan.indices(grant.slice)) if can_begin(self._reader) else None
+        return begin(self._reader, plan.indices(grant.slice)) if self._begins else None
 
     def _begun(self, plan: Plan, cut: Slice, begun: Begun, rest: Slice) -> Iterator[Any]:
         """Records that have been asked for. When the last of them is, those of the next lease are."""
