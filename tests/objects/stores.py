@@ -237,10 +237,11 @@ class Proxy:
             said = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told</Message></Error>".encode()
             self._send(handler, request, int(fault), {"content-length": str(len(said))}, said)
             return
-        headers = dict(handler.headers)
-        if fault == "wrong":
-            headers["range"] = "bytes=0-0" if request.range != "bytes=0-0" else "bytes=1-1"
-        status, said_headers, data = self._ask(handler, body, headers)
+        status, said_headers, data = self._ask(handler, body, dict(handler.headers))
+        if fault == "wrong" and "content-range" in said_headers:  # the request's range is signed
+            first = int(said_headers["content-range"].partition("-")[0].removeprefix("bytes ")) + 1
+            total, data = said_headers["content-range"].partition("/")[2], data[:1]
+            said_headers["content-range"] = f"bytes {first}-{first}/{total}"
         if handler.command == "HEAD":
             self._send(handler, request, status, said_headers, b"")
             return
