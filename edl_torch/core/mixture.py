@@ -1,4 +1,4 @@
-"""Order of a mixture: which component the record at each index is of, and the how manyth of it.
+"""Order of a mixture: the component of the record at each index, and its rank in that component's stream.
 
 A mixture's indices 0, 1, 2, … are cut into segments. In each the weights stay the same: of `sum(parts)`
 records `parts[c]` are of component c. Who is next is a function of the segment and the index alone.

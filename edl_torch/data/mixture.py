@@ -50,16 +50,15 @@ class MixtureComponent:
 class Mixture:
     """Several datasets as one, for `ElasticDataLoader(Mixture(…), batch_size=…)`.
 
-    Records come in shares that are exact: at every index of the mixture each component is within one
-    record of its share. Each component's records come in passes, each of which has every record of it
-    once, in an order of its own. What is at an index is a function of seed, weights and index, on any
-    number of trainers.
+    Records come in exact shares: as long as weights stay as they are, each component is within one record of
+    its share at every index; a change takes over what each is owed. Each component's records come in passes,
+    each of which has every record of it once, in an order of its own. What is at an index is a function of
+    seed, weights and index, on any number of trainers.
 
     Args:
-        components: Datasets by name; of one with options of its own a `MixtureComponent`. Names have no
-        colon. weights: A weight for each component, in any unit; decimals are exact. A list of `(index,
-            weights)`, the first one with 0, changes them as the mixture comes to these indices. Default:
-            by size.
+        components: Datasets by name; of one with options of its own a `MixtureComponent`. No colon in names.
+        weights: A weight for each component, in any unit; decimals are exact. A list of `(index, weights)`,
+            the first one with 0, changes them as the mixture comes to these indices. Default: by size.
         stopping_strategy: "first_exhausted" ends with the first pass over any component that is complete,
             "all_exhausted" when each has had one.
         num_records: Records after which the mixture ends. With neither it is endless, and the loop ends it.
