@@ -5,7 +5,6 @@ It lists names once and must not open an image before its record is asked for.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from edl_torch.readers.images.files import ImageFiles, ImageFilesReader
 from edl_torch.readers.shared.looks import digest_of, listing
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Storage, is_url
+from edl_torch.readers.storage.drivers import is_loop
 from edl_torch.readers.storage.listing import Listing
 from edl_torch.shard import IndexArray, TaskType
 
@@ -206,22 +206,12 @@ def _images_below(top: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     found = []
     for folder, subfolders, files in os.walk(top, followlinks=True, onerror=_unreadable):
         subfolders[:] = [
-            name for name in subfolders if not name.startswith(".") and not _is_loop(folder, name)
+            name for name in subfolders if not name.startswith(".") and not is_loop(folder, name)
         ]
         found.append((folder, [f for f in files if f.lower().endswith(suffixes) and not f.startswith(".")]))
     for folder, files in sorted(found):
         prefix = "" if folder == top else os.path.relpath(folder, top) + os.sep
         yield from (prefix + file for file in sorted(files))
-
-
-def _is_loop(folder: str, name: str) -> bool:
-    """Whether `folder/name` is a link to a folder that the way to it has passed through already."""
-    path = os.path.abspath(os.path.join(folder, name))
-    if not os.path.islink(path):
-        return False
-    target = os.path.realpath(path)
-    passed = itertools.accumulate(path.split(os.sep)[:-1], lambda above, part: f"{above}{os.sep}{part}")
-    return any(os.path.realpath(above or os.sep) == target for above in passed)
 
 
 def _unreadable(error: OSError) -> None:
