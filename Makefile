@@ -6,10 +6,12 @@ STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 FUZZ_S := 60
 WORKERS := 3
+# Rooms of the package, whose tests can be run alone: make test-core.
+ROOMS := audit checking client core data elasticdl examples integrations master readers rpc system trainer
 FRAMEWORKS := ray tensorflow lightning accelerate transformers deepspeed torchtitan torchft
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu $(FRAMEWORKS:%=test-%) docs coverage chaos simulate fuzz check format bench stubs clean
+.PHONY: help demo test test-all test-gpu test-repository $(ROOMS:%=test-%) $(FRAMEWORKS:%=test-%) docs coverage chaos simulate fuzz check format bench stubs clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -17,6 +19,7 @@ help:  ## what there is
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("edl_torch needs Python 3.11 or newer, %s is %d.%d: make PYTHON=python3.12 …" \
 		% ((sys.executable,) + sys.version_info[:2]) if sys.version_info < (3, 11) else 0)'
+	@echo "installing into $(VENV), once, which takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -26,11 +29,18 @@ demo: $(STAMP)  ## train on two ranks, kill one and the master, and prove that e
 
 # pytest keeps the tests that it has compiled, even where the environment forbids Python to: each worker would compile
 # all of them, for 5 s.
-test test-all: export PYTHONDONTWRITEBYTECODE =
+test test-all $(ROOMS:%=test-%): export PYTHONDONTWRITEBYTECODE =
 
 # A file's tests stay together, in the order of their folders: those of many processes first, small ones at the end.
 test: $(STAMP)  ## every promise once; the slowest tests are named at the end; WORKERS=3 at a time
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+
+test-core:  ## the tests of one room of the package, with its slowest; so are: test-data test-readers test-trainer …
+$(ROOMS:%=test-%): test-%: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --durations=10 tests/unit/$* $(ARGS)
+
+test-repository: $(STAMP)  ## what holds for all files: names, doors, pages, options, the site
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/unit/test_*.py $(ARGS)
 
 test-all: $(STAMP)  ## further cases too (marked `long`): more start methods, seeds, ways to die
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 -m ''

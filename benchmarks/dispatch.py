@@ -38,7 +38,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.master_api import MasterApi
 from edl_torch.master.embedded import LocalMaster
-from edl_torch.shard import Source
+from edl_torch.shard import Component, MixtureWeights, Source
 
 SIZES = (10**3, 10**6, 10**9, 10**12)
 HUGE = SIZES[-1]
@@ -56,6 +56,8 @@ GOAL_TOKEN_KB, GOAL_RESTORE_MS = 64.0, 100.0
 GOAL_OVER_GRPC, GOAL_WITH_JOURNAL = 50_000.0, 25_000.0
 GOAL_P99_MS = 10.0
 GOAL_HALF, GOAL_OF_ECHO = 0.5, 0.8
+GOALS_OF_MIXTURES = {5: 0.9, 1000: 0.7}  # of the rate of one dataset, by components
+HEARING = 256  # trainers that hear of new weights
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sizes(rounds),
         tokens(rounds),
         in_process(rounds, calls),
+        mixtures(rounds, calls),
+        hearing(),
         over_grpc(rounds, seconds, options.state_dir),
     )
     for finding in chain(others("before"), *stages, others("after")):
@@ -127,6 +131,56 @@ def in_process(rounds: int, calls: int) -> Iterator[Finding]:
     rates = [2 * A_CALL * calls / _timed(lambda: trainer.work(calls)) for _ in range(rounds)]
     what = f"leases and acknowledgements in process, {A_CALL} a call"
     yield Finding(what=what, value=statistics.median(rates), unit="/s")
+
+
+def mixtures(rounds: int, calls: int) -> Iterator[Finding]:
+    """The same of mixtures, beside one dataset that is not shuffled, by turns."""
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="benchmark"))
+    one = Trainer(master, "one", 0, **_ONE)
+    one.work(calls)
+    for number, goal in GOALS_OF_MIXTURES.items():
+        mixed = Trainer(master, f"mixture of {number}", 0, **_mixture_of(number))
+        mixed.work(calls)
+        ratios = []
+        for _ in range(rounds):
+            alone = _timed(lambda: one.work(calls), time.process_time)
+            ratios.append(alone / _timed(partial(mixed.work, calls), time.process_time))
+        what = f"the same, a mixture of {number} / one dataset, by processor time"
+        yield Finding(what=what, value=statistics.median(ratios), unit="", least=goal)
+
+
+def hearing() -> Iterator[Finding]:
+    """Of many trainers with two leases each: the last batch of old weights after new ones are answered."""
+    master = LocalMaster(dispatcher=Dispatcher(ledger_id="benchmark"))
+    trainers = [Trainer(master, "heard", number, **_mixture_of(5)) for number in range(HEARING)]
+    for trainer in trainers:
+        trainer.begin(2)
+    weights = {f"c{c:04}": float(9 - c) for c in range(5)}
+    start = master.set_weights("heard", weights, key="new").start
+    old, wrong = [], 0
+    for trainer in trainers:
+        held = sum(grant.slice.limit - BATCH for grant in trainer.granted)
+        assert all(grant.slice.shard * SHARD + grant.slice.stop <= start for grant in trainer.granted)
+        trainer.begin(2)
+        wrong += sum(grant.slice.shard * SHARD + grant.slice.skip < start for grant in trainer.granted)
+        old.append(-(-held // BATCH))
+    what = f"{HEARING} trainers: batches of old weights after new ones are answered, of each at most"
+    yield Finding(what=what, value=max(old), unit="", most=2 * SHARD // BATCH)
+    yield Finding(what="  leases of old weights after that", value=wrong, unit="", most=0)
+
+
+_ONE: dict[str, Any] = {"shuffle": False, "shuffle_shards": False}
+
+
+def _mixture_of(number: int) -> dict[str, Any]:
+    components = tuple(
+        Component(
+            name=f"c{c:04}", sources=(Source(name="", count=1000 + c),), records_per_shard=SHARD, shuffle=True
+        )
+        for c in range(number)
+    )
+    weights = MixtureWeights(start=0, parts=tuple(1 + c % 7 for c in range(number)))
+    return {**_ONE, "components": components, "weights": (weights,)}
 
 
 def over_grpc(rounds: int, seconds: float, folder: Path | None) -> Iterator[Finding]:
@@ -209,26 +263,26 @@ def _ratio(found: Rounds, what: str, ours: str, theirs: str, goal: float | None)
     yield Finding(what="    by the servers' CPU alone", value=middle, unit=f"[{low:.2f} … {high:.2f}]")
 
 
-def _timed(work: Callable[[], None]) -> float:
-    begun = time.perf_counter()
+def _timed(work: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> float:
+    begun = clock()
     work()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 class Trainer:
     """A session that leases slices and acknowledges them whole."""
 
-    def __init__(self, master: MasterApi, dataset: str, number: int, size: int = HUGE) -> None:
+    def __init__(self, master: MasterApi, dataset: str, number: int, size: int = HUGE, **more: Any) -> None:
         self._master = master
         self._dataset = dataset
         self._session = f"{dataset}-{number}"
-        self._request = 0
+        self._request = self._segment = 0
+        self.granted: tuple[Grant, ...] = ()  # last
         registration = Registration(
             name=dataset,
             sources=(Source(name="records", count=size),),
             records_per_shard=SHARD,
-            shuffle=True,
-            shuffle_shards=True,
+            **{"shuffle": True, "shuffle_shards": True, **more},
         )
         answer = master.call(
             RegisterCall(
@@ -267,8 +321,12 @@ class Trainer:
             request=self._request,
             epoch=NEW_PASS if self._request == 1 else 0,
             count=count,
+            segment=self._segment,
         )
-        return self._master.call(call).grants
+        answer = self._master.call(call)
+        self._segment = max((one.number for one in answer.segments), default=self._segment)
+        self.granted = answer.grants
+        return answer.grants
 
     def _acknowledge(self, done: Iterable[Acknowledgement]) -> None:
         self._master.call(

@@ -36,18 +36,18 @@ THREADS = WORKERS = 2
 # The environment ----------------------------------------------------------------------------------------
 
 
-def enter(folder: Path) -> None:
+def enter(folder: Path, packages: Sequence[str] = PACKAGES) -> None:
     """Go on in an environment of its own in a folder, made where it is not there: this one and the peers."""
     folder = folder.absolute()
     python = folder / "bin" / "python"
     if Path(sys.prefix) == folder:
         return
     if not (folder / "complete").exists():
-        _make(folder, python)
+        _make(folder, python, packages)
     os.execv(python, [str(python), *sys.argv])
 
 
-def _make(folder: Path, python: Path) -> None:
+def _make(folder: Path, python: Path, packages: Sequence[str]) -> None:
     venv.create(folder, with_pip=True)
     found = subprocess.check_output(
         [python, "-c", "import site; print(site.getsitepackages()[0])"], text=True
@@ -56,7 +56,7 @@ def _make(folder: Path, python: Path) -> None:
     Path(found.strip(), "these_packages.pth").write_text(ours)
     pins = folder / "pins.txt"
     pins.write_text("".join(f"{name}=={metadata.version(name)}\n" for name in KEPT))
-    subprocess.check_call([python, "-m", "pip", "install", "--quiet", "-c", pins, *PACKAGES])
+    subprocess.check_call([python, "-m", "pip", "install", "--quiet", "-c", pins, *packages])
     (folder / "complete").touch()
 
 

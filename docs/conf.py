@@ -61,4 +61,5 @@ def _read(_app: Any, name: str, source: list[str]) -> None:
     for copy, original in COPIES.items():
         text = re.sub(rf"\]\((\.\./)?{re.escape(original)}", f"]({copy}.md", text)
     text = re.sub(r"\]\((\.\./)?README\.md", "](index.md", text)
-    source[0] = re.sub(r"\]\((\.\./(examples|benchmarks)/)", r"](path:\1", text)  # files to download
+    # Files to download, which have no headings.
+    source[0] = re.sub(r"\]\((\.\./(?:examples|benchmarks)/[^)#]*)(#[^)]*)?\)", r"](path:\1)", text)

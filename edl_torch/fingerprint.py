@@ -104,14 +104,24 @@ class Fingerprint:
             strength, digest, packed = text.split(":", 2)
             unpacker = zlib.decompressobj()
             rest = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
-            entries, run, *both = json.loads(rest)
-            parts, attributes = ([(str(name), str(look)) for name, look in each] for each in both)
-            found = cls.of(strength, parts, run=int(run), entries=int(entries), attributes=attributes)
+            found = cls.from_row([strength, *json.loads(rest)])
         except (ValueError, TypeError, zlib.error, RecursionError) as exc:
             raise InvalidArgument(f"no fingerprint of data: {text[:40]!r}: {exc}") from exc
         if found.digest != digest or strength not in STRENGTHS[1:] or not unpacker.eof:
             raise InvalidArgument(f"no fingerprint of data: {text[:40]!r} is damaged")
         return found
+
+    @property
+    def row(self) -> list[Any]:
+        """All of it but the digest, which follows from it, as plain values."""
+        return [self.strength, self.entries, self.run, self.parts, self.attributes]
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> Fingerprint:
+        """Return what a `row` is of."""
+        strength, entries, run, *both = row
+        parts, attributes = ([(str(name), str(look)) for name, look in each] for each in both)
+        return cls.of(str(strength), parts, run=int(run), entries=int(entries), attributes=attributes)
 
     def __repr__(self) -> str:
         return f"<Fingerprint {self.strength} {self.digest[:8]} entries={self.entries}>"
@@ -157,11 +167,16 @@ def known_by(texts: Iterable[str], strengths: Iterable[str] = ()) -> str:
     strengths = {*strengths, *map(strength_of, different)}
     if "given" in strengths and len(strengths) > 1:  # a word and a look were not compared
         return "none"
-    weakest = min(strengths, key=STRENGTHS.index)
+    least = weakest(strengths)
     attributes = [dict(Fingerprint.decode(text).attributes) for text in different - {UNKNOWN}]
     seen = {name: look for each in attributes for name, look in each.items() if look}
     is_beside = any(_beside(seen, each) for each in attributes)
-    return min(weakest, "partly", key=STRENGTHS.index) if is_beside else weakest
+    return weakest((least, "partly")) if is_beside else least
+
+
+def weakest(strengths: Iterable[str]) -> str:
+    """Return the weakest of some strengths."""
+    return min(strengths, key=STRENGTHS.index)
 
 
 def _beside(one: dict[str, str], other: dict[str, str]) -> list[str]:

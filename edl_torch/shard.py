@@ -201,7 +201,9 @@ def _option(
 class Component:
     """One of the datasets that a mixture is made of, and the order of its records in each pass over it.
 
-    Its shards are as long as the mixture's where a registration gives 0.
+    Its shards are as long as the mixture's where a registration gives 0. After `max_passes` passes its share
+    is the others'; 0: it has no end. One that has `left` gives nothing more: of it there is the name alone,
+    for what it gave before counts.
     """
 
     name: str
@@ -210,8 +212,15 @@ class Component:
     shuffle: bool = False
     shuffle_shards: bool = False
     shuffle_in_shard: bool = False
-    shuffle_window: int
+    shuffle_window: int = 1
     fingerprint: str = ""
+    max_passes: int = 0
+    left: bool = False
+
+    @property
+    def most(self) -> int | None:
+        """Records that it gives at most; None: any number."""
+        return self.size * self.max_passes or None
 
     @property
     def size(self) -> int:
@@ -236,7 +245,8 @@ class MixtureSegment:
 
     Before it each component has given `counts` records, and `lags` / `scale` records less than its share
     (more where the lag is negative); the lags add up to 0. `number` grows from one segment to the next
-    that a master begins. `key` names the call that it was begun by.
+    that a master begins. `key` names the call that it was begun by. Components take turns of `turn` records:
+    it begins with one.
     """
 
     number: int
@@ -245,6 +255,7 @@ class MixtureSegment:
     counts: tuple[int, ...]
     lags: tuple[int, ...]
     scale: int
+    turn: int
     key: str = ""
 
 
@@ -262,7 +273,8 @@ class DatasetSpec:
     A mixture has `components`, and one epoch: its records are the indices of the one source, which
     `core.mixture` resolves. `weights` are those that its program gave, `segments` what came of them and of
     later changes; they are state, and no part of the identity. `stops` says what its size follows from:
-    "first_exhausted", "all_exhausted", or '' for a number that was given.
+    "first_exhausted", "all_exhausted", "max_passes", or '' for a number that was given. With a `turn` of
+    several records these are of one component, and in no batch are records of two turns.
     """
 
     name: str
@@ -296,6 +308,7 @@ class DatasetSpec:
     components: tuple[Component, ...] = ()
     weights: tuple[MixtureWeights, ...] = ()
     stops: str = ""
+    turn: int = 1
     segments: tuple[MixtureSegment, ...] = ()
 
     @property
@@ -350,6 +363,7 @@ class Registration:
     components: tuple[Component, ...] | None = None
     weights: tuple[MixtureWeights, ...] | None = None
     stops: str | None = None
+    turn: int | None = None
 
     @property
     def given(self) -> dict[str, Any]:

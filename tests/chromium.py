@@ -9,15 +9,20 @@ import itertools
 import shutil
 import time
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
+
+if TYPE_CHECKING:
+    import aiohttp
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_S = 60.0
-needs_chromium = pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+needs_chromium = pytest.mark.skipif(
+    PROGRAM is None or find_spec("aiohttp") is None, reason="chromium or aiohttp is not installed"
+)
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--disable-extensions", "--disable-background-networking", "--lang=en-GB"),
@@ -85,6 +90,8 @@ async def browsing(
     folder: Path, url: str, *, width: int = 1240, height: int = 900, dark: bool = False
 ) -> AsyncIterator[Tab]:
     """A browser that shows a page."""
+    import aiohttp
+
     assert PROGRAM is not None
     process = await asyncio.create_subprocess_exec(
         *(PROGRAM, *OPTIONS, f"--user-data-dir={folder}", f"--window-size={width},{height}", "about:blank"),

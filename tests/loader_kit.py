@@ -12,12 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.data.reading.record_jobs import Block
 from edl_torch.testing import FakeMaster
 
 SOURCE_STEP = 1000  # record i of source s is the number 1000 * s + i
 UNEVEN = {"a": 21, "b": 5, "c": 13}  # each source's last shard is short
+
+
+# Embedded without loader workers, and over a network with two. `loop_table` has what is between.
+each_way = pytest.mark.parametrize(
+    ("num_workers", "in_process"), [(0, True), (2, False)], ids=["embedded", "remote, 2 workers"]
+)
 
 
 class NumberReader(AbstractDataReader):
@@ -42,6 +50,12 @@ class PickingReader(NumberReader):
 
     def read_record(self, name: str, index: int) -> int:
         return self.number(name, index)
+
+
+class SafeReader(PickingReader):
+    """Several threads may read."""
+
+    thread_safe = True
 
 
 class ColumnReader(PickingReader):
@@ -137,6 +151,22 @@ def flat(batches: Iterable[Iterable[int]]) -> list[int]:
 def all_records(counts: Mapping[str, int] = UNEVEN) -> list[int]:
     """Every record of the dataset."""
     return [s * SOURCE_STEP + i for s, count in enumerate(counts.values()) for i in range(count)]
+
+
+def blocks_waited_for(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+    """The records that loops over threads wait for now."""
+    now: list[Block] = []
+    wait = Block.wait
+
+    def noted(block: Block) -> None:
+        now.append(block)
+        try:
+            wait(block)
+        finally:
+            now.remove(block)
+
+    monkeypatch.setattr(Block, "wait", noted)
+    return now
 
 
 def elastic(dataset: ShardedDataset, **arguments: Any) -> ElasticDataLoader:

@@ -3,7 +3,8 @@
 `Popen` and `run` are those of `subprocess`, for a script, `-c` or a package with `-m`, if need be after
 `-W ignore` or `-u`. The process is a fork of a server that imports torch once for all tests of a pytest
 process. As any other it is a child of pytest, has the command line, environment, folder and files that it is
-given, runs its program as `__main__`, and ends with its interpreter; but /proc has the server's environment.
+given, runs its program as `__main__`, and ends with its interpreter; but /proc has the server's environment,
+and torch's libraries are not told of its end.
 Away from Linux it is a plain process. A program that has torch imported may call `fork_from_here`: what it
 starts is a fork of it.
 It must not know what runs in them.
@@ -126,14 +127,22 @@ class Popen(subprocess.Popen):
 
 
 def run(
-    command: list[Any], *, timeout: float, check: bool = False, capture_output: bool = False, **options: Any
+    command: list[Any],
+    *,
+    timeout: float,
+    check: bool = False,
+    capture_output: bool = False,
+    input: Any = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """As `subprocess.run` does."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
     with Popen(command, **options) as process:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(input, timeout=timeout)
         except BaseException:
             process.kill()
             raise

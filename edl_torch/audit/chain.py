@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import DatasetHistory, Key, Lineage, Reports, Taken
+from edl_torch.audit.lineage import DatasetHistory, Key, Lineage, Taken
 from edl_torch.audit.log import token_digest
-from edl_torch.audit.part import Part, Question, Settled, examine, records_of
+from edl_torch.audit.part import Part, Settled, records_of
 from edl_torch.audit.reading import Answer
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Range
@@ -44,8 +44,6 @@ class LineageChain:
         self._history = history
         self._line = history.coordinates
         self._word = word
-        self._explained: dict[tuple[Key, str], Part] = {}  # by a lineage, and a token that was taken there
-        self._faults: dict[Taken, str] = {}
 
     def parts(self) -> list[Part]:
         """Return what each lineage did. Raises AuditError where the logs of a lineage are missing."""
@@ -108,8 +106,7 @@ class LineageChain:
 
     def _last(self, lineage: Lineage) -> int:
         """The number after that of the last record with an outcome."""
-        reports = Reports.join([lineage.acknowledged, lineage.quarantined])
-        return max(int(reports.ends.max(initial=0)), int(self.begun(lineage).ends.max(initial=0)))
+        return max(int(lineage.outcomes.ends.max(initial=0)), int(self.begun(lineage).ends.max(initial=0)))
 
     def _part(
         self,
@@ -120,16 +117,15 @@ class LineageChain:
         left: Mapping[int, int] | None = None,
     ) -> Part:
         """The part of a lineage for `required`, which is what has an outcome in `later` if that is given."""
-        token = self._decode(lineage.token)
-        question = Question(
+        return Part(
+            self._line,
+            lineage,
             required=required,
             begun=self.begun(lineage),
-            quarantine=self._line.quarantine(() if later is None else later.quarantine),
-            remainders=self._line.slices(() if token is None else token.remainders),
+            later=later,
             settled=settled or {},
             left=left or {},
         )
-        return examine(self._line, lineage, question)
 
     def begun(self, lineage: Lineage) -> Intervals:
         """Return what has an outcome before the lineage's first. Raises AuditError where no log says."""
@@ -146,7 +142,7 @@ class LineageChain:
         """The part of the lineage in which the token `text` was taken, that `part`'s lineage began from with
         `begun`; None where that is the beginning of the data, which nobody took."""
         began = part.lineage
-        taken = self._taken(began, text, visited)
+        taken = [one for one in self.taken(began, text) if one.key not in visited]
         if not taken and not begun:
             return None
         keys = {one.key for one in taken} & self._history.lineages.keys()
@@ -168,30 +164,31 @@ class LineageChain:
             part.contradictions += [_unexplained(other) for other in candidates if not other.sound]
         return sound[0] if sound else candidates[0]
 
-    def _taken(self, began: Lineage, text: str, visited: set[Key]) -> list[Taken]:
-        """Return all who took the token that a lineage began from."""
-        taken = self._history.taken.get(token_digest(text), ())
-        return [one for one in taken if one.key not in visited and may_precede(one, began)]
+    def taken(self, began: Lineage, text: str) -> list[Taken]:
+        """Return all who took the token `text` that a lineage began from: before it, where lineages of one
+        ledger have an order; ledgers have none."""
+        found = self._history.taken.get(token_digest(text), ())
+        ledger, number = began.key
+        return [one for one in found if one.key[0] != ledger or one.key[1] < number]
 
     def _told_before(self, began: Lineage, visited: set[Key]) -> list[Key]:
-        before = began.key[0], began.before
-        return [key for key in self._told() if key == before and key not in visited]
+        """Return the lineage before, where its logs can explain a token: a job that restores first leaves an
+        empty one behind."""
+        key = began.key[0], began.before
+        found = self._history.lineages.get(key)
+        if found is None or key in visited:
+            return []
+        has_told = found.token is not None or len(found.acknowledged) or len(found.quarantined)
+        return [key] if has_told else []
 
     def _explain(self, key: Key, text: str, required: Intervals, taken: Sequence[Taken]) -> Part:
         """The part of lineage `key` that was left by a token; the last time that each log has it counts."""
-        if (key, text) not in self._explained:
-            lines = sorted((one.place, one.snapshot.line) for one in taken if one.key == key)
-            lineage = self._history.lineages[key]
-            self._explained[key, text] = self._part(lineage, required, self._decode(text), left=dict(lines))
-        return self._explained[key, text]
+        lines = sorted((one.place, one.snapshot.line) for one in taken if one.key == key)
+        lineage = self._history.lineages[key]
+        return self._part(lineage, required, self._decode(text), left=dict(lines))
 
     def _fault(self, taken: Taken, done: Intervals) -> str:
         """Why the model of the session that took a token, of `done`, cannot have been what it says."""
-        if taken not in self._faults:
-            self._faults[taken] = self._find_fault(taken, done)
-        return self._faults[taken]
-
-    def _find_fault(self, taken: Taken, done: Intervals) -> str:
         found = taken.snapshot
         trainer = self._history.trainers[taken.place]
         who = f"the token was taken by {trainer} (lineage {found.lineage}, member {found.member})"
@@ -205,12 +202,6 @@ class LineageChain:
         if not beyond:
             return ""
         return f"{who} when {beyond} record(s) were trained on there that it has not: superseded by then"
-
-    def _told(self) -> Iterator[Key]:
-        """Lineages that can explain a token: a job that restores first leaves an empty one behind."""
-        for key, lineage in self._history.lineages.items():
-            if lineage.token is not None or len(lineage.acknowledged) or len(lineage.quarantined):
-                yield key
 
     def _called(self, lineage: Lineage) -> str:
         return f"lineage {lineage.key[1]} of dataset {self._history.spec.name!r}"
@@ -253,11 +244,6 @@ def _unexplained(part: Part) -> str:
     many = f", and on {part.doubled.count} more than once" if part.doubled else ""
     missing = f"which had not trained on {part.missing.count} of its record(s){many}"
     return f"the token was also taken in {which}, {missing}"
-
-
-def may_precede(taken: Taken, began: Lineage) -> bool:
-    """Return whether a lineage can have begun from it: ledgers have no order, lineages of one have."""
-    return taken.key[0] != began.key[0] or taken.key[1] < began.key[1]
 
 
 def _compare(tokens: Sequence[Token | None], parts: Sequence[Part]) -> None:

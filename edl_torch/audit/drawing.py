@@ -13,18 +13,17 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from edl_torch.audit.chain import may_precede
+from edl_torch.audit.chain import LineageChain
+from edl_torch.audit.findings import WRONG
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import DatasetHistory, Key, Lineage, Reports, Taken
-from edl_torch.audit.log import token_digest
+from edl_torch.audit.lineage import DatasetHistory, Key, Lineage
 from edl_torch.audit.part import Part, all_reports, records_of
-from edl_torch.audit.reading import Answer
+from edl_torch.audit.reading import Answer, Reports
 from edl_torch.audit.verdict import Judgement
 from edl_torch.core.status import cell_edges, records_by_cell
 from edl_torch.errors import AuditError
 from edl_torch.shard import IndexArray
 
-WRONG = ("lost", "doubled", "forgotten")
 OUTCOMES = (*WRONG, "repeated", "quarantined", "dropped", "open", "acknowledged")
 MOST_EPOCHS = 24
 MOST_TRAINERS = 12  # of an epoch
@@ -52,7 +51,7 @@ def lane(name: str, records: Intervals, edges: IndexArray) -> Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochMap:
-    """Map of one epoch, along its shards by number; along its windows, where records are mixed in windows.
+    """Map of one epoch, along its order.
 
     `outcomes` are those that it has, counted as in the verdict: `acknowledged` includes what is `doubled` or
     `repeated`. `trainers` are those that acknowledged most of it; `more_trainers` counts the others.
@@ -86,7 +85,7 @@ def draw(judgement: Judgement) -> Drawing:
     outcomes, size = _outcomes(judgement), judgement.verdict.size
     end = max(int(records.ends.max(initial=0)) for records in outcomes.values())
     total = max(judgement.verdict.num_epochs, -(-end // size))
-    told = [(part, all_reports(part.lineage)) for part in judgement.parts]
+    told = [(part, all_reports(part.lineage)) for part in judgement.era.parts]
     maps = tuple(_map(judgement, outcomes, told, epoch) for epoch in _chosen(outcomes, size, total))
     others = {name: records.count for name, records in outcomes.items()}
     for one in maps:
@@ -100,7 +99,7 @@ def draw(judgement: Judgement) -> Drawing:
         more_epochs=total - len(maps),
         others={name: count for name, count in others.items() if count},
         roots=roots,
-        several_ledgers=len({ledger for ledger, _ in judgement.history.lineages}) > 1,
+        several_ledgers=len({ledger for ledger, _ in judgement.era.history.lineages}) > 1,
         more_lineages=more_lineages,
         empty_lineages=empty_lineages,
     )
@@ -108,7 +107,7 @@ def draw(judgement: Judgement) -> Drawing:
 
 def _outcomes(judgement: Judgement) -> Outcomes:
     """Return the records of each outcome, as the verdict counts them."""
-    parts, found = judgement.parts, judgement.found.records
+    parts, found = judgement.era.parts, judgement.found.records
     quarantined = Intervals.union(part.quarantined - part.begun for part in parts)
     sets = {
         **found,
@@ -145,7 +144,7 @@ def _map(
         here = reports.at((reports.starts >= low) & (reports.starts < high))
         own = part.own.between(low, high)
         for place in np.unique(here.who).tolist():
-            name = judgement.history.trainers[place]
+            name = judgement.era.history.trainers[place]
             had[name] = had.get(name, Intervals()) | (records_of(here.at(here.who == place)) & own)
     most = sorted((name for name in had if had[name]), key=lambda name: (-had[name].count, name))
     return EpochMap(
@@ -185,13 +184,13 @@ def tree(judgement: Judgement, end: int) -> tuple[tuple[Branch, ...], int, int]:
     Those are counted as too many, and as empty: a job that restores first leaves one behind. `end` is the end
     of the line that the cells divide. Lineages of the final model are kept, then the latest.
     """
-    history, edges = judgement.history, cell_edges(end)
+    history, edges = judgement.era.history, cell_edges(end)
     latest = sorted(history.lineages.values(), key=_age, reverse=True)
-    counting = (part.lineage for part in judgement.parts)
+    counting = (part.lineage for part in judgement.era.parts)
     keys = list(dict.fromkeys(lineage.key for lineage in (*counting, *latest)))
-    origins = _origins(history, judgement.parts, keys)
+    origins = _origins(judgement, keys)
     told = {*origins.values(), *(key for key in keys if len(all_reports(history.lineages[key])))}
-    told |= {part.lineage.key for part in judgement.parts}
+    told |= {part.lineage.key for part in judgement.era.parts}
     shown = [key for key in keys if key in told]
     branches = {key: _branch(judgement, key, edges) for key in shown[:MOST_LINEAGES]}
     roots: list[Branch] = []
@@ -207,13 +206,14 @@ def _age(lineage: Lineage) -> tuple[int, Key]:
     return lineage.age, lineage.key
 
 
-def _origins(history: DatasetHistory, parts: Sequence[Part], keys: Sequence[Key]) -> Origins:
+def _origins(judgement: Judgement, keys: Sequence[Key]) -> Origins:
     """Return the lineage that each began from, without circles: ledgers have no order."""
+    history, chain, parts = judgement.era.history, judgement.era.chain, judgement.era.parts
     origins: Origins = dict.fromkeys(keys)
     for part, before in pairwise(parts):
         origins[part.lineage.key] = before.lineage.key
     for key in keys[len(parts) :]:
-        origin = _origin(history, history.lineages[key])
+        origin = _origin(history, chain, history.lineages[key])
         if key not in _ancestors(origins, origin):
             origins[key] = origin
     return origins
@@ -225,28 +225,23 @@ def _ancestors(origins: Origins, key: Key | None) -> Iterator[Key]:
         key = origins[key]
 
 
-def _origin(history: DatasetHistory, lineage: Lineage) -> Key | None:
+def _origin(history: DatasetHistory, chain: LineageChain, lineage: Lineage) -> Key | None:
     """Return the lineage that a rolled back one began from."""
     if lineage.token is None:
         return None
-    keys = {one.key for one in _taken(history, lineage)} or {(lineage.key[0], lineage.before)}
+    keys = {one.key for one in chain.taken(lineage, lineage.token)} or {(lineage.key[0], lineage.before)}
     known = [history.lineages[key] for key in keys & history.lineages.keys() if key != lineage.key]
     return max(known, key=_age).key if known else None
 
 
-def _taken(history: DatasetHistory, lineage: Lineage) -> list[Taken]:
-    """Return who took the token that a lineage began from."""
-    taken = history.taken.get(token_digest(lineage.token or ""), ())
-    return [one for one in taken if may_precede(one, lineage)]
-
-
 def _branch(judgement: Judgement, key: Key, edges: IndexArray) -> Branch:
-    history = judgement.history
+    history = judgement.era.history
     lineage = history.lineages[key]
-    part = next((part for part in judgement.parts if part.lineage.key == key), None)
-    final, before = part is judgement.parts[0], Intervals()
+    part = next((part for part in judgement.era.parts if part.lineage.key == key), None)
+    final, before = part is judgement.era.parts[0], Intervals()
+    taken = judgement.era.chain.taken(lineage, lineage.token or "")
     with suppress(AuditError):  # where a lineage began that does not count, the logs need not say
-        before = judgement.chain.begun(lineage)
+        before = judgement.era.chain.begun(lineage)
     if part is None:
         told = lineage.acknowledged
         counted, beyond = Intervals(), records_of(told.at(told.answers != Answer.REFUSED))
@@ -257,7 +252,7 @@ def _branch(judgement: Judgement, key: Key, edges: IndexArray) -> Branch:
         final=final,
         counts=part is not None,
         restored=lineage.token is not None,
-        taken_by=_names(history, (one.place for one in _taken(history, lineage))),
+        taken_by=_names(history, (one.place for one in taken)),
         trainers=_names(history, np.unique(all_reports(lineage).who).tolist()),
         before=lane("before", before, edges),
         counted=lane("counted", counted, edges),

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
 
-from edl_torch.audit.intervals import Coordinates, Intervals, covered
-from edl_torch.audit.lineage import DatasetHistory, Lineage, Reports
+from edl_torch.audit.intervals import Intervals, covered
+from edl_torch.audit.lineage import DatasetHistory, Lineage
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, Kind
-from edl_torch.shard import IndexArray, Shuffle, Slice
+from edl_torch.audit.reading import Answer, Kind, Reports
+from edl_torch.core.mixture import Segments
+from edl_torch.core.plan import MixedRecords, Plan
+from edl_torch.errors import InvalidArgument
+from edl_torch.shard import IndexArray, Shuffle, Slice, Source
 
-KINDS = ("lost", "doubled", "forgotten", "repeated", "unlearnt", "stale")
+MEANING = {  # of each kind: such records have …
+    "lost": "no outcome",
+    "doubled": "more than one outcome",
+    "forgotten": "confirmed, and unknown to the master",
+    "repeated": "may have been trained on once more than is counted",
+    "unlearnt": "counted by a step, after zero_grad() had thrown their gradients away",
+    "stale": "came too late and was refused",
+}
+WRONG = ("lost", "doubled", "forgotten")  # those that refute
 MOST_REPORTERS = 4  # of one range, in one lineage
 
 _Blame = Callable[[Lineage, int, int], Iterator[str]]  # for a range of records
+_Runs = tuple[str, IndexArray, IndexArray]  # of one storage: its name, where they begin, and where they end
 MOST_LOOKED_UP = 1 << 16  # shuffled records of an epoch that are turned into names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Records that are `lost` (no outcome), `doubled` (several), `forgotten` (the master confirmed an outcome
-    and does not know it), `repeated` (a living trainer may have trained on them once more than is counted),
-    `unlearnt` (counted by a step, after their gradients were thrown away) or `stale` (reported too late and
-    refused, which costs no outcome).
-
-    `by` names the trainers that reported them, or had them in vain.
-    """
+    """Records of one kind. `by` names the trainers that reported them, or had them in vain."""
 
     kind: str
     records: RecordRange
@@ -43,7 +50,7 @@ class Findings:
     def __init__(self, history: DatasetHistory, parts: Sequence[Part], *, judged: bool) -> None:
         self._history = history
         self._counting = [part.lineage for part in parts]
-        self.records = {kind: Intervals() for kind in KINDS}
+        self.records = {kind: Intervals() for kind in MEANING}
         for part in parts:
             self.records["lost"] |= part.missing
             self.records["doubled"] |= part.doubled
@@ -60,40 +67,47 @@ class Findings:
 
     def named(self, limit: int) -> tuple[Finding, ...]:
         """Return the first `limit` ranges of each kind."""
-        every, counting = self._history.lineages.values(), self._counting
         accepted = partial(self._reporters, Answer.ACCEPTED)
-        refused = partial(self._reporters, Answer.REFUSED)
-        kinds = (
-            self._lost(limit),
-            self._blamed("doubled", accepted, counting, limit),
-            self._blamed("forgotten", accepted, counting, limit),
-            self._blamed("repeated", self._had_in_vain, counting, limit),
-            self._blamed("unlearnt", self._threw_away, counting, limit),
-            self._blamed("stale", refused, every, limit),
-        )
-        return tuple(finding for found in kinds for finding in islice(found, limit))
+        blames: dict[str, _Blame] = {
+            "doubled": accepted,
+            "forgotten": accepted,
+            "repeated": self._had_in_vain,
+            "unlearnt": self._threw_away,
+            "stale": partial(self._reporters, Answer.REFUSED),
+        }
+        lost = name_records(self._plan, self.records["lost"], limit)
+        named = [Finding(kind="lost", records=records) for records in lost]
+        for kind, blame in blames.items():
+            named += islice(self._blamed(kind, blame, limit), limit)
+        return tuple(named)
 
-    def _lost(self, limit: int) -> Iterator[Finding]:
-        for records in name_records(self._history.coordinates, self.records["lost"], limit):
-            yield Finding(kind="lost", records=records)
-
-    def _blamed(self, kind: str, blame: _Blame, lineages: Iterable[Lineage], limit: int) -> Iterator[Finding]:
+    def _blamed(self, kind: str, blame: _Blame, limit: int) -> Iterator[Finding]:
+        lineages = self._history.lineages.values() if kind == "stale" else self._counting
         for start, end in islice(self.records[kind], limit):
             by = tuple(who for lineage in lineages for who in blame(lineage, start, end))
-            for records in name_records(self._history.coordinates, Intervals.run(start, end), limit):
+            for records in name_records(self._plan, Intervals.run(start, end), limit):
                 yield Finding(kind=kind, records=records, by=by)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        """The dataset's; of a mixture with the weights of earlier lineages up to where later ones begin."""
+        plan = self._history.coordinates.plan
+        if plan.mixed is None:
+            return plan
+        told = (segment for lineage in reversed(self._counting) for segment in lineage.segments)
+        return Plan(replace(plan.spec, segments=Segments(told).all))
 
     def _had_in_vain(self, lineage: Lineage, start: int, end: int) -> Iterator[str]:
         for reports, why in (
-            (lineage.repeated.answered(Kind.RETURNED), "given back"),
-            (lineage.repeated.answered(Kind.VOID), "taken back"),
+            (lineage.told[Kind.RETURNED], "given back"),
+            (lineage.told[Kind.VOID], "taken back"),
             (lineage.acknowledged.answered(Answer.REFUSED, Answer.LOST), "reported too late"),
         ):
             for trainer, task in self._trainers(reports, start, end):
                 yield f"{trainer} ({why} in lineage {lineage.key[1]}, task {task})"
 
     def _threw_away(self, lineage: Lineage, start: int, end: int) -> Iterator[str]:
-        for trainer, task in self._trainers(lineage.repeated.answered(Kind.UNLEARNT), start, end):
+        for trainer, task in self._trainers(lineage.told[Kind.UNLEARNT], start, end):
             yield f"{trainer} (lineage {lineage.key[1]}, task {task})"
 
     def _reporters(self, answer: Answer, lineage: Lineage, start: int, end: int) -> Iterator[str]:
@@ -109,7 +123,11 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRange:
-    """Records `start` (inclusive) to `end` (exclusive) of the storage `name`, in one epoch."""
+    """Records `start` (inclusive) to `end` (exclusive) of the storage `name`, in one epoch.
+
+    Of a mixture `epoch` is the pass over the component. Without a name they are indices of the mixture, of
+    which the logs do not say what stood there.
+    """
 
     epoch: int
     name: str
@@ -120,125 +138,94 @@ class RecordRange:
         return self.end - self.start
 
 
-def name_records(coordinates: Coordinates, found: Intervals, limit: int) -> list[RecordRange]:
-    """The first `limit` ranges of the records in `found`, by epoch, then in the order of the sources.
+def name_records(plan: Plan, found: Intervals, limit: int) -> list[RecordRange]:
+    """Return the first `limit` ranges of the records in `found`, by epoch, then in the order of the sources.
 
     `found` has their numbers on the line of `audit.intervals`; there are as few ranges as it takes.
     """
-    return list(islice(_Names(coordinates).ranges(found), limit))
+    ranges = _ranges(plan, found) if plan.mixed is None else _in_components(plan.mixed, found)
+    return list(islice(ranges, limit))
 
 
-class _Names:
-    def __init__(self, coordinates: Coordinates) -> None:
-        self._line = coordinates
-        self._plan = coordinates.plan
-        sources = coordinates.plan.spec.sources
-        self._sources = sources
-        self._counts = np.array([source.count for source in sources], dtype=np.int64)
-        self._ends = np.cumsum(self._counts)
-        # Added to a record's number in the epoch it gives the number in its storage.
-        self._shifts = (
-            np.array([source.start for source in sources], dtype=np.int64) + self._counts - self._ends
-        )
+def _in_components(mixed: MixedRecords, found: Intervals) -> Iterator[RecordRange]:
+    """Yield indices of a mixture as runs of records, by component and pass; as many as are looked up."""
+    left = MOST_LOOKED_UP
+    for start, end in found:
+        try:
+            indices = mixed.many(start, min(end, start + left))
+        except InvalidArgument:
+            yield RecordRange(epoch=0, name="", start=start, end=end)
+            continue
+        assert indices.sources is not None
+        assert indices.passes is not None
+        rows = np.stack((indices.sources, indices.passes, indices.numbers))
+        rows = rows[:, np.lexsort(rows[::-1])]
+        is_next = (np.diff(rows[:2]) == 0).all(axis=0) & (np.diff(rows[2]) == 1)
+        firsts = np.flatnonzero(np.concatenate(([True], ~is_next)))
+        lasts = np.append(firsts[1:], len(indices)) - 1
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            source, turn, number = rows[:, first].tolist()
+            name = indices.names[source]
+            yield RecordRange(epoch=turn, name=name, start=number, end=int(rows[2, last]) + 1)
+        left -= len(indices)
+        if left <= 0:
+            return
 
-    def ranges(self, found: Intervals) -> Iterator[RecordRange]:
-        for epoch, part in found.blocks(self._line.size):
-            first = epoch * self._line.size
-            for start, end in self._unshuffled(epoch, Intervals(part.starts - first, part.ends - first)):
-                yield from self._within_sources(epoch, start, end)
 
-    def _within_sources(self, epoch: int, start: int, end: int) -> Iterator[RecordRange]:
-        """Return a run of records in the order of the sources."""
-        while start < end:
-            place = int(np.searchsorted(self._ends, start, side="right"))
-            stop, shift = min(end, int(self._ends[place])), int(self._shifts[place])
-            name = self._sources[place].name
-            yield RecordRange(epoch=epoch, name=name, start=start + shift, end=stop + shift)
-            start = stop
-
-    def _unshuffled(self, epoch: int, part: Intervals) -> Intervals:
-        """Positions in the epoch's order as records in the order of the sources, as many as are looked up."""
-        if self._plan.order is Shuffle.NONE:
-            return part
-        starts, ends, left = [], [], MOST_LOOKED_UP
-        pieces = (piece for start, end in part for piece in self._pieces(epoch, start, end))
-        for low, high, whole in pieces:
-            lows, highs = self._runs(epoch, low, high if whole else min(high, low + left), whole)
-            starts.append(lows)
-            ends.append(highs)
-            left -= len(lows)
+def _ranges(plan: Plan, found: Intervals) -> Iterator[RecordRange]:
+    places = {source.name: place for place, source in enumerate(plan.spec.sources)}
+    for epoch, part in found.blocks(plan.size):
+        found_in: defaultdict[str, list[tuple[IndexArray, IndexArray]]] = defaultdict(list)
+        left = MOST_LOOKED_UP
+        for low, high in part:
+            for name, starts, ends in _runs(plan, low, high, left):
+                found_in[name].append((starts, ends))
+                left -= len(starts)
             if left <= 0:
                 break
-        return covered(np.concatenate(starts), np.concatenate(ends))
+        for name in sorted(found_in, key=places.__getitem__):
+            starts, ends = map(np.concatenate, zip(*found_in[name], strict=True))
+            for start, end in covered(starts, ends):
+                yield RecordRange(epoch=epoch, name=name, start=start, end=end)
 
-    def _runs(self, epoch: int, low: int, high: int, whole: bool) -> tuple[IndexArray, IndexArray]:
-        """Return a piece as runs of records in the order of the sources."""
-        if not whole:
-            lows = self._look_up(epoch, low, high)
-            return lows, lows + 1
-        if self._plan.window == 1 or high - low == self._line.size:
-            return np.array([low]), np.array([high])
-        window, _, _ = self._window_of(epoch, low)
-        shards = np.array(self._plan.shards_in(epoch, window))
-        lows = self._line.starts(shards)
-        return lows, lows + self._line.lengths(shards)
 
-    def _pieces(self, epoch: int, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Return the run cut into what is the same records in any order, and parts of one window each."""
-        if start == 0 and end == self._line.size:
-            yield start, end, True
+def _runs(plan: Plan, low: int, high: int, most: int) -> Iterator[_Runs]:
+    """Yield the records of a stretch of one epoch: of each storage where runs begin and end; `most` runs."""
+    is_whole = high - low == plan.size
+    in_storage_order = plan.order is Shuffle.NONE and not plan.spec.shuffle_shards
+    if is_whole or in_storage_order:
+        yield from _of_sources(plan.spec.sources, low % plan.size, low % plan.size + high - low)
+        return
+    for cut in plan.slices(low, high):
+        for run in _runs_of(plan, cut, most):
+            most -= len(run[1])
+            yield run
+        if most <= 0:
             return
-        while start < end:
-            _, first, length = self._window_of(epoch, start)
-            stop = first + length
-            if self._plan.order is Shuffle.SHARD and start == first and stop <= end:
-                if self._plan.window == 1:
-                    stop = self._whole_shards(end)
-                yield start, stop, True
-            else:
-                stop = min(stop, end)
-                yield start, stop, False
-            start = stop
 
-    def _window_of(self, epoch: int, number: int) -> tuple[int, int, int]:
-        """Return the window that a number within an epoch is in, the number of its first record, and its
-        length."""
-        if self._plan.window == 1:
-            return self._shard_of(number)
-        position = self._plan.window_position_at(epoch, number)
-        first = self._plan.records_before(epoch, position)
-        return (
-            self._plan.window_at(epoch, position),
-            first,
-            self._plan.records_before(epoch, position + 1) - first,
-        )
 
-    def _shard_of(self, number: int) -> tuple[int, int, int]:
-        line = self._line
-        source = int(np.searchsorted(line.record_ends, number, side="right"))
-        shard = int(line.first_shards[source] + (number - line.first_records[source]) // line.per_shard)
-        shards = np.array([shard])
-        return shard, int(line.starts(shards)[0]), int(line.lengths(shards)[0])
+def _runs_of(plan: Plan, cut: Slice, most: int) -> Iterator[_Runs]:
+    """Yield the same of a slice, which lies in one window."""
+    if plan.order is Shuffle.NONE:
+        shards = [plan.shard(cut)]
+    elif plan.order is Shuffle.SHARD and cut.limit == plan.records_in(cut.epoch, cut.shard):
+        shards = list(plan.storage_of(cut.epoch, cut.shard))  # all of them, in whichever order
+    else:
+        indices = plan.indices(replace(cut, limit=min(cut.limit, most)))
+        sources = np.zeros_like(indices.numbers) if indices.sources is None else indices.sources
+        for source in np.unique(sources).tolist():
+            numbers = indices.numbers[sources == source]
+            yield indices.names[source], numbers, numbers + 1
+        return
+    for shard in shards:
+        yield shard.name, np.array([shard.start]), np.array([shard.end])
 
-    def _whole_shards(self, end: int) -> int:
-        """Return the end of the last shard that lies before `end`."""
-        if end == self._line.size:
-            return end
-        _, first, _ = self._shard_of(end)
-        return first
 
-    def _look_up(self, epoch: int, low: int, high: int) -> IndexArray:
-        """Return the numbers, in the order of the sources, of positions of one window."""
-        window, first, _ = self._window_of(epoch, low)
-        indices = self._plan.indices(Slice(epoch=epoch, shard=window, skip=low - first, limit=high - low))
-        if indices.sources is None:
-            source = np.full(len(indices), self._source_of(window), dtype=np.int64)
-        else:
-            source = indices.sources
-        return indices.numbers - self._shifts[source]
-
-    def _source_of(self, shard: int) -> int:
-        """Return the place of an unshuffled shard's source; where sources are mixed there is one only."""
-        if self._plan.order is Shuffle.GLOBAL or self._plan.window > 1:
-            return 0
-        return int(np.searchsorted(self._line.shard_ends, shard, side="right"))
+def _of_sources(sources: Sequence[Source], low: int, high: int) -> Iterator[_Runs]:
+    """Yield the records `low` to `high`, counted through all sources."""
+    first = 0
+    for source in sources:
+        start, end = max(low - first, 0), min(high - first, source.count)
+        if start < end:
+            yield source.name, np.array([source.start + start]), np.array([source.start + end])
+        first += source.count

@@ -1,7 +1,7 @@
 """Sets of records: each has a number on one line, and a set is a few intervals of integers, on numpy arrays.
 
-Record `position` of a shard in an epoch has the number `epoch * size + records of the shards before, by
-shard number + position`; where windows have several shards, the windows before it in that epoch count.
+Record `position` of a window has the number `epoch * size + records of the windows that stand before it in
+that epoch's order + position`: so what is lent one after the other is one interval.
 `audit.findings` says where a record stands in its storage. All operations on sets are exact, O(n log n) and
 vectorised.
 """
@@ -17,7 +17,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
-from edl_torch.shard import DatasetSpec, IndexArray, Slice, Source
+from edl_torch.shard import DatasetSpec, IndexArray, Slice
 
 _NOTHING: IndexArray = np.empty(0, dtype=np.int64)
 
@@ -145,25 +145,13 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 class Coordinates:
-    """Line of one dataset: shards by number, or windows of shards in order, epoch after epoch."""
+    """Line of one dataset: its epochs one after the other, each in its order."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.plan = Plan(spec)
         self.size = spec.size
-        self.per_shard = spec.records_per_shard
-        pieces = (Source(name="", count=self.size),) if spec.shuffle else spec.sources
-        counts = np.array([piece.count for piece in pieces], dtype=np.int64)
-        shards = -(-counts // self.per_shard)
-        # By source: its first shard and record, and the number after its last one, as in `core.plan`.
-        self.shard_ends = np.cumsum(shards)
-        self.first_shards: IndexArray = self.shard_ends - shards
-        self.record_ends = np.cumsum(counts)
-        self.first_records: IndexArray = self.record_ends - counts
 
-    @property
-    def most_epochs(self) -> int:
-        """Epochs whose records still have a number of 64 bits."""
-        return int(_LARGEST // self.size)
+        self.most_epochs = int(_LARGEST // self.size)  # whose records still have a number of 64 bits
 
     @property
     def epochs(self) -> int:
@@ -178,57 +166,22 @@ class Coordinates:
                 f"that is more than an audit can number"
             )
 
-    def starts(self, shards: IndexArray) -> IndexArray:
-        """Return the number of each shard's first record, within an epoch."""
-        source, inside = self._places(shards)
-        return self.first_records[source] + inside
-
-    def lengths(self, shards: IndexArray) -> IndexArray:
-        """Return records of each shard."""
-        source, inside = self._places(shards)
-        lengths: IndexArray = np.minimum(
-            self.record_ends[source] - self.first_records[source] - inside, self.per_shard
-        )
-        return lengths
-
-    def _places(self, shards: IndexArray) -> tuple[IndexArray, IndexArray]:
-        source = np.searchsorted(self.shard_ends, shards, side="right")
-        return source, (shards - self.first_shards[source]) * self.per_shard
-
     def windows(self, epochs: IndexArray, windows: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return the number of each window's first record, and how many it has; none where there is none."""
-        if self.plan.window == 1:
-            return self.starts(windows) + epochs * self.size, self.lengths(windows)
         starts, lengths = np.zeros_like(windows), np.zeros_like(windows)
         for epoch, places in _by_epoch(epochs):
+            places = places[windows[places] < self.plan.num_shards]
             begins, ends = self.plan.window_bounds(epoch, windows[places])
             starts[places], lengths[places] = begins + epoch * self.size, ends - begins
         return starts, lengths
 
     def window_starts(self, numbers: IndexArray) -> IndexArray:
         """Return the number of the first record of the window that each number lies in."""
-        inside = numbers % self.size
-        if self.plan.window > 1:
-            starts = numbers - inside
-            for epoch, places in _by_epoch(numbers // self.size):
-                starts[places] += self.plan.window_starts(epoch, inside[places])
-            return starts
-        source = np.searchsorted(self.record_ends, inside, side="right")
-        return numbers - (inside - self.first_records[source]) % self.per_shard
-
-    def unsound(
-        self, epochs: IndexArray, shards: IndexArray, starts: IndexArray, stops: IndexArray
-    ) -> IndexArray:
-        """Return the places of those runs that are not a part of a window of the job's epochs."""
-        known = (epochs < self.epochs) & (shards < self.plan.num_shards)
-        _, lengths = self.windows(np.where(known, epochs, 0), np.where(known, shards, 0))
-        return np.flatnonzero(~(known & (starts < stops) & (stops <= lengths)))
-
-    def run(self, cut: Slice) -> tuple[int, int]:
-        """Return the numbers of a slice that lies in the plan."""
-        starts, _ = self.windows(np.array([cut.epoch]), np.array([cut.shard]))
-        start = int(starts[0])
-        return start + cut.skip, start + cut.stop
+        starts = np.zeros_like(numbers)
+        for epoch, places in _by_epoch(numbers // self.size):
+            first = epoch * self.size
+            starts[places] = self.plan.window_starts(epoch, numbers[places] - first) + first
+        return starts
 
     def slices(self, cuts: Iterable[Slice]) -> Intervals:
         """Return the records of slices that lie in the plan."""
@@ -245,22 +198,9 @@ class Coordinates:
     def done(self, token: Token) -> Intervals:
         """Return the records that have an outcome in a token: all behind its cursor but what is open."""
         self.check_epochs(token.epoch + 1)
-        passed = Intervals.run(0, token.epoch * self.size) | self._begun(token)
-        return passed - self.slices((*token.open, *token.remainders))
-
-    def _begun(self, token: Token) -> Intervals:
-        """What the cursor has passed of its epoch."""
-        if self.plan.window > 1 or not self.plan.spec.shuffle_shards:
-            base = token.epoch * self.size
-            passed = self.plan.records_before(token.epoch, token.position) + token.offset
-            return Intervals.run(base, base + passed)
-        shards = np.array(self.plan.windows_at(token.epoch, 0, token.position), dtype=np.int64)
-        lengths = self.lengths(shards)
-        if token.offset:
-            shards = np.append(shards, self.plan.shard_at(token.epoch, token.position))
-            lengths = np.append(lengths, token.offset)
-        starts = self.starts(shards) + token.epoch * self.size
-        return covered(starts, starts + lengths)
+        passed = self.plan.records_before(token.epoch, token.position) + token.offset
+        cursor = token.epoch * self.size + passed
+        return Intervals.run(0, cursor) - self.slices((*token.open, *token.remainders))
 
 
 def _by_epoch(epochs: IndexArray) -> Iterator[tuple[int, IndexArray]]:

@@ -11,83 +11,28 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from edl_torch.audit.intervals import Coordinates, Intervals, covered
-from edl_torch.audit.log import ATTEMPT, EPOCH, SHARD, START, TASK, UPTO, token_digest
-from edl_torch.audit.reading import Chapter, Log, Seen, Snapshot, ToldRun
-from edl_torch.core.mixture import Segments, heard_of
+from edl_torch.audit.intervals import Coordinates
+from edl_torch.audit.log import token_digest
+from edl_torch.audit.reading import Chapter, Kind, Log, Note, Reports, Seen, Snapshot
+from edl_torch.core.mixture import Segments, heard_of, widened
 from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
-from edl_torch.fingerprint import known_by
-from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment
+from edl_torch.fingerprint import known_by, weakest
+from edl_torch.shard import Component, DatasetSpec, MixtureSegment
 
 Key = tuple[str, int]  # ledger id, number of the lineage
 _Placed = tuple[int, Log, Chapter]  # the place of the log
 
 
-@dataclass(slots=True)
-class Reports:
-    """Runs of records that were reported, as arrays of one length.
-
-    `who` is the place of the log, `settled` the line there that has the answer, and `ways` how it came about.
-    """
-
-    starts: IndexArray
-    ends: IndexArray
-    tasks: IndexArray
-    attempts: IndexArray
-    answers: IndexArray
-    who: IndexArray
-    settled: IndexArray
-    ways: IndexArray
-
-    @classmethod
-    def join(cls, parts: Sequence[Reports]) -> Reports:
-        """Return all of them, in order."""
-        if not parts:
-            return cls(*(np.empty(0, dtype=np.int64) for _ in cls.__slots__))
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def at(self, places: IndexArray | npt.NDArray[np.bool_]) -> Reports:
-        """Return those at `places`, numbers or flags."""
-        return Reports(*(getattr(self, name)[places] for name in self.__slots__))
-
-    def answered(self, *answers: int) -> Reports:
-        """Return those with one of these answers."""
-        return self.at(np.isin(self.answers, answers))
-
-    def until(self, limits: Mapping[int, int]) -> Reports:
-        """Return those settled before the line that `limits` has for their log; all of other logs."""
-        if not limits:
-            return self
-        kept = np.ones(len(self), dtype=np.bool_)
-        for place, line in limits.items():
-            kept &= (self.who != place) | (self.settled < line)
-        return self.at(kept)
-
-    @property
-    def records(self) -> int:
-        """Records reported, each as often as it was."""
-        return int((self.ends - self.starts).sum())
-
-
 @dataclass(slots=True, kw_only=True)
 class Lineage:
-    """Reports of one lineage. `acknowledged` leaves out what the same lease put into quarantine."""
+    """All that was told of one lineage, by whatever trainer."""
 
     key: Key
-    acknowledged: Reports
-    quarantined: Reports
-    repeated: Reports  # that the loop had, without an outcome from that; `answers` says why, as a `Kind`
-    uncounted: list[tuple[int, int, int]]  # place of the log, line, records that were reported in vain
-    padding: list[tuple[int, int, int]]  # place of the log, line, padding batches that a step used
-    changed: list[tuple[int, int, str]]  # place of the log, line, what of the data
-    remainders: Intervals
+    told: Mapping[Kind, Reports]
+    notes: list[tuple[int, Note]]  # with the place of the log
     batch_size: int  # the largest of its trainers
     restored: bool = False
     token: str | None = None
@@ -95,6 +40,21 @@ class Lineage:
     age: int = 0  # of its ledger among all, 0 for the oldest, as far as tokens and sessions tell
     seen: dict[int, list[Seen]] = field(default_factory=dict)  # samples of each session's model, by its place
     segments: tuple[MixtureSegment, ...] = ()  # of a mixture: all that its trainers have heard of
+
+    @property
+    def acknowledged(self) -> Reports:
+        """Acknowledgements, without what the same lease put into quarantine."""
+        return self.told[Kind.ACKNOWLEDGED]
+
+    @property
+    def quarantined(self) -> Reports:
+        """Reports of bad records."""
+        return self.told[Kind.QUARANTINED]
+
+    @property
+    def outcomes(self) -> Reports:
+        """Both."""
+        return Reports.join([self.acknowledged, self.quarantined])
 
     def __repr__(self) -> str:
         return f"<Lineage {self.key} acknowledged={self.acknowledged.records}>"
@@ -125,7 +85,9 @@ class DatasetHistory:
     trainers: list[str]  # worker ids by place of the log; '' for logs of other datasets
     sessions: list[str]  # of all logs, by place
     known_by: str = "none"  # strength of the fingerprints of its sessions' data
+    components_known_by: Mapping[str, str] = field(default_factory=dict)  # the same of a mixture's, by name
     unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
+    untouched: tuple[str, ...] = ()  # ledgers that began with nothing, and in which nothing was learnt
     chapters: list[_Placed] = field(default_factory=list)  # of that name, of other data or settings too
 
     def of(self, token: Token) -> DatasetHistory:
@@ -162,36 +124,44 @@ def histories(
 def _history(
     chapters: list[_Placed], sessions: list[str], last: str | None, came: Sequence[Sequence[str]]
 ) -> DatasetHistory:
-    ledgers, perhaps_last = _ordered(chapters, came)
+    ledgers, perhaps_last, untouched = _ordered(chapters, came)
     if last in ledgers:
         perhaps_last = [last]
     # Where several may be the last, that is named, and one that a clock says is the last is as good as any.
     ledger = max(perhaps_last, key=lambda name: min(c.began for _, _, c in chapters if c.ledger == name))
     newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.member))
-    spec = newest.dataset
+    spec, data = newest.dataset, _data_of(newest.dataset, chapters)
     # A ledger of other data under the same name shares no record with the final one.
-    same = [placed for placed in chapters if _agrees(placed, spec, ledger)]
+    same = [placed for placed in chapters if _agrees(placed, replace(spec, components=data), ledger)]
     if spec.components:
         final = [
             placed for placed in same if (placed[2].ledger, placed[2].lineage) == (ledger, newest.lineage)
         ]
-        spec = heard_of(spec, _segments(final))
-    coordinates = Coordinates(spec)
+        spec = heard_of(spec, _segments(final, spec))
+    coordinates = Coordinates(replace(spec, components=data))
     lineages: defaultdict[Key, list[_Placed]] = defaultdict(list)
     for placed in same:
         lineages[placed[2].ledger, placed[2].lineage].append(placed)
     taken: defaultdict[str, list[Taken]] = defaultdict(list)
     for place, _, chapter in same:
         for snapshot in chapter.snapshots:
-            taken[snapshot.digest].append(Taken(place=place, snapshot=snapshot))
+            taken[snapshot.token].append(Taken(place=place, snapshot=snapshot))
     longest = spec
     if spec.stops:  # one that was left may have had other weights, and ended later
-        of_each = [heard_of(spec, _segments(parts)) for parts in lineages.values()]
-        longest = max(of_each, key=lambda one: one.size)
+        longest = max(
+            (heard_of(spec, _segments(parts, spec)) for parts in lineages.values()), key=lambda one: one.size
+        )
+    longest = replace(longest, components=data)
     lines = {name: Coordinates(replace(longest, num_epochs=_most_epochs(same, name))) for name, _ in lineages}
     trainers = [""] * len(sessions)
     for place, log, _ in same:
         trainers[place] = log.worker_id or log.session
+    own, prints = {c.known_by for _, _, c in same}, {c.dataset.fingerprint for _, _, c in same}
+    parts = [one for _, _, c in same for one in c.dataset.components if not one.left]
+    of_each = {
+        one.name: known_by({part.fingerprint for part in parts if part.name == one.name})
+        for one in spec.components
+    }
     return DatasetHistory(
         spec=spec,
         coordinates=coordinates,
@@ -202,19 +172,31 @@ def _history(
         taken=taken,
         trainers=trainers,
         sessions=sessions,
-        known_by=known_by({c.dataset.fingerprint for _, _, c in same}, {c.known_by for _, _, c in same}),
+        known_by=weakest([*of_each.values(), *own]) if of_each else known_by(prints, own),
+        components_known_by=of_each,
         unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
+        untouched=tuple(name for name in untouched if name != ledger),
         chapters=chapters,
     )
 
 
-def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return the ledgers, the oldest first, and those of them that may be the last.
+def _data_of(spec: DatasetSpec, chapters: list[_Placed]) -> tuple[Component, ...]:
+    """The components of a mixture, of which those that have left are what they were before."""
+    whole = {
+        one.name: one for _, _, chapter in chapters for one in chapter.dataset.components if not one.left
+    }
+    return tuple(whole.get(one.name, one) if one.left else one for one in spec.components)
+
+
+def _ordered(
+    chapters: list[_Placed], came: Sequence[Sequence[str]]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the ledgers, the oldest first, those that may be the last, and those that nothing came of.
 
     One is later than another where a session came to it from that, where its trainers came later to a folder
     of logs, or, if nothing of this says otherwise, where it began from a token of that. No clock is asked:
-    those of several machines differ. A ledger that is nobody's successor, and in which nothing was learnt, is
-    not the last.
+    those of several machines differ. A ledger that began from no token, and in which nothing was learnt, is
+    not the last while there are others: a start that found the wrong model, say, made no model.
     """
     before: dict[str, set[str]] = {chapter.ledger: set() for _, _, chapter in chapters}
     came_from: dict[int, str] = {}
@@ -223,7 +205,7 @@ def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[li
         before[chapter.ledger].add(came_from.get(place, chapter.ledger))
         came_from[place] = chapter.ledger
         for snapshot in chapter.snapshots:
-            taken[snapshot.digest].add(snapshot.ledger)
+            taken[snapshot.token].add(snapshot.ledger)
     for run in came:
         for one, later in pairwise(name for name in run if name in before):
             before[later].add(one)
@@ -233,11 +215,12 @@ def _ordered(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> tuple[li
             of_it = taken[token_digest(saved_with(chapter.token))] & before.keys()
             before[chapter.ledger] |= {one for one in of_it if chapter.ledger not in earlier[one]}
     earlier = _all_before(before)
-    followed = {one for name, found in earlier.items() for one in found if name not in earlier[one]}
-    learnt = {chapter.ledger for _, _, chapter in chapters if len(chapter.rows) or chapter.quarantined}
+    learnt = {c.ledger for _, _, c in chapters if (c.runs.kinds <= Kind.QUARANTINED).any()}
+    used = learnt | {c.ledger for _, _, c in chapters if c.token is not None}
     order = sorted(earlier, key=lambda name: (len(earlier[name]), name))
-    last = [name for name in order if name not in followed and (name in learnt or earlier[name])]
-    return order, last or order[-1:]
+    followed = {one for name in used for one in earlier[name] if name not in earlier[one]}
+    last = [name for name in order if name in used and name not in followed]
+    return order, last or order[-1:], [name for name in order if name not in used]
 
 
 def saved_with(text: str) -> str:
@@ -270,7 +253,9 @@ def _most_epochs(chapters: list[_Placed], ledger: str) -> int:
 
 def _agrees(placed: _Placed, spec: DatasetSpec, ledger: str) -> bool:
     _, log, chapter = placed
-    differing = differences(identity(spec), identity(chapter.dataset))
+    there = [component for component in chapter.dataset.components if not component.left]
+    own = identity(replace(chapter.dataset, components=tuple(there)) if there else chapter.dataset)
+    differing = differences(identity(spec), own, asked_is_older=True, may_change=True)
     if differing and chapter.ledger == ledger:
         raise AuditError(
             f"{str(log.path)!r} describes dataset {spec.name!r} of ledger {ledger} otherwise than "
@@ -281,36 +266,29 @@ def _agrees(placed: _Placed, spec: DatasetSpec, ledger: str) -> bool:
 
 def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int) -> Lineage:
     opener = next((chapter for _, _, chapter in placed if chapter.opened), None)
-    quarantined = Reports.join(
-        [
-            _reports(one, coordinates, one[2].quarantined, one[2].bad_answers, one[2].bad_settled)
-            for one in placed
-        ]
-    )
-    remainders = Reports.join([_reports(one, coordinates, one[2].remainders) for one in placed])
-    acknowledged = Reports.join([_acknowledged(item, coordinates) for item in placed])
+    told = Reports.join([_numbered(one, coordinates) for one in placed])
     return Lineage(
         key=key,
-        acknowledged=acknowledged,
-        quarantined=quarantined,
-        repeated=Reports.join([_reports(one, coordinates, one[2].repeated) for one in placed]),
-        uncounted=[(place, line, n) for place, _, chapter in placed for n, line in chapter.uncounted],
-        padding=[(place, line, n) for place, _, chapter in placed for n, line in chapter.padding],
-        changed=[(place, line, said) for place, _, chapter in placed for said, line in chapter.changed],
-        remainders=covered(remainders.starts, remainders.ends),
+        told={kind: told.of(kind) for kind in Kind},
+        notes=[(place, note) for place, _, chapter in placed for note in chapter.notes],
         batch_size=max(chapter.batch_size for _, _, chapter in placed),
         restored=opener is not None,
         token=None if opener is None else opener.token,
         before=0 if opener is None else opener.before,
         age=age,
         seen=_seen(placed),
-        segments=_segments(placed),
+        segments=_segments(placed, coordinates.plan.spec),
     )
 
 
-def _segments(placed: Iterable[_Placed]) -> tuple[MixtureSegment, ...]:
+def _segments(placed: Iterable[_Placed], spec: DatasetSpec) -> tuple[MixtureSegment, ...]:
     """The segments of a mixture that trainers have heard of, as they came one after the other."""
-    told = {one.number: one for _, _, c in placed for one in (*c.dataset.segments, *c.segments)}
+    wider = [component.name for component in spec.components]
+    told: dict[int, MixtureSegment] = {}
+    for _, _, chapter in placed:
+        names = [component.name for component in chapter.dataset.components]
+        known = (*chapter.dataset.segments, *chapter.segments)
+        told |= {one.number: one for one in widened(known, names, wider)}
     return Segments(told[number] for number in sorted(told)).all
 
 
@@ -321,49 +299,20 @@ def _seen(placed: list[_Placed]) -> dict[int, list[Seen]]:
     return {place: seen for place, seen in found.items() if seen}
 
 
-def _acknowledged(placed: _Placed, line: Coordinates) -> Reports:
-    chapter = placed[2]
-    rows = chapter.rows
-    numbers = rows[:, EPOCH], rows[:, SHARD], rows[:, START], rows[:, UPTO], chapter.lines
-    starts, ends, who = _numbered(placed, line, *numbers)
-    answers, settled, ways = chapter.answers, chapter.settled, chapter.ways
-    return Reports(starts, ends, rows[:, TASK], rows[:, ATTEMPT], answers, who, settled, ways)
-
-
-def _reports(
-    placed: _Placed,
-    line: Coordinates,
-    told: Sequence[ToldRun],
-    answers: IndexArray | None = None,
-    settled: IndexArray | None = None,
-) -> Reports:
-    """Return what events told; without an answer each has its kind, on its own line."""
-    runs = np.array(told, dtype=np.int64).reshape(-1, len(ToldRun._fields))
-    epochs, shards, firsts, stops, tasks, attempts, kinds, lines = runs.T
-    starts, ends, who = _numbered(placed, line, epochs, shards, firsts, stops, lines)
-    answers = kinds if answers is None else answers
-    settled = lines if settled is None else settled
-    return Reports(starts, ends, tasks, attempts, answers, who, settled, np.zeros_like(who))
-
-
-def _numbered(
-    placed: _Placed,
-    line: Coordinates,
-    epochs: IndexArray,
-    shards: IndexArray,
-    starts: IndexArray,
-    stops: IndexArray,
-    lines: IndexArray,
-) -> tuple[IndexArray, IndexArray, IndexArray]:
-    """Return the numbers of runs on the line, from and to, and the place of their log. Raises AuditError."""
-    place, log, _ = placed
-    wrong = line.unsound(epochs, shards, starts, stops)
+def _numbered(placed: _Placed, line: Coordinates) -> Reports:
+    """Return the runs of a chapter as numbers on the line. Raises AuditError for one that is not there."""
+    place, log, chapter = placed
+    epochs, windows, runs = chapter.epochs, chapter.windows, chapter.runs
+    known = epochs < line.epochs
+    base, lengths = line.windows(np.where(known, epochs, 0), windows)
+    wrong = np.flatnonzero(~known | (runs.starts >= runs.ends) | (runs.ends > lengths))
     if len(wrong):
         at, num_epochs = wrong[0], line.plan.spec.num_epochs
         of_epochs = f", which has {num_epochs} epoch(s)" if epochs[at] >= num_epochs > 0 else ""
         raise AuditError(
-            f"{str(log.path)!r}, line {lines[at] + 1}, is damaged: positions {starts[at]} to {stops[at]} of "
-            f"shard {shards[at]}, epoch {epochs[at]}, are not in dataset {line.plan.spec.name!r}{of_epochs}"
+            f"{str(log.path)!r}, line {chapter.lines[at] + 1}, is damaged: positions {runs.starts[at]} to "
+            f"{runs.ends[at]} of shard {windows[at]}, epoch {epochs[at]}, are not in dataset "
+            f"{line.plan.spec.name!r}{of_epochs}"
         )
-    base, _ = line.windows(epochs, shards)
-    return base + starts, base + stops, np.full(len(lines), place, dtype=np.int64)
+    who = np.full_like(base, place)
+    return replace(runs, starts=base + runs.starts, ends=base + runs.ends, who=who)

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import DatasetHistory, Key, Reports, saved_with
+from edl_torch.audit.lineage import DatasetHistory, Key, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, Seen
+from edl_torch.audit.reading import Answer, Reports, Seen
 from edl_torch.trainer.vocabulary import Evidence
 
 ROUNDING = 1e-5  # of a value and its move, or twice its dtype's: how far replicas on unlike processors part
@@ -35,9 +35,10 @@ _WORD = 'loader.attach(optimizer, one_model="how they become one")'
 
 _UNSEEN = (
     "among {} record(s) that an optimizer stepped on are some of which no gradient was seen in its "
-    'parameters: a wrapper that reads ahead tells with lookahead="manual" and loader.passed_on(); a batch '
-    "that is skipped goes back with loader.give_back(); gradients come into parameter.grad before the next "
-    "batch is asked for, and stay there until the step"
+    "parameters: a GradScaler is named by loader.attach(optimizer, scaler=scaler); a wrapper that reads "
+    'ahead tells with lookahead="manual" and loader.passed_on(); a batch that is skipped goes back with '
+    "loader.give_back(); gradients come into parameter.grad before the next batch is asked for, and stay "
+    "there until the step"
 )
 _DOUBTS = {
     "written": (
@@ -48,6 +49,14 @@ _DOUBTS = {
     "again": (
         "{} stepped, after {} step(s), on gradients that it had stepped on before: optimizer.zero_grad() "
         "before each backward() that begins a window"
+    ),
+    "padding": (
+        "{} stepped, after {} step(s), on padding batches whose gradients were not 0: multiply the loss as a "
+        "whole by loader.weight, or give it to loader.weigh()"
+    ),
+    "bad": (
+        "{} stepped, after {} step(s), on gradients of a batch that was reported as bad: "
+        "optimizer.zero_grad() after report_batch_done(err_msg=…), and no backward() with it"
     ),
     "unattached": (
         "on batches of {}, after {} step(s), an optimizer stepped that is not attached: "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from edl_torch.audit.intervals import Coordinates, Intervals, covered
-from edl_torch.audit.lineage import Lineage, Reports
-from edl_torch.audit.reading import Answer, Kind
+from edl_torch.audit.lineage import Lineage
+from edl_torch.audit.reading import Answer, Kind, Reports
 from edl_torch.core.leases import Range
+from edl_torch.core.token import Token
 from edl_torch.trainer.vocabulary import Evidence
 
 _UNSURE = Answer.NONE, Answer.LOST  # an earlier try may have been heard
@@ -19,53 +19,86 @@ _UNSURE = Answer.NONE, Answer.LOST  # an earlier try may have been heard
 Settled = Mapping[tuple[int, int], list[Range]]  # (task, attempt) -> positions of a lease with outcomes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Question to a lineage: the outcomes of `required`, where `begun` had theirs before.
-
-    `quarantine` is what the token or the master that requires them has there, `remainders` those of the token
-    that the lineage began from. `left` says at which line of which log the token was taken by which the
-    model left the lineage: what a log has after it is not in the model.
-    """
-
-    required: Intervals
-    begun: Intervals
-    quarantine: Intervals
-    remainders: Intervals
-    settled: Settled = field(default_factory=dict)
-    left: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
 class Part:
-    """Answer of a lineage. `outcomes` includes `begun`; `certain` are those of them that are not assumed.
+    """What one lineage did with the records that it is answerable for: those that are `required` of it.
 
-    Three sets have what loops had before others had it: `returned` was given back, `void` taken back, and
-    `late` reported in vain. `doubt` says what makes the token that the lineage began from inexact.
+    `begun` had their outcome before. `outcomes` includes them; `certain` are those that are not assumed.
     """
 
-    lineage: Lineage
-    required: Intervals
-    begun: Intervals
-    certain: Intervals
-    outcomes: Intervals
-    quarantined: Intervals
-    dropped: Intervals
-    perhaps_dropped: Intervals  # of the assumed: others may have had them last, as a remainder
-    missing: Intervals
-    doubled: Intervals
-    unsettled: int
-    returned: Intervals
-    void: Intervals
-    unlearnt: Intervals  # acknowledged by a step that had no gradients of them
-    several: Intervals  # an optimizer stepped on them more than once
-    late: Intervals
-    uncounted: int  # records reported in vain, nobody knows which
-    padding: int  # padding batches that were trained on like any other
-    changed: list[str]  # what of the data was changed while they were read
-    ways: Mapping[Evidence, int]  # how the records came to be acknowledged that have their outcome from here
-    doubt: str = ""
-    contradictions: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        line: Coordinates,
+        lineage: Lineage,
+        *,
+        required: Intervals,
+        begun: Intervals,
+        later: Token | None,
+        settled: Settled,
+        left: Mapping[int, int],
+    ) -> None:
+        """Count the outcomes.
+
+        Args:
+            line: The numbers of records.
+            lineage: What was told.
+            required: The records that must have an outcome from it, or before it.
+            begun: Those that had one before it.
+            later: The token that requires them, where one does.
+            settled: What the master knows of reports without an answer.
+            left: The line of each log with the token by which the model left the lineage: what a log has
+                after it is not in the model.
+        """
+        self.lineage = lineage
+        self.required = required
+        self.begun = begun
+        began_from = Token.decode(lineage.token) if lineage.token is not None else None
+        acknowledged = _settle(lineage.acknowledged, settled, line)
+        accepted = acknowledged.answered(Answer.ACCEPTED)
+        bad = records_of(lineage.quarantined.answered(Answer.ACCEPTED))
+        self.contradictions: list[str] = []
+        if later is not None:
+            in_token = line.quarantine(later.quarantine)
+            if denied := ((bad & required) - begun - in_token).count:
+                self.contradictions.append(
+                    f"the logs have {denied} record(s) in quarantine that a token has as trained on"
+                )
+            bad |= in_token - begun
+        starts = np.concatenate((accepted.starts, bad.starts, begun.starts))
+        ends = np.concatenate((accepted.ends, bad.ends, begun.ends))
+        self.certain = covered(starts, ends)
+        self.doubled = covered(starts, ends, 2) & required
+        unsure, unsure_bad = acknowledged.answered(*_UNSURE), lineage.quarantined.answered(*_UNSURE)
+        self.unsettled = unsure.records + unsure_bad.records
+        # Of two trainers that reported a record and were never answered, at most one was heard.
+        assumed = (records_of(unsure) | records_of(unsure_bad)) - self.certain
+        self.outcomes = self.certain | assumed
+        missing = required - self.outcomes
+        remainders = records_of(lineage.told[Kind.REMAINDER])
+        if began_from is not None:
+            remainders |= line.slices(began_from.remainders)
+        self.dropped = _dropped(line, missing & remainders, lineage.batch_size)
+        self.missing = missing - self.dropped
+        # Of the assumed: others may have had them last, as a remainder.
+        untold = (missing | assumed) & required
+        self.perhaps_dropped = _dropped(line, untold & remainders, lineage.batch_size) - self.dropped
+        self.quarantined = ((bad - begun) | (records_of(unsure_bad) & assumed)) & required
+        trained = self.own - self.quarantined
+        # How the records came to be acknowledged that have their outcome from here.
+        self.ways = _ways(acknowledged.at(acknowledged.answers != Answer.REFUSED), trained)
+        told = {kind: records_of(lineage.told[kind].until(left)) for kind in Kind if kind > Kind.REMAINDER}
+        # What loops had before others had it: given back, taken back, and reported in vain.
+        self.returned = told[Kind.RETURNED]
+        self.void = told[Kind.VOID]
+        self.late = _late(lineage.acknowledged.until(left), required)
+        self.unlearnt = told[Kind.UNLEARNT] & trained  # acknowledged by a step without gradients of them
+        self.several = told[Kind.SEVERAL] & trained  # an optimizer stepped on them more than once
+        self.partly = told[Kind.PARTLY] & trained  # of several optimizers some alone used their gradients
+        notes = [note for place, note in lineage.notes if note.line < left.get(place, note.line + 1)]
+        # Records reported in vain, nobody knows which; padding batches that were trained on like any other.
+        self.uncounted = sum(note.said for note in notes if note.kind == "uncounted")
+        self.padding = sum(note.said for note in notes if note.kind == "padding")
+        self.changed = [note.said for note in notes if note.kind == "changed"]  # of the data
+        self.doubt = ""  # what makes the token that the lineage began from inexact
 
     @property
     def sound(self) -> bool:
@@ -86,50 +119,6 @@ class Part:
     def own(self) -> Intervals:
         """The required records that have their outcome from this lineage."""
         return (self.outcomes - self.begun) & self.required
-
-
-def examine(line: Coordinates, lineage: Lineage, question: Question) -> Part:
-    """Count the outcomes in one lineage."""
-    required, begun = question.required, question.begun
-    acknowledged = _settle(lineage.acknowledged, question.settled, line)
-    accepted = acknowledged.answered(Answer.ACCEPTED)
-    bad = records_of(lineage.quarantined.answered(Answer.ACCEPTED)) | (question.quarantine - begun)
-    starts = np.concatenate((accepted.starts, bad.starts, begun.starts))
-    ends = np.concatenate((accepted.ends, bad.ends, begun.ends))
-    certain = covered(starts, ends)
-    unsure, unsure_bad = acknowledged.answered(*_UNSURE), lineage.quarantined.answered(*_UNSURE)
-    # Of two trainers that reported a record and were never answered, at most one was heard.
-    assumed = (records_of(unsure) | records_of(unsure_bad)) - certain
-    missing = required - (certain | assumed)
-    remainders = lineage.remainders | question.remainders
-    dropped = _dropped(line, missing & remainders, lineage.batch_size)
-    untold = (missing | assumed) & required
-    perhaps_dropped = _dropped(line, untold & remainders, lineage.batch_size) - dropped
-    quarantined = ((bad - begun) | (records_of(unsure_bad) & assumed)) & required
-    trained = ((certain | assumed) - begun - quarantined) & required
-    repeated, reported = lineage.repeated.until(question.left), lineage.acknowledged.until(question.left)
-    return Part(
-        lineage=lineage,
-        required=required,
-        begun=begun,
-        certain=certain,
-        outcomes=certain | assumed,
-        quarantined=quarantined,
-        dropped=dropped,
-        perhaps_dropped=perhaps_dropped,
-        missing=missing - dropped,
-        doubled=covered(starts, ends, 2) & required,
-        unsettled=unsure.records + unsure_bad.records,
-        returned=records_of(repeated.answered(Kind.RETURNED)),
-        void=records_of(repeated.answered(Kind.VOID)),
-        unlearnt=records_of(repeated.answered(Kind.UNLEARNT)) & trained,
-        several=records_of(repeated.answered(Kind.SEVERAL)) & trained,
-        late=_late(reported, required),
-        uncounted=sum(n for place, at, n in lineage.uncounted if at < question.left.get(place, at + 1)),
-        padding=sum(n for place, at, n in lineage.padding if at < question.left.get(place, at + 1)),
-        changed=[said for place, at, said in lineage.changed if at < question.left.get(place, at + 1)],
-        ways=_ways(acknowledged.at(acknowledged.answers != Answer.REFUSED), trained),
-    )
 
 
 def _late(reported: Reports, required: Intervals) -> Intervals:
@@ -154,7 +143,7 @@ def _ways(reports: Reports, trained: Intervals) -> dict[Evidence, int]:
 
 def all_reports(lineage: Lineage) -> Reports:
     """Return all reports of a lineage that may have been heard, of bad records too."""
-    reports = Reports.join([lineage.acknowledged, lineage.quarantined])
+    reports = lineage.outcomes
     return reports.at(reports.answers != Answer.REFUSED)
 
 

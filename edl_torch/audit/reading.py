@@ -6,7 +6,7 @@ It checks that a log is whole and says where it is not.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from os import PathLike
@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.audit.log import COLUMNS, LEDGERS, SUFFIX, TASK, VERSION, DamagedLine, read_rows
+from edl_torch.audit.log import LEDGERS, STEP, SUFFIX, VERSION, DamagedLine, read_rows
 from edl_torch.core.codec import from_object, from_row
 from edl_torch.errors import AuditError, EdlError
 from edl_torch.fingerprint import STRENGTHS
 from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment
-from edl_torch.trainer.vocabulary import Evidence, ModelSeen
+from edl_torch.trainer.vocabulary import Evidence, ModelSeen, TokenTaken
 
 BLOCK_BYTES = 1 << 24  # of rows, read together
+_COLUMNS = 8  # of a run: epoch, window, first position, the one after the last, task, attempt, line, kind
 
 
 class Answer(IntEnum):
@@ -36,29 +37,75 @@ class Answer(IntEnum):
 
 
 class Kind(IntEnum):
-    """Reason why a training loop may have learnt records once more, or once less, than is counted."""
+    """What a line tells of a run of records.
 
-    RETURNED = 0  # given back by the trainer that had them
-    VOID = 1  # taken back by the master
-    UNLEARNT = 2  # their gradients were thrown away before the step
-    SEVERAL = 3  # an optimizer stepped on them more than once, on new gradients each time
+    The last four say why a training loop may have learnt them once more, or once less, than is counted.
+    """
 
-
-class ToldRun(NamedTuple):
-    """Run of positions that an event tells of: in quarantine, a remainder, or, by its `kind`, learnt more
-    or less often than is counted."""
-
-    epoch: int
-    shard: int
-    start: int
-    upto: int
-    task: int
-    attempt: int
-    kind: int
-    line: int
+    ACKNOWLEDGED = 0
+    QUARANTINED = 1
+    REMAINDER = 2  # given back as less than a batch
+    RETURNED = 3  # given back by the trainer that had them
+    VOID = 4  # taken back by the master
+    UNLEARNT = 5  # their gradients were thrown away before the step
+    SEVERAL = 6  # an optimizer stepped on them more than once, on new gradients each time
+    PARTLY = 7  # of several attached optimizers some used gradients of them, and others did not
 
 
-_TASK, _LINE = ToldRun._fields.index("task"), ToldRun._fields.index("line")
+@dataclass(slots=True)
+class Reports:
+    """Runs of records that lines tell of, in their order, as arrays of one length.
+
+    They are positions of a window in a `Chapter`, and numbers of `audit.intervals` in a lineage. `answers` is
+    what became of those that were reported, `settled` the line that says so (its own where none does), `ways`
+    how they came about, and `who` the place of the log.
+    """
+
+    starts: IndexArray
+    ends: IndexArray
+    kinds: IndexArray
+    tasks: IndexArray
+    attempts: IndexArray
+    answers: IndexArray
+    settled: IndexArray
+    ways: IndexArray
+    who: IndexArray
+
+    @classmethod
+    def join(cls, parts: Sequence[Reports]) -> Reports:
+        """Return all of them, in order."""
+        if not parts:
+            return cls(*(np.empty(0, dtype=np.int64) for _ in cls.__slots__))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def at(self, places: IndexArray | npt.NDArray[np.bool_]) -> Reports:
+        """Return those at `places`, numbers or flags."""
+        return Reports(*(getattr(self, name)[places] for name in self.__slots__))
+
+    def of(self, kind: Kind) -> Reports:
+        """Return those of a kind."""
+        return self.at(self.kinds == kind)
+
+    def answered(self, *answers: int) -> Reports:
+        """Return those with one of these answers."""
+        return self.at(np.isin(self.answers, answers))
+
+    def until(self, limits: Mapping[int, int]) -> Reports:
+        """Return those settled before the line that `limits` has for their log; all of other logs."""
+        if not limits:
+            return self
+        kept = np.ones(len(self), dtype=np.bool_)
+        for place, line in limits.items():
+            kept &= (self.who != place) | (self.settled < line)
+        return self.at(kept)
+
+    @property
+    def records(self) -> int:
+        """Records reported, each as often as it was."""
+        return int((self.ends - self.starts).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,27 +130,36 @@ class Seen(ModelSeen):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Token that was taken. `late` says that the session knew of a later lineage, or of another ledger."""
+class Snapshot(TokenTaken):
+    """Token that was taken: `token` is its digest, and `late` says that the session knew of a later lineage,
+    or of another ledger."""
 
-    digest: str
     ledger: str
     lineage: int
     member: int
-    exact: bool
-    uncounted: int
-    half_stepped: int
     late: bool
     line: int
+
+
+class Note(NamedTuple):
+    """What a line says of no records by name: so many `padding` batches, or records `uncounted`; or what of
+    the data was `changed`."""
+
+    kind: str
+    said: Any
+    line: int
+
+
+def _nothing() -> IndexArray:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True, kw_only=True)
 class Chapter:
     """Chapter of a log: one session in one lineage, from one joining to the next.
 
-    `rows` are acknowledgements with the columns of `audit.log`, `lines` their line numbers from 0,
-    `answers` what became of each, `settled` the line that says so (its own where none does) and `ways` how it
-    came about. `token` is what the lineage was opened with, where this session opened it.
+    Each of its `runs` lies in a window of an epoch; `lines` are their line numbers, from 0. `token` is what
+    the lineage was opened with, where this session opened it.
     """
 
     dataset: DatasetSpec
@@ -116,19 +172,11 @@ class Chapter:
     opened: bool = False
     token: str | None = None
     before: int = 0  # the lineage that the restore left
-    rows: IndexArray = field(default_factory=lambda: np.empty((0, COLUMNS), dtype=np.int64))
-    lines: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    answers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    settled: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    ways: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    quarantined: list[ToldRun] = field(default_factory=list)  # that it reported as unreadable
-    bad_answers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # to these
-    bad_settled: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    remainders: list[ToldRun] = field(default_factory=list)
-    repeated: list[ToldRun] = field(default_factory=list)  # that the loop had, and did not step on as counted
-    uncounted: list[tuple[int, int]] = field(default_factory=list)  # records, line number
-    padding: list[tuple[int, int]] = field(default_factory=list)  # batches that a step used, line number
-    changed: list[tuple[str, int]] = field(default_factory=list)  # what of the data, line number
+    epochs: IndexArray = field(default_factory=_nothing)
+    windows: IndexArray = field(default_factory=_nothing)
+    lines: IndexArray = field(default_factory=_nothing)
+    runs: Reports = field(default_factory=lambda: Reports.join([]))
+    notes: list[Note] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     segments: list[MixtureSegment] = field(default_factory=list)  # of a mixture, since it joined
     seen: list[Seen] = field(default_factory=list)
@@ -147,9 +195,12 @@ class Log:
 def read_logs(directories: Sequence[str | PathLike[str]]) -> list[Log]:
     """All logs in `directories`. Raises AuditError for a missing folder, a folder without logs, or damage."""
     paths: dict[Path, Path] = {}
-    for directory in map(Path, directories):
+    for given in directories:
+        directory = Path(given)
         if not directory.is_dir():
-            raise AuditError(f"{str(directory)!r} is not a directory: give the audit_dir of the trainers")
+            raise AuditError(
+                f"{str(given)!r} is not a directory here: give the audit_dir of the trainers, or a copy of it"
+            )
         found = sorted(directory.glob(f"*{SUFFIX}"))
         if not found:
             raise AuditError(
@@ -196,7 +247,7 @@ class _LogReader:
         self._path = path
         self._opened = 0.0
         self._chapters: list[Chapter] = []
-        self._blocks: list[tuple[list[IndexArray], list[IndexArray]]] = []  # rows and lines, by chapter
+        self._runs: list[list[IndexArray]] = []  # by chapter: arrays with the columns of `_COLUMNS`
         self._answered: list[IndexArray] = []  # line numbers of what settles the lines above
         self._lost: list[int] = []
         self._refused: dict[int, tuple[list[int], list[int]]] = {}  # line -> tasks refused, tasks unsure
@@ -259,8 +310,8 @@ class _LogReader:
         if len(rows):
             if not self._ways:
                 raise self._damaged(line, "an acknowledgement, and no line before says how it came about")
-            self._blocks[-1][0].append(rows)
-            self._blocks[-1][1].append(lines + line)
+            kind = np.full(len(rows), Kind.ACKNOWLEDGED)
+            self._runs[-1].append(np.column_stack((rows[:, :STEP], lines + line, kind)))
         self._answered.append(answered + line)
         return len(rows) + len(answered)
 
@@ -292,32 +343,35 @@ class _LogReader:
             case "way":
                 self._ways.append((line, Evidence[values["way"].upper()]))
             case "snapshot":
-                self._chapters[-1].snapshots.append(_snapshot(self._chapters[-1], values, line))
-                seen = self._chapters[-1].seen
+                here, seen = self._chapters[-1], self._chapters[-1].seen
+                late = (values["ledger"], values["lineage"]) != (here.ledger, here.lineage)
+                here.snapshots.append(from_object(Snapshot, values | {"late": late, "line": line}))
                 if seen and seen[-1].at == "token":
                     seen[-1] = replace(seen[-1], line=line)
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
-            case "returned" | "void" | "unlearnt" | "several":
-                self._chapters[-1].repeated.append(_told(values, line, Kind[kind.upper()]))
             case "changed":
-                self._chapters[-1].changed.append((str(values["said"]), line))
+                self._chapters[-1].notes.append(Note(kind, str(values["said"]), line))
             case "padding":
-                self._chapters[-1].padding.append((int(values["batches"]), line))
+                self._chapters[-1].notes.append(Note(kind, int(values["batches"]), line))
             case "uncounted":
-                self._chapters[-1].uncounted.append((int(values["records"]), line))
-            case "remainder":
-                self._chapters[-1].remainders.append(_told(values | {"task": 0}, line))
+                self._chapters[-1].notes.append(Note(kind, int(values["records"]), line))
             case "quarantined":
                 at = int(values["position"])
-                bad = _told(values | {"start": at, "upto": at + 1}, line, attempt=int(values["attempt"]))
-                self._chapters[-1].quarantined.append(bad)
+                self._run(Kind.QUARANTINED, values | {"start": at, "upto": at + 1}, line)
+            case "remainder" | "returned" | "void" | "unlearnt" | "several" | "partly":
+                self._run(Kind[kind.upper()], values, line)
             case _:
                 raise ValueError(f"unknown event {kind!r}")
 
     def _begin(self, chapter: Chapter) -> None:
         self._chapters.append(chapter)
-        self._blocks.append(([], []))
+        self._runs.append([])
+
+    def _run(self, kind: Kind, values: dict[str, Any], line: int) -> None:
+        epoch, shard, start, upto = (int(values[name]) for name in ("epoch", "shard", "start", "upto"))
+        task, attempt = (int(values.get(name, 0)) for name in ("task", "attempt"))
+        self._runs[-1].append(np.array([[epoch, shard, start, upto, task, attempt, line, kind]]))
 
     def _joined(self, values: dict[str, Any]) -> Chapter:
         return Chapter(
@@ -353,15 +407,21 @@ class _LogReader:
         order = np.argsort(answered, kind="stable")
         lost = order >= len(answered) - len(self._lost)
         settling = answered[order]
-        for chapter, (rows, lines) in zip(self._chapters, self._blocks, strict=True):
-            if rows:
-                chapter.rows, chapter.lines = np.concatenate(rows), np.concatenate(lines)
-            chapter.answers = self._answers(chapter.lines, chapter.rows[:, TASK], settling, lost)
-            chapter.settled = _settled(chapter.lines, settling)
-            chapter.ways = self._ways_of(chapter.lines)
-            bad = np.array(chapter.quarantined, dtype=np.int64).reshape(-1, len(ToldRun._fields))
-            chapter.bad_answers = self._answers(bad[:, _LINE], bad[:, _TASK], settling, lost)
-            chapter.bad_settled = _settled(bad[:, _LINE], settling)
+        for chapter, found in zip(self._chapters, self._runs, strict=True):
+            table = np.concatenate((np.empty((0, _COLUMNS), dtype=np.int64), *found))
+            epochs, windows, starts, ends, tasks, attempts, lines, kinds = np.ascontiguousarray(table.T)
+            chapter.epochs, chapter.windows, chapter.lines = epochs, windows, lines
+            chapter.runs = Reports(
+                starts=starts,
+                ends=ends,
+                kinds=kinds,
+                tasks=tasks,
+                attempts=attempts,
+                answers=self._answers(lines, tasks, settling, lost),
+                settled=np.where(kinds <= Kind.QUARANTINED, _settled(lines, settling), lines),
+                ways=self._ways_of(lines),
+                who=np.zeros_like(lines),
+            )
 
     def _answers(self, lines: IndexArray, tasks: IndexArray, settling: IndexArray, lost: Any) -> IndexArray:
         """What the next line that settles says of each."""
@@ -382,7 +442,7 @@ class _LogReader:
         return answers
 
     def _ways_of(self, lines: IndexArray) -> IndexArray:
-        told, ways = np.array(self._ways, dtype=np.int64).reshape(-1, 2).T
+        told, ways = np.array([(-1, 0), *self._ways], dtype=np.int64).T
         found: IndexArray = ways[np.searchsorted(told, lines) - 1]
         return found
 
@@ -392,28 +452,6 @@ def _settled(lines: IndexArray, settling: IndexArray) -> IndexArray:
     after = np.searchsorted(settling, lines)
     found: IndexArray = np.where(after < len(settling), np.append(settling, 0)[after], lines)
     return found
-
-
-def _snapshot(chapter: Chapter, values: dict[str, Any], line: int) -> Snapshot:
-    ledger, lineage = str(values["ledger"]), int(values["lineage"])
-    return Snapshot(
-        digest=str(values["token"]),
-        ledger=ledger,
-        lineage=lineage,
-        member=int(values["member"]),
-        exact=bool(values["exact"]),
-        uncounted=int(values["uncounted"]),
-        half_stepped=int(values["half_stepped"]),
-        late=(ledger, lineage) != (chapter.ledger, chapter.lineage),
-        line=line,
-    )
-
-
-def _told(values: dict[str, Any], line: int, kind: int = 0, *, attempt: int = 0) -> ToldRun:
-    epoch, shard, start, upto, task = (
-        int(values[name]) for name in ("epoch", "shard", "start", "upto", "task")
-    )
-    return ToldRun(epoch, shard, start, upto, task, attempt, kind, line)
 
 
 def _events(data: bytes) -> Iterator[tuple[int, int]]:

@@ -1,14 +1,24 @@
 """Verdict of an audit: proof, or refutation by named records, that each record had one outcome an epoch.
 
-What counts is the model that came out: the final lineage and those that it goes back to (`audit.chain`). A
-proof is exact where no record was in that model without being counted: given back, taken back, counted or
+A verdict comes about in this order, a file for each:
+
+1. `reading` makes chapters of the lines that `log` wrote: what a session told of records, and the answers.
+2. `lineage` puts the chapters of all sessions together, by history of the model, as sets of numbers
+   (`intervals`), and says which lineage is the last.
+3. `chain` goes back from that, token by token, to the beginning of the data: what counts is the model that
+   came out.
+4. `part` counts what each of these lineages did with the records that it answers for.
+5. `models` compares the samples of parameters: whether one model has all.
+6. `findings` names records with too few or too many outcomes; here all of it is a verdict.
+
+A proof is exact where no record was in that model without being counted: given back, taken back, counted or
 saved inexactly after a loop may have trained on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
 
@@ -20,11 +30,11 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, histories
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, Log, read_logs, read_order
+from edl_torch.audit.reading import Answer, Kind, Log, read_logs, read_order
 from edl_torch.core.mixture import Segments
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
-from edl_torch.shard import DatasetSpec, TaskType
+from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence
 
 _MAY_GO_ON = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
@@ -48,87 +58,107 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """Verdict on one dataset, and what it was found from: the sets of records that it counts."""
-
-    verdict: Verdict
-    history: DatasetHistory
-    chain: LineageChain
-    parts: Sequence[Part]  # the final one first
-    found: Findings
-    open: Intervals
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentShare:
     """What a component of a mixture was to give of the records that the model has, and has given.
 
-    `wanted` is by the weights up to the last of them.
+    `wanted` is by the weights up to the last of them. `known_by` is as that of the whole verdict.
     """
 
     name: str
     size: int
     wanted: float
     acknowledged: int
+    known_by: str
 
     @property
     def passes(self) -> float:
         """Passes over it that these make."""
-        return self.acknowledged / self.size
+        return self.acknowledged / self.size if self.size else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Era:
+    """The time in which a dataset had the same data; `left` is the token that it left them with."""
+
+    history: DatasetHistory
+    chain: LineageChain
+    parts: list[Part]  # the final one first
+    left: Token | None = None
+
+
 class Verdict:
-    """Verdict on one dataset. Unless said otherwise, counts are of records in lineages of the final model.
+    """Verdict on one dataset. Unless said otherwise, counts are of records in lineages of the final model."""
 
-    `findings` names the first ranges of each kind, `unnamed` counts the records of the others.
-    """
+    def __init__(self, era: Era, found: Findings, models: Models, word: FinalWord, used: Set[Key]) -> None:
+        history, parts, final = era.history, era.parts, era.parts[0]
+        spec, began = history.spec, _token_of(parts[-1])
+        ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Evidence}
+        self.dataset = spec.name
+        self.task_type = spec.task_type
+        self.ledger, self.lineage = final.lineage.key
+        self.size = spec.size
+        self.num_epochs = spec.num_epochs  # 0 is endless
+        # Epochs before it were of other data, which have a verdict of their own.
+        self.first_epoch = 0 if began is None else began.first_epoch
+        self.abandoned = 0 if era.left is None else era.left.abandoned  # when the job went on with other data
+        self.records = final.required.count - self.first_epoch * self.size  # that must have an outcome
+        self.quarantined = sum((part.quarantined - part.begun).count for part in parts)
+        self.acknowledged = sum(part.own.count for part in parts) - self.quarantined
+        self.dropped = sum(part.dropped.count for part in parts)
+        self.lost = found.count("lost")
+        self.doubled = found.count("doubled")
+        self.forgotten = found.count("forgotten")
+        self.open = 0  # without an outcome, and need not have one yet
+        # Reported, and no log says whether the master heard it; and those of them that are taken for
+        # acknowledged: nobody else has them, and the master, if asked, does.
+        self.unsettled = sum(part.unsettled for part in parts)
+        self.assumed = sum(part.assumed.count for part in parts)
+        # Of all lineages: acknowledgements that came too late, or after a token that the job went back to.
+        every = history.lineages.values()
+        self.refused = sum(lineage.acknowledged.answered(Answer.REFUSED).records for lineage in every)
+        self.rolled_back = _rolled_back(history, parts, used)
+        self.trainers = sum(map(bool, history.trainers))  # sessions
+        self.lineages = len(history.lineages)
+        # Of the acknowledged: how that came about.
+        self.rests_on = {way.label: count for way, count in ways.items() if count}
+        # Perhaps trained on once more than is counted, by who lives: given back by a loop that had them,
+        # taken back by the master while a loop had them, or reported when the lease was another's.
+        self.repeated = found.count("repeated")
+        self.returned = Intervals.union(part.returned for part in parts).count
+        self.void = Intervals.union(part.void for part in parts).count
+        self.late = Intervals.union(part.late for part in parts).count
+        # Acknowledged by counting reports on batches of several loader workers; and reported so, and trained
+        # on again, as the reports do not say which.
+        self.counted = ways[Evidence.COUNT]
+        self.uncounted = sum(part.uncounted for part in parts)
+        # Padding batches that were trained on like any other: copies, nobody knows of which records.
+        self.padding = sum(part.padding for part in parts)
+        # Acknowledged, though no step came on them, or none that had their gradients.
+        self.unstepped = ways[Evidence.UNSTEPPED] + found.count("unlearnt")
+        # An optimizer stepped on them more than once: chunks of a batch, or the batch again.
+        self.several = Intervals.union(part.several for part in parts).count
+        # Of which some of several optimizers used gradients, and others none.
+        self.partly = Intervals.union(part.partly for part in parts).count
+        self.models = models  # that learnt them
+        self.known_by = history.known_by  # how sessions were seen to have the same data
+        changed = dict.fromkeys(said for part in parts for said in part.changed)
+        self.changed = tuple(changed)  # what of the data, while they were read
+        self.unordered = history.unordered  # ledgers of which nothing tells which is the last
+        self.untouched = history.untouched  # ledgers of starts that learnt nothing
+        self.left_out = _left_out(history, used)  # records learnt under its name from other data, by ledger
+        doubts = (f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt)
+        self.doubts = tuple(doubts)  # why tokens that the model went through are inexact
+        self.inexact_tokens = len(self.doubts)
+        self.unfinished = False  # it was asked for, and records are open
+        self.judged = word.token is not None  # by the master's own word
+        self.contradictions = tuple(text for part in parts for text in part.contradictions)
+        self.advice = ""  # what to do where the job may be one that has not ended
+        self.findings: tuple[Finding, ...] = ()  # the first ranges of each kind
+        self.unnamed: dict[str, int] = {}  # records of the others, by kind
+        self.components = _components(history, parts)  # of a mixture
 
-    dataset: str
-    task_type: TaskType
-    ledger: str
-    lineage: int
-    size: int
-    num_epochs: int  # 0 is endless
-    first_epoch: int  # of these data; those before were of others, which have a verdict of their own
-    abandoned: int  # of the epochs begun when the job went on with other data
-    records: int  # that must have an outcome
-    acknowledged: int
-    quarantined: int
-    dropped: int
-    lost: int
-    doubled: int
-    forgotten: int
-    open: int  # without an outcome, and need not have one yet
-    unsettled: int  # reported, and no log says whether the master heard it
-    assumed: int  # of those, taken for acknowledged: nobody else has them, and the master, if asked, does
-    refused: int  # acknowledgements that came too late; in all lineages
-    rolled_back: int  # acknowledged after a token that the job went back to; in all lineages
-    trainers: int  # sessions
-    lineages: int
-    rests_on: Mapping[str, int]  # of the acknowledged: how that came about, by `trainer.vocabulary.Evidence`
-    repeated: int  # may have been trained on once more than is counted, by who lives: the next three
-    returned: int  # given back by a loop that had them, and may have trained on them
-    void: int  # taken back by the master while a loop had them
-    late: int  # reported, when the lease was another's
-    counted: int  # acknowledged by counting: by reports on batches of several loader workers
-    uncounted: int  # reported so, and trained on again, as the reports do not say which
-    padding: int  # padding batches that were trained on like any other: copies, nobody knows of which records
-    unstepped: int  # acknowledged, though no step came on them, or none that had their gradients
-    several: int  # that an optimizer stepped on more than once: chunks of a batch, or the batch again
-    models: Models  # that learnt them
-    known_by: str  # how sessions were seen to have the same data, the strength of their fingerprints
-    inexact_tokens: int  # of those that the model went through
-    changed: tuple[str, ...] = ()  # what of the data, while they were read
-    unordered: tuple[str, ...] = ()  # ledgers of which nothing tells which is the last
-    doubts: tuple[str, ...] = ()  # why these are inexact
-    unfinished: bool = False  # it was asked for, and records are open
-    judged: bool = False  # by the master's own word
-    contradictions: tuple[str, ...] = ()
-    advice: str = ""  # what to do where the job may be one that has not ended
-    findings: tuple[Finding, ...] = ()
-    unnamed: Mapping[str, int] = field(default_factory=dict)
-    components: tuple[ComponentShare, ...] = ()  # of a mixture
+    def __repr__(self) -> str:
+        return f"<Verdict {self.outcome.label} dataset={self.dataset!r} records={self.records}>"
 
     @property
     def proven(self) -> bool:
@@ -163,6 +193,16 @@ class Verdict:
         if self.task_type is not TaskType.TRAINING:
             return Outcome.DELIVERED
         return Outcome.PROVEN if self.models.one else Outcome.DELIVERED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Verdict on one dataset, and what it was found from: the sets of records that it counts."""
+
+    verdict: Verdict
+    era: Era
+    found: Findings
+    open: Intervals
 
 
 def audit(
@@ -218,16 +258,6 @@ def _read(
     return logs, said
 
 
-@dataclass(frozen=True, slots=True)
-class _Era:
-    """The time in which a dataset had the same data; `left` is the token that it left them with."""
-
-    history: DatasetHistory
-    chain: LineageChain
-    parts: list[Part]
-    left: Token | None = None
-
-
 def _judge_all(
     history: DatasetHistory, word: FinalWord | None, *, unfinished: bool, listed: int
 ) -> Iterator[Judgement]:
@@ -235,7 +265,7 @@ def _judge_all(
     reach back to its beginning."""
     word = word or FinalWord()
     chain = LineageChain(history, word)
-    eras = [_Era(history, chain, chain.parts())]
+    eras = [Era(history, chain, chain.parts())]
     while (left := _token_of(eras[-1].parts[-1])) is not None and left.before:
         before = Token.decode(left.before)
         earlier = history.of(before)
@@ -243,7 +273,7 @@ def _judge_all(
         parts = chain.left_for(eras[-1].parts[-1], left.before)
         if not parts:
             break
-        eras.append(_Era(earlier, chain, parts, before))
+        eras.append(Era(earlier, chain, parts, before))
     used = {part.lineage.key for era in eras for part in era.parts}
     for number in reversed(range(len(eras))):
         # The model went through the lineages of all data before, too.
@@ -257,79 +287,32 @@ def _token_of(part: Part) -> Token | None:
 
 
 def _judge(
-    era: _Era, word: FinalWord, models: Models, used: set[Key], *, unfinished: bool, listed: int
+    era: Era, word: FinalWord, models: Models, used: Set[Key], *, unfinished: bool, listed: int
 ) -> Judgement:
-    history, chain, parts, left = era.history, era.chain, era.parts, era.left
-    final, spec = parts[0], history.spec
-    began = _token_of(parts[-1])
-    first_epoch = 0 if began is None else began.first_epoch
-    excused = final.missing & (Intervals() if left else _excused(history, final, word, unfinished))
+    history, final = era.history, era.parts[0]
+    excused = final.missing & (Intervals() if era.left else _excused(history, final, word, unfinished))
     final.missing -= excused
     ahead = _ahead(history, final, word)
     late = Intervals() if unfinished else ahead  # a job that is said to be over has nothing ahead of it
     final.missing |= late - final.certain
-    found = Findings(history, parts, judged=word.token is not None)
-    named = found.named(listed)
-    quarantined = sum((part.quarantined - part.begun).count for part in parts)
-    ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Evidence}
     left_open = excused | (ahead - late)
-    changed = dict.fromkeys(said for part in parts for said in part.changed)
-    doubts = [f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt]
-    verdict = Verdict(
-        dataset=spec.name,
-        task_type=spec.task_type,
-        ledger=final.lineage.key[0],
-        lineage=final.lineage.key[1],
-        size=spec.size,
-        num_epochs=spec.num_epochs,
-        first_epoch=first_epoch,
-        abandoned=0 if left is None else left.abandoned,
-        records=final.required.count - first_epoch * spec.size - excused.count + late.count,
-        acknowledged=sum(part.own.count for part in parts) - quarantined,
-        quarantined=quarantined,
-        dropped=sum(part.dropped.count for part in parts),
-        lost=found.count("lost"),
-        doubled=found.count("doubled"),
-        forgotten=found.count("forgotten"),
-        open=left_open.count,
-        unfinished=unfinished and bool(left_open),
-        rests_on={way.label: count for way, count in ways.items() if count},
-        repeated=found.count("repeated"),
-        returned=Intervals.union(part.returned for part in parts).count,
-        void=Intervals.union(part.void for part in parts).count,
-        late=Intervals.union(part.late for part in parts).count,
-        counted=ways[Evidence.COUNT],
-        uncounted=sum(part.uncounted for part in parts),
-        padding=sum(part.padding for part in parts),
-        unstepped=ways[Evidence.UNSTEPPED] + found.count("unlearnt"),
-        several=Intervals.union(part.several for part in parts).count,
-        models=models,
-        known_by=history.known_by,
-        inexact_tokens=len(doubts),
-        unordered=history.unordered,
-        changed=tuple(changed),
-        doubts=tuple(doubts),
-        unsettled=sum(part.unsettled for part in parts),
-        assumed=sum(part.assumed.count for part in parts),
-        refused=sum(item.acknowledged.answered(Answer.REFUSED).records for item in history.lineages.values()),
-        rolled_back=_rolled_back(history, parts, used),
-        trainers=sum(map(bool, history.trainers)),
-        lineages=len(history.lineages),
-        judged=word.token is not None,
-        contradictions=tuple(text for part in parts for text in part.contradictions),
-        findings=named,
-        unnamed=_unnamed(found, named),
-        components=_components(spec, parts),
-    )
+    found = Findings(history, era.parts, judged=word.token is not None)
+    verdict = Verdict(era, found, models, word, used)
+    verdict.records += late.count - excused.count
+    verdict.open = left_open.count
+    verdict.unfinished = unfinished and bool(left_open)
+    verdict.findings = found.named(listed)
+    verdict.unnamed = _unnamed(found, verdict.findings)
     wrong = verdict.doubled or verdict.forgotten or verdict.contradictions
-    may_go_on = late.count if word.token is not None else verdict.lost and not unfinished and left is None
+    may_go_on = late.count if verdict.judged else verdict.lost and not unfinished and era.left is None
     if may_go_on and not wrong:
-        verdict = replace(verdict, advice=_MAY_GO_ON)
-    return Judgement(verdict=verdict, history=history, chain=chain, parts=parts, found=found, open=left_open)
+        verdict.advice = _MAY_GO_ON
+    return Judgement(verdict=verdict, era=era, found=found, open=left_open)
 
 
-def _components(spec: DatasetSpec, parts: list[Part]) -> tuple[ComponentShare, ...]:
+def _components(history: DatasetHistory, parts: list[Part]) -> tuple[ComponentShare, ...]:
     """Return the shares of a mixture's components: by its plan, and by what each lineage acknowledged."""
+    spec = history.spec
     if not spec.components or not all(part.lineage.segments for part in parts):
         return ()
     given = np.zeros(len(spec.components), np.int64)
@@ -343,8 +326,14 @@ def _components(spec: DatasetSpec, parts: list[Part]) -> tuple[ComponentShare, .
     lags = whole.lags(last)
     wanted = [float(count + lag) for count, lag in zip(whole.counts(last).tolist(), lags, strict=True)]
     return tuple(
-        ComponentShare(name=one.name, size=one.size, wanted=wanted[c], acknowledged=int(given[c]))
-        for c, one in enumerate(spec.components)
+        ComponentShare(
+            name=one.name,
+            size=one.size,
+            wanted=wanted[c],
+            acknowledged=int(given[c]),
+            known_by=history.components_known_by[one.name],
+        )
+        for c, one in enumerate(history.coordinates.plan.spec.components)
     )
 
 
@@ -369,10 +358,20 @@ def _ahead(history: DatasetHistory, final: Part, word: FinalWord) -> Intervals:
     return Intervals.run(0, history.spec.num_epochs * history.spec.size) - final.required
 
 
-def _rolled_back(history: DatasetHistory, parts: list[Part], used: set[Key]) -> int:
+def _rolled_back(history: DatasetHistory, parts: list[Part], used: Set[Key]) -> int:
     beyond = sum((part.outcomes - part.begun - part.required).count for part in parts[1:])
     unused = [lineage.acknowledged for key, lineage in history.lineages.items() if key not in used]
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)
+
+
+def _left_out(history: DatasetHistory, used: Set[Key]) -> dict[str, int]:
+    """Return, by ledger, the records that runs of other data learnt under the same name."""
+    found: dict[str, int] = {}
+    known = {ledger for ledger, _ in (*history.lineages, *used)}
+    for _, _, chapter in history.chapters:
+        if chapter.ledger not in known and (learnt := chapter.runs.of(Kind.ACKNOWLEDGED).records):
+            found[chapter.ledger] = found.get(chapter.ledger, 0) + learnt
+    return found
 
 
 def _unnamed(found: Findings, named: Sequence[Finding]) -> dict[str, int]:

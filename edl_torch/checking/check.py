@@ -23,7 +23,14 @@ import numpy as np
 
 from edl_torch.core.registration import validate_spec
 from edl_torch.errors import BadRecord, EdlError, InvalidArgument, ReaderError, SourceChanged
-from edl_torch.readers.base import AbstractDataReader, is_source_error, name_record, reader_fingerprint
+from edl_torch.readers.base import (
+    AbstractDataReader,
+    IndexedReader,
+    is_source_error,
+    name_record,
+    reader_fingerprint,
+    reader_sources,
+)
 from edl_torch.readers.storage import is_url
 from edl_torch.shard import DatasetSpec, IndexArray, Shard, Source, Task, TaskType
 
@@ -95,6 +102,45 @@ def check(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What reading all records once asks a store for."""
+
+    requests: int
+    nbytes: int
+
+
+def cost_of_epoch(reader: AbstractDataReader, *, shuffled: bool) -> Cost | None:
+    """What an epoch asks a store for, in leases of the usual length; None where the reader cannot say.
+
+    Nothing is asked for: names and sizes are known since the reader was made.
+    """
+    if not isinstance(reader, IndexedReader):
+        leases = [
+            (source.name, at, min(at + _LEAST, source.start + source.count))
+            for source in reader_sources(reader)
+            for at in range(source.start, source.start + source.count, _LEAST)
+        ]
+        wanted = reader.requests_of(leases)  # a shuffle of blocks asks for the same ones in another order
+        return None if wanted is None else _cost_of(wanted)
+    order: IndexArray = np.arange(reader.count)
+    if shuffled:
+        order = np.random.default_rng(0).permutation(reader.count)
+    cost = Cost(requests=0, nbytes=0)
+    for at in range(0, reader.count, _LEAST):
+        wanted = reader.requests(order[at : at + _LEAST].tolist())
+        if wanted is None:
+            return None
+        one = _cost_of(wanted)
+        cost = Cost(requests=cost.requests + one.requests, nbytes=cost.nbytes + one.nbytes)
+    return cost
+
+
+def _cost_of(wanted: Sequence[tuple[object, int, int]]) -> Cost:
+    lengths = [length for _, _, length in wanted if length]
+    return Cost(requests=len(lengths), nbytes=sum(lengths))
+
+
 class _Job:
     """Adds up what is told."""
 
@@ -132,7 +178,7 @@ def _read_here(
 
 # Worker processes that read spans; one that dies costs the record that killed it, and is replaced ----------
 
-_MOST_DEATHS = 16  # in one span
+MOST_DEATHS = 16  # in one span
 _JOIN_S = 5.0
 
 
@@ -217,7 +263,7 @@ class Workers:
         deaths = span.deaths + 1
         if not span.careful:
             return replace(span, start=at, careful=True, deaths=deaths)
-        stop = span.end if deaths > _MOST_DEATHS else at + 1
+        stop = span.end if deaths > MOST_DEATHS else at + 1
         lost = found("unreadable", span.name, at, f"the process that read it {worker.how_it_died}")
         tell(stop - at, Told(at=stop, findings=(replace(lost, end=stop),)))
         return replace(span, start=stop, careful=False, deaths=deaths) if stop < span.end else None

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from edl_torch.audit.chain import FinalWord
-from edl_torch.audit.findings import Finding
+from edl_torch.audit.findings import MEANING, WRONG, Finding
 from edl_torch.audit.verdict import Outcome, Verdict, judge
-from edl_torch.cli.verdict_words import MEANING, grounds, headline, inexact, undecided, worst
+from edl_torch.cli.verdict_words import grounds, headline, inexact, undecided, worst
 
-_COUNTS = ("acknowledged", "quarantined", "dropped", "lost", "doubled", "forgotten", "open")
+_COUNTS = ("acknowledged", "quarantined", "dropped", *WRONG, "open")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def _words(state: Path) -> dict[str, FinalWord]:
 def write_json(verdicts: list[Verdict]) -> str:
     """Everything, indented. Names may hold undecodable bytes, so it is ASCII."""
     datasets = [_summary(verdict.outcome) | _values(verdict) for verdict in verdicts]
-    return json.dumps(_summary(worst(verdicts)) | {"datasets": datasets}, indent=2)
+    return json.dumps(_summary(worst(verdicts)) | {"datasets": datasets}, indent=2, default=asdict)
 
 
 def _summary(outcome: Outcome) -> dict[str, object]:
@@ -57,7 +57,7 @@ def _summary(outcome: Outcome) -> dict[str, object]:
 
 def _values(verdict: Verdict) -> dict[str, object]:
     said = {"headline": headline(verdict), "undecided": [*undecided(verdict)], "inexact": [*inexact(verdict)]}
-    return said | asdict(verdict) | {"task_type": verdict.task_type.name}
+    return said | vars(verdict) | {"task_type": verdict.task_type.name}
 
 
 def write_table(verdicts: list[Verdict]) -> str:
@@ -72,7 +72,10 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     epochs = f"{verdict.num_epochs} epoch(s)" if verdict.num_epochs else "endless"
     if verdict.first_epoch:
         epochs += f", of which {verdict.first_epoch} had other data"
-    yield f"  {verdict.size} records, {epochs}; {verdict.records} must have exactly one outcome"
+    size = f"{verdict.size} records, {epochs}"
+    if verdict.components:
+        size = f"a mixture of {verdict.size} records" if verdict.num_epochs else "an endless mixture"
+    yield f"  {size}; {verdict.records} must have exactly one outcome"
     if verdict.abandoned:
         yield f"  {verdict.abandoned} more were abandoned: the job went on with other data in its next epoch"
     yield (
@@ -95,7 +98,8 @@ def _kind(verdict: Verdict, kind: str) -> Iterator[str]:
     more = verdict.unnamed.get(kind, 0)
     if found or more:
         yield f"  {kind}: {MEANING[kind]}"
-    yield from (f"    {_finding(finding)}" for finding in found)
+    unit = "pass" if verdict.components else "epoch"
+    yield from (f"    {unit} {_finding(finding)}" for finding in found)
     if more:
         yield f"    … and {more} more record(s)"
 
@@ -106,4 +110,4 @@ def _finding(finding: Finding) -> str:
     which = f"record {records.start}"
     if len(records) > 1:
         which = f"records {records.start} to {records.end - 1}"
-    return f"epoch {records.epoch}: {which} of {records.name!r}{by}"
+    return f"{records.epoch}: {which} of {records.name!r}{by}"

@@ -17,16 +17,16 @@ from typing import NewType
 import numpy as np
 
 from edl_torch import __version__
-from edl_torch.audit.drawing import WRONG, Branch, Drawing, EpochMap, Lane, draw
-from edl_torch.audit.findings import Finding
+from edl_torch.audit.drawing import Branch, Drawing, EpochMap, Lane, draw
+from edl_torch.audit.findings import MEANING, WRONG, Finding
 from edl_torch.audit.verdict import Judgement, Outcome, Verdict
-from edl_torch.cli.verdict_words import MEANING, delivered, grounds, inexact, undecided, worst
+from edl_torch.cli.verdict_words import delivered, grounds, inexact, undecided, worst
 from edl_torch.core.limits import printable
-from edl_torch.core.plan import Plan
 from edl_torch.core.status import cell_edges
 from edl_torch.errors import OutputError
 from edl_torch.master.web import hashes, with_style
 from edl_torch.readers.shared.files import whole_file
+from edl_torch.trainer.vocabulary import Evidence
 
 VERDICT_SIGNS = {
     Outcome.PROVEN: ("✓", "good"),
@@ -101,7 +101,7 @@ def _banner(judgements: Sequence[Judgement], outcome: Outcome) -> Markup:
         tag(
             "li",
             tag("a", text(judgement.verdict.dataset), href=f"#dataset-{number}"),
-            text(f": {_sentence(judgement.verdict)}{_quarantine(judgement.verdict)}"),
+            text(f": {_sentence(judgement.verdict)}{_unlearnt(judgement.verdict)}"),
         )
         for number, judgement in enumerate(judgements)
     ]
@@ -130,12 +130,18 @@ def _sentence(verdict: Verdict) -> str:
         case Outcome.DELIVERED:
             return f"all {must} have it: {delivered(verdict)}."
         case _:
-            return f"all {must} have it, and one model has learnt each."
+            learnt = verdict.acknowledged - verdict.rests_on.get(Evidence.SKIPPED.label, 0)
+            which = "each" if learnt == verdict.records else f"{learnt:,} of them"
+            return f"all {must} have it, and one model has learnt {which}."
 
 
-def _quarantine(verdict: Verdict) -> str:
-    found = verdict.quarantined
-    return f" {found:,} of {verdict.records:,} are in quarantine." if found else ""
+def _unlearnt(verdict: Verdict) -> str:
+    found = {
+        "put into quarantine": verdict.quarantined,
+        "dropped": verdict.dropped,
+        "stepped over by a GradScaler": verdict.rests_on.get(Evidence.SKIPPED.label, 0),
+    }
+    return "".join(f" {n:,} of {verdict.records:,} were {where}." for where, n in found.items() if n)
 
 
 def _dataset(number: int, judgement: Judgement) -> Markup:
@@ -291,23 +297,21 @@ def bar(look: str, kinds: Mapping[str, Sequence[Box]]) -> Markup:
 
 
 def epoch_maps(judgement: Judgement, drawing: Drawing) -> Iterator[Markup]:
-    plan, size = judgement.history.coordinates.plan, judgement.verdict.size
-    sizes = np.diff(cell_edges(size)).tolist()
+    sizes = np.diff(cell_edges(judgement.verdict.size)).tolist()
     few = len(drawing.epochs) <= 3
     for epoch in drawing.epochs:
-        yield tag("article", *_epoch(epoch, plan, sizes, few), _class="card")
+        yield tag("article", *_epoch(epoch, sizes, few), _class="card")
     if drawing.more_epochs:
         found = ", ".join(f"{name} {count:,}" for name, count in drawing.others.items()) or "no outcomes"
         line = f"… and {count(drawing.more_epochs, 'epoch')} more, not drawn: {found}."
         yield tag("p", text(line), _class="card soft")
 
 
-def _epoch(epoch: EpochMap, plan: Plan, sizes: Sequence[int], few: bool) -> Iterator[Markup]:
+def _epoch(epoch: EpochMap, sizes: Sequence[int], few: bool) -> Iterator[Markup]:
     outcomes = (
         _lane(lane, lane.name, f"{SIGNS.get(lane.name, '')}{lane.name}", sizes) for lane in epoch.outcomes
     )
-    what, last = ("window", plan.num_windows - 1) if plan.window > 1 else ("shard", plan.num_shards - 1)
-    ends = (tag("span", text(f"{what} {number:,}")) for number in dict.fromkeys((0, last)))
+    ends = (tag("span", text(f"{which} in its order")) for which in ("first", "last"))
     yield tag("h4", text(f"Epoch {epoch.epoch}"))
     yield tag("ul", *outcomes, _class="lanes")
     yield tag("div", *ends, _class="ends")

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edl_torch.checking.check import KINDS, CheckReport, Flaw, check, spread, validate_sources
+from edl_torch.checking.check import KINDS, CheckReport, Flaw, check, cost_of_epoch, spread, validate_sources
 from edl_torch.checking.sheet import cells, draw, save
 from edl_torch.cli.datasets import ProgressLine, open_data
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.storage.names import is_url
 from edl_torch.shard import Source, TaskType
 
 CLEAN, FINDINGS = 0, 1
@@ -31,12 +32,38 @@ _MEANING = {
 
 def run(options: argparse.Namespace) -> int:
     """Check, print, draw. Returns 0: nothing is wrong, 1: findings, 2: the data cannot be used."""
+    if options.dry_run:
+        print(_dry_run(options))
+        return CLEAN
     report, drawn = _check(options)
     listed = max(0, options.list)
     print(write_json(report, options.data) if options.json else write_table(report, listed))
     if drawn is not None and not options.json:
         print(f"sample: {drawn} record(s) drawn to {options.sample}")
     return FINDINGS if report.findings else CLEAN
+
+
+def _dry_run(options: argparse.Namespace) -> str:
+    """What an epoch costs, as JSON or as lines."""
+    reader, sources = open_data(options, options.data, TaskType[options.mode.upper()])
+    records = sum(source.count for source in sources)
+    orders = {"shuffled": True, "in order": False}
+    costs = {name: cost_of_epoch(reader, shuffled=shuffled) for name, shuffled in orders.items()}
+    if options.json:
+        found = {
+            name.replace(" ", "_"): None if cost is None else asdict(cost) for name, cost in costs.items()
+        }
+        return json.dumps({"data": options.data, "records": records, "epoch": found}, indent=2)
+    said = [f"{type(reader).__name__}: {records:,} record(s); nothing was read"]
+    unknown = (
+        "the reader cannot say what it asks a store for"
+        if is_url(options.data)
+        else "nothing of a store: the data are files of this machine"
+    )
+    for name, cost in costs.items():
+        known = "" if cost is None else f"{cost.requests:,} request(s), {cost.nbytes:,} bytes"
+        said.append(f"an epoch, {name}: {known or unknown}")
+    return "\n".join(said)
 
 
 def _check(options: argparse.Namespace) -> tuple[CheckReport, int | None]:
@@ -46,6 +73,7 @@ def _check(options: argparse.Namespace) -> tuple[CheckReport, int | None]:
     validate_sources(sources, mode)
     total = sum(source.count for source in sources)
     limit = None if options.limit is None else min(options.limit, total)
+    cost = cost_of_epoch(reader, shuffled=False)
     with ProgressLine(limit or total, "records") as progress:
         report = check(
             reader,
@@ -54,7 +82,7 @@ def _check(options: argparse.Namespace) -> tuple[CheckReport, int | None]:
             workers=_workers(options, limit or total),
             limit=options.limit,
             drawn=() if options.sample is None else spread(sources, options.sample_count),
-            progress=progress,
+            progress=lambda count: progress(count, None if cost is None else cost.nbytes * count // total),
             whole=options.whole,
         )
     if options.sample is None:

@@ -24,16 +24,24 @@ _KINDS = (
 )
 
 
+# What says something of the master's own datasets, where it is said.
+_SHUFFLES = [option for option in OPTIONS if option.startswith("shuffle")]
+_OF_DATA = ["custom_data_reader", "custom_data_reader_params", *_SHUFFLES]
+
+
 def described(options: argparse.Namespace) -> Iterator[Registration]:
     """One registration for each kind of data that is given.
 
     Evaluation has as many epochs as training, one after each; prediction has one. Shuffles are training's.
     """
     given = [(name, getattr(options, option), kind) for name, option, kind in _KINDS]
-    if options.custom_data_reader and not any(path for _, path, _ in given):
-        raise InvalidArgument(
-            "--custom_data_reader needs --training_data, --validation_data or --prediction_data"
-        )
+    if not any(path for _, path, _ in given):
+        for option in _OF_DATA:
+            if getattr(options, option, None):
+                raise InvalidArgument(
+                    f"--{option} needs --training_data, --validation_data or --prediction_data: "
+                    "trainers say it of the datasets that they bring"
+                )
     for name, path, kind in given:
         if path is not None:
             yield _registration(options, name, path, kind)
@@ -43,7 +51,7 @@ def _registration(options: argparse.Namespace, name: str, path: str, kind: TaskT
     reader, sources = open_data(options, path, kind)
     given = {option: value for option, value in vars(options).items() if option in OPTIONS}
     if kind is not TaskType.TRAINING:
-        given = {option: value for option, value in given.items() if not option.startswith("shuffle")}
+        given = {option: value for option, value in given.items() if option not in _SHUFFLES}
     if kind is TaskType.PREDICTION:
         given["num_epochs"] = 1
     return Registration(
@@ -106,11 +114,11 @@ class ProgressLine:
         self._next = self._began
         self._drawn = False
 
-    def __call__(self, count: int) -> None:
-        """Show that `count` are done, at most ten times a second."""
+    def __call__(self, count: int, nbytes: int | None = None) -> None:
+        """Show that `count` are done, which have so many bytes, at most ten times a second."""
         if self._shown and (now := self._clock()) >= self._next:
             self._next = now + _EVERY_S
-            self._draw(count, now)
+            self._draw(count, nbytes, now)
 
     def __enter__(self) -> ProgressLine:
         return self
@@ -120,12 +128,13 @@ class ProgressLine:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
-    def _draw(self, count: int, now: float) -> None:
+    def _draw(self, count: int, nbytes: int | None, now: float) -> None:
         part = min(1.0, count / self._total) if self._total else 1.0
         bar = "#" * int(part * _WIDTH)
         rate = count / max(now - self._began, 1e-9)
         left = f", {max(0, self._total - count) / rate:,.0f} s left" if count else ""
-        line = f"[{bar:<{_WIDTH}}] {part:4.0%}  {count:,} of {self._total:,} {self._what}{left}"
+        size = "" if nbytes is None else f", {nbytes:,} bytes"
+        line = f"[{bar:<{_WIDTH}}] {part:4.0%}  {count:,} of {self._total:,} {self._what}{size}{left}"
         self._stream.write(f"\r\x1b[K{line}")
         self._stream.flush()
         self._drawn = True

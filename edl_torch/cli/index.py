@@ -8,16 +8,22 @@ from __future__ import annotations
 import argparse
 
 from edl_torch.cli.datasets import ProgressLine
+from edl_torch.errors import InvalidArgument
 
 
 def run(options: argparse.Namespace) -> int:
     """Index each tar that has no index that fits; returns the exit status. What is written stays."""
+    from edl_torch.readers.registry import parse_reader_params
     from edl_torch.readers.storage import Storage
     from edl_torch.readers.tar.index import TARS, OpenTar, index_beside, made_index, write_beside
 
-    storage = Storage()
-    names = TARS.files(options.data, storage)
-    total = sum(found.size for found in map(storage.look, names) if found is not None)
+    params = parse_reader_params(options.custom_data_reader_params)
+    if strange := params.keys() - {"storage_options"}:
+        raise InvalidArgument(f"--custom_data_reader_params: {min(strange)!r} is no option of an index")
+    storage = Storage(params.get("storage_options"))
+    with storage.apart() as first:  # which is told sooner that nobody answers
+        names = TARS.files(options.data, first)
+        total = sum(found.size for found in map(first.look, names) if found is not None)
     samples = written = done = 0
 
     def shown(at: int) -> None:

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -132,7 +133,8 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     _flag(group, "--insecure", "allow an address that other machines can reach without TLS and token")
 
 
-def _add_credentials(parser: argparse.ArgumentParser) -> None:
+def _add_client(parser: argparse.ArgumentParser) -> None:
+    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     group = parser.add_argument_group(
         "security", "default: EDL_MASTER_TOKEN_FILE, EDL_MASTER_TLS_CA and the like"
     )
@@ -147,8 +149,7 @@ def _add_credentials(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
-    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
-    _add_credentials(parser)
+    _add_client(parser)
     _flag(parser, "--json", "print JSON")
     again = "print it again every S seconds, until Ctrl-C (default: 2)"
     _option(parser, "--watch", type=_seconds, nargs="?", const=2.0, metavar="S", help=again)
@@ -158,14 +159,12 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "weights", nargs="+", metavar="NAME=WEIGHT", help="of each component, 0 leaves it out"
     )
-    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
     _option(parser, "--dataset", default="training", metavar="NAME", help="the mixture (default: training)")
-    _add_credentials(parser)
+    _add_client(parser)
 
 
 def _add_top(parser: argparse.ArgumentParser) -> None:
-    _option(parser, "--addr", metavar="HOST:PORT", help="the master (default: EDL_MASTER_ADDR)")
-    _add_credentials(parser)
+    _add_client(parser)
     _duration(parser, "--every", 1.0, "look so often (default: 1)")
 
 
@@ -181,7 +180,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     unfinished = "the job still runs or was stopped: records without an outcome are open, not lost"
     _flag(parser, "--unfinished", unfinished)
     _path(parser, "--html", "FILE", "draw it too, as one HTML file: lineages, epochs and wrong records")
-    _number(parser, "--list", 20, "ranges of each kind to name (20)")
+    _number(parser, "--list", 20, "ranges of each kind to name (default: 20)")
     expect = "what ends with 0: proven (the default), or delivered, or better"
     _option(parser, "--expect", default="proven", choices=("proven", "delivered"), help=expect)
 
@@ -190,30 +189,35 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="data that a reader knows, as for --training_data")
     target = "a file, or with --records_per_file a folder"
     parser.add_argument("target", type=_written_path, metavar="TARGET", help=target)
-    _number(parser, "--records_per_file", None, "many files of so many records")
-    how = "records as bytes: auto, bytes, text, json, npy, npz or MODULE:FUNCTION"
+    _number(parser, "--records_per_file", None, "write a folder of files with N records each")
+    how = "records as bytes: auto (default), bytes, text, json, npy, npz or MODULE:FUNCTION"
     _option(parser, "--encode", default="auto", metavar="HOW", help=how)
-    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
-    _option(parser, "--dialect", default="python", choices=("python", "go"), help="which library reads it")
-    _option(parser, "--compressor", default="snappy", choices=("none", "snappy", "gzip"))
-    _number(parser, "--max_chunk_bytes", 1 << 18, "records in a chunk")
+    _mode(parser)
+    dialect = "of the library that is to read it: pyrecordio's (default) or Go's; edl_torch reads both"
+    _option(parser, "--dialect", default="python", choices=("python", "go"), help=dialect)
+    compressors = ("none", "snappy", "gzip")
+    _option(parser, "--compressor", default="snappy", choices=compressors, help="of chunks (default: snappy)")
+    _number(parser, "--max_chunk_bytes", 1 << 18, "bytes of records in a chunk (default: 262144)")
     _add_reader(parser)
 
 
 def _add_index(parser: argparse.ArgumentParser) -> None:
     what = "tars, folders of them, or globs"
     parser.add_argument("data", nargs="+", metavar="PATH", help=what)
+    what = "storage_options={…}: endpoint, region, credentials of a store"
+    _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help=what)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="data that a reader knows, as for --training_data")
-    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"))
+    _mode(parser)
     _number(parser, "--workers", None, "processes that read (default: one a core)")
     _number(parser, "--limit", None, "read a sample of N records instead of all")
+    _flag(parser, "--dry_run", "read no record: say what an epoch asks a store for")
     _option(parser, "--sample", metavar="PATH.png", help="draw some records as one picture")
-    _number(parser, "--sample_count", 12, "so many (default: 12)")
-    _number(parser, "--list", 20, "findings of each kind to name (20)")
-    _flag(parser, "--whole", "look at all bytes for the fingerprint, too")
+    _number(parser, "--sample_count", 12, "draw N records (default: 12)")
+    _number(parser, "--list", 20, "findings of each kind to name (default: 20)")
+    _flag(parser, "--whole", "make the fingerprint of all bytes, not of samples")
     _flag(parser, "--json", "print JSON")
     _add_reader(parser)
 
@@ -222,6 +226,11 @@ def _add_reader(parser: argparse._ActionsContainer) -> None:
     what = "what reads the data: a kind (csv, text, voc, …) or a class of yours as module:Class"
     _option(parser, "--custom_data_reader", metavar="READER", help=what)
     _option(parser, "--custom_data_reader_params", metavar="'k=v; …'", default="", help="its arguments")
+
+
+def _mode(parser: argparse.ArgumentParser) -> None:
+    part = "the part of the data, as VOC's splits and readers of your own have it (default: training)"
+    _option(parser, "--mode", default="training", choices=("training", "evaluation", "prediction"), help=part)
 
 
 def _flag(parser: argparse._ActionsContainer, name: str, what: str) -> None:
@@ -250,6 +259,10 @@ def _written_path(text: str) -> Path:
     """An empty text, as of a variable that is not set, would be the folder that one is in."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
+    if re.match(r"\w+://", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a URL: give a path of this machine, and copy it from there"
+        )
     return Path(text)
 
 

@@ -95,7 +95,7 @@ def _lines(status: MasterStatus) -> Iterator[str]:
             yield f"FAILED: {printable(dataset.failure)}"
     if status.trainers:
         yield ""
-        yield from _table(_TRAINER, [(item,) for item in status.trainers])
+        yield from _table(TRAINER, [(item,) for item in status.trainers])
         if (line := of_data(status)) is not None:
             yield line
     if status.departed:
@@ -140,7 +140,7 @@ _COMPONENT: _Columns = {  # of a mixture
     "OPEN": lambda _, item: str(item.open),
     "PASSES": lambda _, item: f"{item.passes:.2f}",
 }
-_TRAINER: _Columns = {
+TRAINER: _Columns = {
     "TRAINER": lambda item: item.worker_id,
     "SESSION": lambda item: item.session[:12],
     "DATASETS": lambda item: ",".join(item.datasets),

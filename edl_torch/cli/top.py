@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from edl_torch.cli.status import (
-    client_of,
-    duration,
-    epoch_of,
-    of_data,
-    percent,
-    rate,
-    share,
-    short,
-    trainer_state,
-)
+from edl_torch.cli.status import TRAINER, client_of, duration, epoch_of, of_data, percent, rate, trainer_state
 from edl_torch.core.limits import printable
 from edl_torch.core.status import (
     DatasetStatus,
@@ -49,24 +38,13 @@ _SIGNS = {  # of a cell, by the state that most of its records are in; the lette
 }
 
 
-class _Column(NamedTuple):
-    """What is shown of each trainer, on screens of a width that it `fits`."""
-
-    heading: str
-    text: Callable[[TrainerStatus], str]
-    fits: int = 0
-
-
-_COLUMNS = (
-    _Column("PACE", lambda one: rate(one.pace)),
-    _Column("WAITS", lambda one: share(one.waiting_share)),
-    _Column("READ", lambda one: short(one.mean_read_s), fits=70),
-    _Column("TRANSFORM", lambda one: short(one.mean_transform_s), fits=70),
-    _Column("LEASES", lambda one: str(one.leases), fits=90),
-    _Column("OLDEST", lambda one: duration(one.oldest_lease_s) if one.leases else "-", fits=110),
-    _Column("HEARD", lambda one: duration(one.idle_s)),
-    _Column("MOVED ON", lambda one: duration(one.since_progress_s), fits=100),
-)
+_FITS = {  # columns of a trainer, and how wide a screen must be for each
+    **dict.fromkeys(("PACE", "WAITS", "IDLE"), 0),
+    **dict.fromkeys(("READ", "TRANSFORM"), 70),
+    "LEASED": 90,
+    "PROGRESS": 100,
+    "OLDEST": 110,
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -132,18 +110,18 @@ def bar(picture: Picture, width: int) -> Text:
 
 
 def _trainers(status: MasterStatus, rows: int, width: int) -> Table:
-    columns = [column for column in _COLUMNS if width >= column.fits]
+    columns = {name: cell for name, cell in TRAINER.items() if width >= _FITS.get(name, width + 1)}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     table.add_column("TRAINER")  # may wrap: so this is the column that gives way. Its cells do not wrap
     table.add_column("STATE", no_wrap=True)
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
     order = sorted(status.trainers, key=lambda one: (_rank(one), one.worker_id))
     for one in order[:rows]:
         table.add_row(
             Text(printable(one.worker_id), no_wrap=True, overflow="ellipsis"),
             Text(trainer_state(one), ("red", "yellow", "green")[_rank(one)]),
-            *[column.text(one) for column in columns],
+            *[cell(one) for cell in columns.values()],
         )
     if len(order) > rows:
         table.add_row(Text(f"and {len(order) - rows} more", "bright_black", no_wrap=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
@@ -11,14 +12,6 @@ from edl_torch.trainer.vocabulary import Evidence
 _NAMED = 8  # models in a headline
 _MOST_COMPONENTS = 20
 
-MEANING = {
-    "lost": "no outcome",
-    "doubled": "more than one outcome",
-    "forgotten": "confirmed, and unknown to the master",
-    "repeated": "may have been trained on once more than is counted",
-    "unlearnt": "counted by a step, after zero_grad() had thrown their gradients away",
-    "stale": "came too late and was refused",
-}
 _WAYS = {
     Evidence.STEP.label: "when an attached optimizer had stepped",
     Evidence.SKIPPED.label: "when a GradScaler had skipped the step of an attached optimizer",
@@ -57,17 +50,21 @@ def worst(verdicts: Sequence[Verdict]) -> Outcome:
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in a word; to whom what was delivered, what is in quarantine, and how several sessions
+    """The verdict in a word; to whom what was delivered, what no model has learnt, and how several sessions
     were seen to have the same data."""
     said = verdict.outcome.label
     if verdict.outcome is Outcome.DELIVERED:
         said += f": {delivered(verdict)}"
     if verdict.quarantined:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
+    if verdict.dropped:
+        said += f", {verdict.dropped:,} of {verdict.records:,} dropped"
     if skipped := verdict.rests_on.get(Evidence.SKIPPED.label):
         said += f", {skipped:,} of {verdict.records:,} stepped over by a GradScaler"
     if verdict.several:
         said += f", {verdict.several:,} of {verdict.records:,} in several steps"
+    if verdict.partly:
+        said += f", {verdict.partly:,} of {verdict.records:,} by some of the optimizers"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
     if verdict.trainers > 1 and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
@@ -81,6 +78,16 @@ def _shares(verdict: Verdict) -> Iterator[str]:
         yield f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
     if len(verdict.components) > _MOST_COMPONENTS:
         yield "… (--json has all)"
+
+
+def _weakest(verdict: Verdict) -> str:
+    """Name the components of which as little is known as of the mixture: of others more is."""
+    least = [one.name for one in verdict.components if one.known_by == verdict.known_by]
+    if len(least) == len(verdict.components):
+        return ""
+    return (
+        f" of {', '.join(least[:_NAMED])}{', …' * (len(least) > _NAMED)} (of other components more is known)"
+    )
 
 
 def delivered(verdict: Verdict) -> str:
@@ -108,10 +115,22 @@ def grounds(verdict: Verdict) -> Iterator[str]:
             f"on {verdict.several} an optimizer stepped more than once, on new gradients each time: it "
             f"learnt chunks of the batch, or all of it again"
         )
+    if verdict.partly:
+        yield (
+            f"on {verdict.partly} some of the attached optimizers stepped without a gradient of them: what "
+            f"those train has not learnt them"
+        )
     if verdict.components:
         yield f"of {len(verdict.components)} components: " + "; ".join(_shares(verdict))
     yield from verdict.models.shown
-    yield f"data: {_DATA[verdict.known_by][1]}"
+    yield f"data{_weakest(verdict)}: {_DATA[verdict.known_by][1]}"
+    if verdict.untouched:
+        yield f"left out: {len(verdict.untouched)} start(s) in which nothing was learnt"
+    for ledger, records in itertools.islice(verdict.left_out.items(), _NAMED):
+        yield (
+            f"left out: {records} record(s) of ledger {ledger}, a run of other data or settings under this "
+            f"name. Give each loader of one program a name of its own: dataset_name=…"
+        )
     if verdict.judged:
         yield "by the logs and the master's own word"
     if verdict.unsettled:

@@ -19,7 +19,15 @@ from edl_torch.core.master_api import MasterApi
 from edl_torch.core.registration import check_option, identity, new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
-from edl_torch.fingerprint import STRENGTHS, UNKNOWN, Fingerprint, describe_change, differ, strength_of
+from edl_torch.fingerprint import (
+    STRENGTHS,
+    UNKNOWN,
+    Fingerprint,
+    describe_change,
+    differ,
+    strength_of,
+    weakest,
+)
 from edl_torch.readers.base import AbstractDataReader, changed_since, reader_fingerprint, reader_sources
 from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import OPTIONS, Component, DatasetOptions, Registration, Shuffle, Source, TaskType
@@ -246,17 +254,14 @@ class Description:
     def _changed(self) -> str:
         reader = self.fallback_reader or self.reader
         if isinstance(reader, MixtureReader):
-            pairs = zip(reader.parts, self._components, strict=False)
-            said = [changed_since(part.reader, known.fingerprint) for part, known in pairs]
-        else:
-            said = [] if reader is None else [changed_since(reader, self._fingerprint or UNKNOWN)]
-        return "; ".join(filter(None, said))
+            return reader.changed(self._components)
+        return "" if reader is None else changed_since(reader, self._fingerprint or UNKNOWN)
 
     @property
     def known_by(self) -> str:
         """Strength of the fingerprint that was told to the master; "none" before."""
-        prints = [component.fingerprint for component in self._components] or [self._fingerprint or UNKNOWN]
-        return min(map(strength_of, prints), key=STRENGTHS.index)
+        there = [component.fingerprint for component in self._components if not component.left]
+        return weakest(map(strength_of, there or [self._fingerprint or UNKNOWN]))
 
     def in_full(self, sources: tuple[Source, ...]) -> Registration:
         """Return a registration with the sources, and all that orders the records."""
@@ -265,7 +270,12 @@ class Description:
         mixture: dict[str, Any] = {}
         if isinstance(reader, MixtureReader):
             components = reader.components(self.task_type)
-            mixture = {"components": components, "weights": reader.weights, "stops": reader.stops}
+            mixture = {
+                "components": components,
+                "weights": reader.weights,
+                "stops": reader.stops,
+                "turn": reader.turn,
+            }
             self._components = components
         return replace(
             named,

@@ -12,13 +12,14 @@ an optimizer or a gradient alive.
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from edl_torch.client.model import has_place, some
+from edl_torch.client.model import has_place, some, uncompiled
 from edl_torch.integrations.engines import hides_gradients
 from edl_torch.trainer.batches import Batch, Batches
 from edl_torch.trainer.trainer import Trainer
@@ -31,10 +32,11 @@ _OUTSIDE = -1  # torch's number of a backward pass where there is none
 class Used(NamedTuple):
     """What a step of an optimizer was on."""
 
-    again: bool  # on gradients that an earlier step had used
-    back: list[Batch]  # on some of batches that went back
-    several: list[Batch]  # that it, or another with a parameter of its, had stepped on
+    before_hand: bool  # on what came before the batch in hand
+    back: Sequence[Batch] = ()  # on some of batches that went back
+    several: Sequence[Batch] = ()  # that it, or another with a parameter of its, had stepped on
     padding: int = 0  # on so many padding batches of which the loop has not asked what they weigh
+    doubts: Collection[str] = ()  # "again", "padding", "bad": as `ModelSeen.at`
 
 
 class _Change(Enum):
@@ -57,61 +59,75 @@ class _Begun(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Held:
-    """What the parameters of one optimizer hold, as far as some of them show it."""
+    """What the parameters of one optimizer hold, as far as those that are hooked show it."""
 
     optimizer: weakref.ref[Any]
-    hooked: list[Any] = field(default_factory=list)  # parameters that say when a gradient has come
-    hooks: list[Any] = field(default_factory=list)  # torch's handles of that
-    came: list[int] = field(default_factory=list)  # which of them were called since `look`
-    # Backward passes that have not ended
-    open: dict[int, _Begun] = field(default_factory=dict)
-    known: list[tuple[weakref.ref[Any], int] | None] = field(default_factory=list)  # as `look` saw them
     batches: list[Batch] = field(default_factory=list)  # whose gradients are there, and in no step yet
     perhaps: list[Batch] = field(default_factory=list)  # of which nobody can say that
     last: list[Batch] = field(default_factory=list)  # that were in its last step
-    before: list[bool] = field(
-        default_factory=list
-    )  # where ranks reduce: whether a gradient was there before
-    tells: bool = False  # whether the hooks were called for the newest batch
-    is_used: bool = False  # whether a step has used what is there, and no backward pass came since
-    again: bool = False  # whether a backward pass has added to gradients that a step has used
+    is_used: bool = False  # a step has used what is there, and it was not thrown away
+    was_idle: bool = False  # whether its last step in this pass was on no gradient, or on 0
+    # What autograd tells of the parameters that are hooked
+    parameters: list[Any] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)  # torch's handles
+    came: list[int] = field(default_factory=list)  # the places of those that were called since `look`
+    open: dict[int, _Begun] = field(default_factory=dict)  # backward passes that have not ended
+    known: list[tuple[weakref.ref[Any], int] | None] = field(default_factory=list)  # as `look` saw them
+    before: list[bool] = field(default_factory=list)  # whether there was a gradient, where that is asked
 
     def look(self) -> _Change:
         """Return what has become of the gradients since this was asked before."""
-        now = _Change.GONE
-        for place, parameter in enumerate(self.hooked):
-            gradient, known = parameter.grad, self.known[place]
+        now, came, known = _Change.GONE, self.came, self.known
+        for place, parameter in enumerate(self.parameters):
+            gradient, seen = parameter.grad, known[place]
             if gradient is None:
-                self.known[place] = None
+                known[place] = None
                 continue
             version = gradient._version
-            if known is None or known[0]() is not gradient:
-                self.known[place] = weakref.ref(gradient), version
-                now = _Change.OTHER if now is _Change.GONE else now
-            elif version == known[1]:
+            if seen is None or seen[0]() is not gradient:
+                known[place] = weakref.ref(gradient), version
+                if now is _Change.GONE:
+                    now = _Change.OTHER
+                continue
+            if version == seen[1] or version == seen[1] + came.count(place):
                 now = _Change.SAME
-            else:
-                if version == known[1] + self.came.count(place):
-                    now = _Change.SAME
-                elif now is not _Change.SAME:
-                    now = _Change.WRITTEN
-                self.known[place] = known[0], version
-        if self.came:
-            self.came.clear()
+            elif now is not _Change.SAME:
+                now = _Change.WRITTEN
+            known[place] = seen[0], version
+        came.clear()
         return now
 
     def is_same(self) -> bool:
-        """Whether the first gradient that is hooked is as it was when looked at."""
-        known = self.known[0] if self.known else None
-        return (
-            known is not None
-            and (gradient := known[0]()) is not None
-            and (gradient is self.hooked[0].grad and gradient._version == known[1])
+        """Whether the first gradient is as it was when looked at."""
+        seen = self.known[0] if self.known else None
+        if seen is None or (gradient := seen[0]()) is None:
+            return False
+        return gradient is self.parameters[0].grad and gradient._version == seen[1]
+
+    def are_as_seen(self) -> bool:
+        """Whether all are as they were when looked at, and are not none."""
+        pairs = [(p.grad, seen) for p, seen in zip(self.parameters, self.known, strict=False)]
+        there = [each for each in pairs if any(one is not None for one in each)]
+        return bool(there) and all(
+            seen is not None and seen[0]() is gradient is not None and seen[1] == gradient._version
+            for gradient, seen in there
         )
+
+    def take_cut_off(self) -> list[Batch | None]:
+        """Return the batches of backward passes that did not come to their end and have left a gradient."""
+        found = []
+        for begun in self.open.values():
+            gradient = self.parameters[begun.place].grad
+            if gradient is not None and (begun.gradient is None or begun.gradient() is gradient):
+                found.append(begun.batch)
+        self.open.clear()
+        return found
 
     def drop(self) -> None:
         """Note that what was there is gone."""
-        self.batches, self.perhaps, self.again, self.is_used = [], [], False, False
+        self.is_used = False
+        if self.batches or self.perhaps:
+            self.batches, self.perhaps = [], []
 
     def doubt(self, batches: Iterable[Batch]) -> None:
         """Note that nobody can say whether these batches are in the gradients."""
@@ -119,9 +135,13 @@ class _Held:
         self.perhaps += [batch for batch in batches if batch not in self.perhaps]
         self.batches = [batch for batch in self.batches if batch not in batches]
 
+    def is_gone(self) -> bool:
+        """Whether there is no gradient, of any parameter."""
+        return all(parameter.grad is None for parameter in trained(self.optimizer()))
+
     def is_zero(self) -> bool:
         """Whether all gradients are 0."""
-        return not (_any(self.hooked) or _any(trained(self.optimizer())))
+        return not (_any(self.parameters) or _any(trained(self.optimizer())))
 
 
 class Gradients:
@@ -129,8 +149,12 @@ class Gradients:
 
     def __init__(self, trainer: Trainer) -> None:
         self.reduced = False
+        self._looks_first = False  # whether gradients are looked at as they come, before they are added
         self._batches = trainer.state.batches
         self._held: dict[int, _Held] = {}  # by the optimizer's number
+        self._kept: list[weakref.ref[Any]] | None = (
+            None  # all gradients, as a loop began without an optimizer
+        )
         # Of the optimizer that was detached last: its parameters, which this does not keep alive, and batches
         self._former: tuple[list[weakref.ref[Any]], list[Batch], bool] = [], [], False
 
@@ -139,23 +163,43 @@ class Gradients:
 
     # Optimizers -------------------------------------------------------------------------------------------
 
-    def watch(self, number: int, optimizer: Any, *, has_in_hand: bool = False) -> None:
+    def keep_all(self) -> None:
+        """Note all gradients of this process, as a loop begins after one that was left before any step.
+
+        Which of them an optimizer trains, and whether they are still there, its first step shows.
+        """
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():
+            tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+            leaves = [one for one in tensors if one.is_leaf and one.requires_grad]
+            self._kept = [weakref.ref(one.grad) for one in leaves if one.grad is not None]
+
+    def watch(
+        self, number: int, optimizer: Any, unclear: Sequence[Batch] = (), *, has_in_hand: bool = False
+    ) -> None:
         """Hook parameters of an optimizer, which may have gradients of the batch in hand.
 
-        What is in the gradients of parameters that it has from another optimizer stays there.
+        What is in the gradients of parameters that it has from another optimizer stays there; so may those
+        batches that went back before any step, and are `unclear`.
         """
         held, parameters = _Held(weakref.ref(optimizer)), trained(optimizer)
+        kept, self._kept = self._kept, None
+        left_there = kept if kept is None else {id(gradient()) for gradient in kept}
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if unclear and any(left_there is None or id(gradient) in left_there for gradient in gradients):
+            held.batches += unclear
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
         former, left, was_used = self._former
-        others = [(trained(o.optimizer()), o.batches, o.is_used) for o in self._held.values()]
+        others = [(trained(other.optimizer()), other.batches, other.is_used) for other in self._held.values()]
         for theirs, batches, is_used in [*others, ([parameter() for parameter in former], left, was_used)]:
             if not mine.isdisjoint(map(id, theirs)):
                 held.batches += [batch for batch in batches if batch not in held.batches]
                 held.is_used |= is_used
         self._held[number], self._former = held, ([], [], False)
         self._hook(held, some([*filter(has_place, parameters)], HOOKED))
-        if self.reduced:
-            self._look_before(held)
+        if self._looks_first or self._batches.lookahead:
+            self._look_first(held)
         if has_in_hand:
             self._add(held)
         self.look()
@@ -164,22 +208,35 @@ class Gradients:
         """Hear when gradients come to these parameters."""
         listen = _listening(weakref.WeakMethod(self._arrived), held, self._batches)
         for parameter in parameters:
-            held.hooks.append(parameter.register_post_accumulate_grad_hook(listen(len(held.hooked))))
-            held.hooked.append(parameter)
+            held.hooks.append(parameter.register_post_accumulate_grad_hook(listen(len(held.parameters))))
+            held.parameters.append(parameter)
             held.known.append(None)
         held.look()
 
     def reduce(self) -> None:
         """Note that ranks reduce gradients, and may put others in their place."""
-        if not self.reduced:
-            self.reduced = True
-            for held in self._held.values():
-                self._look_before(held)
+        self.reduced = True
+        self.look_first()
 
-    def _look_before(self, held: _Held) -> None:
-        """Look at a gradient before another is added: afterwards it may be one of all ranks'."""
-        for parameter in held.hooked[:1]:
-            held.hooks.append(parameter.register_hook(_looking(weakref.ref(parameter), held.before)))
+    def look_first(self) -> None:
+        """Look at gradients as they come: the batch in hand counts for nothing, or ranks add theirs."""
+        if not self._looks_first:
+            self._looks_first = True
+            for held in self._held.values():
+                self._look_first(held)
+
+    def _look_first(self, held: _Held) -> None:
+        """Look at what comes, and at what is there, before it is added.
+
+        Afterwards it may be of all ranks, and nobody tells when a wrapper passes on its last batches.
+        """
+        for parameter in [one for one in held.parameters if one.requires_grad][:1]:  # others are frozen now
+            looks = _looking(weakref.ref(parameter), held.before, self._asks_before, self._batches)
+            held.hooks.append(parameter.register_hook(looks))
+
+    def _asks_before(self) -> bool:
+        """Whether only the values of gradients tell whether some were there before a backward pass."""
+        return self.reduced or (self._batches.ended and not self._batches.is_told)
 
     def forget(self, number: int) -> None:
         """Look at parameters of an optimizer no more."""
@@ -207,47 +264,53 @@ class Gradients:
     # Gradients come ---------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """See whether gradients of all attached optimizers can be seen: then a batch without is in doubt."""
+        """See, as a pass begins, whether gradients of all attached optimizers can be seen: then a batch
+        without is in doubt."""
+        for held in self._held.values():
+            held.was_idle = False
         self._batches.sees = bool(self._parameters())
 
     def _arrived(self, held: _Held, has_graph: bool = False) -> None:
         """Note that a backward pass has added gradients of the batch in hand to some that are hooked."""
-        came = held.came[:]
         now = held.look()
-        if now is _Change.GONE or not any(held.known[place] for place in came):
+        if now is _Change.GONE:
             return  # a step inside of this pass has used them
-        if held.before:  # ranks have put theirs in the place of what has come
+        if held.before:
             now = _Change.SAME if any(held.before) else _Change.OTHER
             held.before.clear()
-        if now is _Change.OTHER and not self._batches.ended:  # a wrapper may hold what is in hand then
-            if has_graph:
-                held.doubt(held.batches)
-            else:
+        if now is not _Change.SAME:
+            held.is_used = False
+            if now is _Change.OTHER and not has_graph:
                 held.drop()
-        elif now is _Change.WRITTEN and not held.is_used:
-            held.doubt(held.batches)
-        elif now is _Change.SAME and held.is_used:
-            held.again = True
-        held.tells = True
+            elif held.batches:
+                held.doubt(held.batches)
         self._add(held)
 
     def _add(self, held: _Held) -> None:
-        """Note that a gradient of the batch in hand is in an optimizer's parameters."""
-        batches = self._batches
-        batches.in_doubt = held.is_used = False
-        found = batches.in_training() if batches.ended else filter(None, [batches.in_hand])
-        for batch in found:
-            if batch.given_back is not None and not self.reduced:  # ranks go on in step, with a loss of 0
-                batch = batch.given_back
-            if batch not in held.batches:
-                held.batches.append(batch)
+        """Note that a gradient of the batch in hand is in an optimizer's parameters.
 
-    def mark(self) -> None:
-        """Note what is there as a batch comes to the loop. Called for each batch."""
+        One that went back, or was reported as bad, may have a loss of 0: so ranks go on in step.
+        """
+        batches = self._batches
+        batches.in_doubt = False
+        batch = batches.in_hand
+        if batches.ended and (ahead := batches.read_to_the_end()):  # a wrapper holds them
+            batch = next((one for one in ahead if one not in held.last), ahead[-1])
+        if batch is None:
+            return
+        if batch.instead_of is not None and (batch.has_learnt or not self._looks_first):
+            batch = batch.instead_of
+        if batch not in held.batches:
+            held.batches.append(batch)
+
+    def let_go(self) -> None:
+        """Note what is there as the loop lets the batch in hand go: it asks for the next, or is left."""
+        in_doubt = self._batches.in_doubt
         for held in self._held.values():
-            if held.batches or held.perhaps or held.open or not held.tells:
+            if in_doubt:
+                self._look_at(held, self._refresh(held))
+            elif held.batches or held.perhaps or held.open:
                 self._refresh(held)
-            held.tells = False
 
     def _refresh(self, held: _Held) -> _Change:
         """Note what has become of gradients since a backward pass or a step."""
@@ -255,10 +318,7 @@ class Gradients:
         now = held.look()
         if now is _Change.SAME or not (held.batches or held.perhaps or held.is_used):
             return now
-        if now is _Change.GONE:
-            if all(parameter.grad is None for parameter in trained(held.optimizer())):
-                held.drop()
-        elif held.is_zero():
+        if held.is_gone() if now is _Change.GONE else held.is_zero():
             held.drop()
         elif now is _Change.OTHER and not self.reduced:
             held.doubt(held.batches)  # which the loop has put there
@@ -266,81 +326,107 @@ class Gradients:
 
     def _close(self, held: _Held) -> None:
         """Note the gradients that backward passes have left which did not come to their end."""
-        if held.open and _graph_task() == _OUTSIDE:
-            for begun in list(held.open.values()):
-                gradient = held.hooked[begun.place].grad
-                if gradient is not None and (begun.gradient is None or begun.gradient() is gradient):
-                    held.doubt([*filter(None, [begun.batch]), *self._batches.in_training()[1:]])
-            held.open.clear()
+        if held.open and _graph_task() == _OUTSIDE and (found := held.take_cut_off()):
+            held.doubt([*filter(None, found), *self._batches.read_to_the_end()])
 
-    # The batch in hand ------------------------------------------------------------------------------------
-
-    def see(self) -> None:
-        """Look for a gradient of the batch in hand where no hook was called for it."""
-        for held in self._held.values():
-            self._look_at(held, self._refresh(held))
+    def are_as_seen(self) -> bool:
+        """Whether gradients are there, and all are those that were looked at last. For finalisers."""
+        return all(held.are_as_seen() for held in list(self._held.values()))
 
     def _look_at(self, held: _Held, now: _Change) -> None:
-        """Look for a gradient of the batch in hand in one optimizer's parameters, as `look` found them.
+        """Look for a gradient of the batch in hand where no hook was called for it.
 
-        The loop may have put one there by hand: nobody knows what else is in it. Or it came to parameters
-        that have no hook, while those that have one were set to None.
+        The loop may have put one there by hand: nobody knows what else is in it. It may have added to what is
+        there by hand. Or gradients came to parameters that have no hook, while those that have one were set
+        to None.
         """
-        if self._batches.in_hand in held.perhaps:
+        hand = self._batches.in_hand
+        if hand in held.perhaps:
             return
-        if now is _Change.OTHER and _any(held.hooked):
+        if now is _Change.WRITTEN and self._batches.has_in_hand and _any(held.parameters):
+            held.doubt([*filter(None, [hand])])
+        elif now is _Change.OTHER and _any(held.parameters):
             if not self.reduced:
                 held.doubt(held.batches)
+            held.is_used = False
             self._add(held)
         elif now is _Change.GONE and not held.batches:
             found = [parameter for parameter in trained(held.optimizer()) if parameter.grad is not None]
             if found:
+                held.is_used = False
                 self._add(held)
-                more = [*filter(has_place, found)][: HOOKED + _MORE - len(held.hooked)]
+                more = [*filter(has_place, found)][: HOOKED + _MORE - len(held.parameters)]
                 self._hook(held, more)
-
-    def has_in_hand(self, number: int) -> bool:
-        """Whether an optimizer's step may be on the batch in hand: without any gradient nothing tells."""
-        held, in_hand = self._held[number], self._batches.in_hand
-        if not self._batches.sees or all(parameter.grad is None for parameter in held.hooked):
-            return True
-        return in_hand in held.batches or in_hand in held.last
-
-    def gathered(self, number: int) -> bool:
-        """Whether an optimizer's parameters have gradients of batches before the one in hand, and none of
-        that was seen: then a step is on those."""
-        batches = self._batches
-        return batches.in_doubt and any(batch in batches.unfinished for batch in self._held[number].batches)
 
     # Steps ------------------------------------------------------------------------------------------------
 
-    def use(self, number: int, *, skipped: bool) -> Used:
-        """Note a step of an optimizer, or one that a scaler skips, on what its gradients hold."""
+    def use(self, number: int, *, skipped: bool, moved: bool = True) -> Used:
+        """Note a step of an optimizer, or one that a scaler skips, on what its gradients hold.
+
+        One that has not `moved` parameters has left them there.
+        """
         held, batches = self._held[number], self._batches
-        if held.came:
-            self._arrived(held)  # it steps inside of a backward pass
         if held.open:
             self._close(held)
+        if held.open and held.came:
+            self._arrived(held)  # it steps inside of a backward pass
+        if batches.in_doubt:
+            self.let_go()
+        before_hand = self._is_before_hand(number, held)
         now = _Change.SAME if held.is_same() else held.look()
         if now is not _Change.SAME and not skipped and self._is_gone(held, now):
             held.drop()
-            return Used(False, [], [])
+            held.was_idle = True
+            return Used(before_hand)
         if batches.sees and batches.in_hand not in held.batches:
             self._look_at(held, now)
+        if not moved:
+            return Used(before_hand)
         if now is _Change.OTHER and not self.reduced:
             held.doubt([batch for batch in held.batches if batch is not batches.in_hand])
+        used, bit = [*held.batches, *held.perhaps], 1 << number
         for batch in held.batches:
-            batch.used = True
-        back = [batch for batch in (*held.batches, *held.perhaps) if batch.went_back]
+            batch.used_by |= bit
+        held.was_idle = not used
+        back = [batch for batch in used if batch.went_back]
         if skipped:
             held.batches, held.perhaps = [], []
-            return Used(False, back, [])
-        several = [batch for batch in held.batches if batch in held.last or self._has_learnt(held, batch)]
-        padding = batches.take_unweighed([*held.batches, *held.perhaps]) if batches.unweighed else 0
-        again = (held.again or held.is_used) and now is not _Change.OTHER and _any(held.hooked)
-        held.last, held.batches, held.perhaps = held.batches or held.last, [], []
-        held.again, held.is_used = False, True
-        return Used(again, back, several, padding)
+            return Used(before_hand, back)
+        last, is_alone = held.last, len(self._held) == 1
+        several = [b for b in held.batches if b in last or (not is_alone and self._has_learnt(held, b))]
+        padding, doubts = 0, set[str]()
+        if batches.unweighed:
+            padding = batches.take_unweighed(used)
+        if self._looks_first:
+            doubts = {batch.counts_not for batch in used if batch.has_learnt} - {"back"}
+        if held.is_used and now is not _Change.OTHER and _any(held.parameters):
+            doubts.add("again")
+        if padding:
+            doubts.discard("padding")
+        held.last, held.batches, held.perhaps = held.batches or last, [], []
+        held.is_used = True
+        return Used(before_hand, back, several, padding, doubts)
+
+    def _is_before_hand(self, number: int, held: _Held) -> bool:
+        """Whether an optimizer steps now on what came before the batch in hand, as far as that can be seen.
+
+        A step on no gradient at all is on no batch, unless all are: then the loop may hide its gradients.
+        """
+        batches = self._batches
+        if batches.is_told and any(batches.has_stepped(number, batch) for batch in held.batches):
+            return False  # it came before the wrapper passed its batch on: nobody knows which that is
+        if batches.ended and batches.has_in_hand:
+            if not batches.sees or batches.in_hand in held.batches or batches.in_hand in held.last:
+                return False
+            if batches.read_to_the_end():
+                return False  # a wrapper has passed on what lies after it
+            are_none = all(parameter.grad is None for parameter in held.parameters)
+            return not are_none or (batches.is_told and not held.was_idle)
+        if not batches.in_doubt or batches.in_hand in held.perhaps:
+            return False
+        if held.batches:
+            return any(not batch.went_back for batch in held.batches)
+        return not (held.was_idle or _are_there(trained(held.optimizer())))
 
     def _has_learnt(self, held: _Held, batch: Batch) -> bool:
         """Whether the last step of another optimizer that trains a parameter of this one was on a batch."""
@@ -359,7 +445,7 @@ class Gradients:
         if not self._batches.sees or now is _Change.SAME:
             return False
         if now is _Change.GONE:
-            return all(parameter.grad is None for parameter in trained(held.optimizer()))
+            return held.is_gone()
         return not held.is_used and held.is_zero()
 
     # Passes -----------------------------------------------------------------------------------------------
@@ -373,10 +459,7 @@ class Gradients:
         if self._batches.reads_far or not (window := self._batches.untouched()):
             return []
         parameters = self._parameters()
-        there = (p.grad for p in parameters if p.grad is not None)
-        # What was never written to is no gradient that zero_grad(set_to_none=False) has made 0.
-        is_there = any(not gradient._version or gradient.any() for gradient in there)
-        return window if parameters and not is_there else []
+        return window if parameters and not _are_there(parameters) else []
 
 
 def trained(optimizer: Any) -> list[Any]:
@@ -396,6 +479,15 @@ def _any(parameters: Iterable[Any]) -> bool:
     """Whether a gradient of some parameters is not 0; what is not in the CPU's memory counts as such."""
     gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
     return any(gradient.device.type != "cpu" or bool(gradient.any()) for gradient in gradients)
+
+
+def _are_there(parameters: Iterable[Any]) -> bool:
+    """Whether there are gradients that `zero_grad()` has not thrown away.
+
+    One that was never written to is none that `zero_grad(set_to_none=False)` has made 0.
+    """
+    gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+    return any(not gradient._version or bool(gradient.any()) for gradient in gradients)
 
 
 # What autograd calls ------------------------------------------------------------------------------------
@@ -418,6 +510,8 @@ def _listening(
         if arrive is not None and alive is not None and came:  # else a step inside of the pass has noted it
             arrive(alive, ending is not None and ending.has_graph)
 
+    at_the_end = uncompiled(ended)
+
     def listen(place: int) -> Callable[[Any], None]:
         def comes(parameter: Any) -> None:
             task = graph_task()
@@ -425,23 +519,28 @@ def _listening(
                 gradient = parameter.grad
                 known = None if gradient is None else weakref.ref(gradient)
                 begun[task] = _Begun(batches.in_hand, place, known, has_graph())
-                when_it_ends(ended)
+                when_it_ends(at_the_end)
             came.append(place)
 
-        return comes
+        return uncompiled(comes)
 
     return listen
 
 
-def _looking(parameter: weakref.ref[Any], before: list[bool]) -> Callable[[Any], None]:
-    """Return a hook that notes whether a parameter's gradient is not 0 before another is added."""
+def _looking(
+    parameter: weakref.ref[Any], before: list[bool], asks: Callable[[], bool], batches: Batches
+) -> Callable[[Any], None]:
+    """Return a hook of what comes to a parameter: before it is added, and before other ranks' is."""
 
     def looks(gradient: Any) -> None:
-        alive = parameter()
-        if alive is not None:
+        alive, hand = parameter(), batches.in_hand
+        if hand is not None and hand.counts_not:
+            # What is not finite is masked after this, by `loader.weigh`, or ruins the model.
+            hand.has_learnt |= bool(gradient.any() and gradient.isfinite().all())
+        if alive is not None and asks():
             before.append(_any([alive]))
 
-    return looks
+    return uncompiled(looks)
 
 
 def _graph_task() -> int:

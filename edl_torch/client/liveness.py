@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from edl_torch.core.status import Measures
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
 
-
-def suspended_clock() -> float:
-    """Return seconds of a clock that goes on while the machine sleeps, where the system has one."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+# Seconds of a clock that goes on while the machine sleeps, where the system has one; asked at each decision.
+suspended_clock: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
 
 
 class LivenessFeed:

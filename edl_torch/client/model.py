@@ -13,7 +13,7 @@ import logging
 import math
 import platform
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,13 +91,6 @@ class Model:
 
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
         """Return what the parameters of these optimizers are now; None where there is nothing to look at."""
-        import torch
-
-        # The hook of a compiled step is compiled, with all that it calls.
-        look: Any = torch.compiler.disable(self._look)  # type: ignore[no-untyped-call]
-        return look(at, optimizers)  # type: ignore[no-any-return]
-
-    def _look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
         parameters = _parameters(optimizers)
         if not parameters and not self.word:
             return None
@@ -153,19 +146,33 @@ class Kept:
         self._places = [-1] * len(self._parameters)
         self._views: list[npt.NDArray[Any] | None] = [None] * len(self._parameters)
         self._left: list[tuple[int, int, bytes | None]] | None = None
-        import torch
-
-        # The hook of a compiled step is compiled, with all that it calls.
-        self._now: Any = torch.compiler.disable(self._look)  # type: ignore[no-untyped-call]
+        self._is_counted = False  # whether torch has counted a step's writes
 
     def shares(self, parameters: Sequence[Any]) -> bool:
         """Whether some of these are among its own."""
         mine = {id(parameter) for parameter in self._parameters}
         return any(id(parameter) in mine for parameter in parameters)
 
-    def keep(self) -> None:
-        """Note the values: a step has ended."""
-        self._left = self._now()
+    def begin(self) -> None:
+        """Note the values before a step, where they are not those that the last one left."""
+        if self._left is None:
+            self._left = self._now()
+
+    def keep(self) -> bool:
+        """Note the values: a step has ended. Returns whether it has moved any, as far as that can be seen.
+
+        torch must have counted what a step before has written: it does not count fused steps, nor `.data`.
+        Values do not tell, as a rate may be 0, or too small for bfloat16.
+        """
+        before, self._left = self._left, self._now()
+        if before is None or not before or before[0][0] != self._left[0][0]:
+            self._is_counted |= bool(before)
+            return True
+        if any(parameter.grad is None for parameter in self._parameters):
+            return True
+        moved = any(one[0] != other[0] for one, other in zip(before, self._left, strict=True))
+        self._is_counted |= moved
+        return moved or not self._is_counted
 
     def forget(self) -> None:
         """Let the parameters change."""
@@ -173,14 +180,14 @@ class Kept:
 
     def was_written(self) -> bool:
         """Whether a parameter was written since, and not put back."""
-        if self._left is None:
+        if self._left is None or self._left == (now := self._now()):
             return False
         return any(
-            before[2] != now[2] if before[2] is not None and now[2] is not None else before != now
-            for before, now in zip(self._left, self._now(), strict=True)
+            one[2] != other[2] if one[2] is not None and other[2] is not None else one != other
+            for one, other in zip(self._left, now, strict=True)
         )
 
-    def _look(self) -> list[tuple[int, int, bytes | None]]:
+    def _now(self) -> list[tuple[int, int, bytes | None]]:
         """Of each parameter torch's count of writes, its place, and values."""
         found = []
         for number, parameter in enumerate(self._parameters):
@@ -190,6 +197,13 @@ class Kept:
             view = self._views[number]
             found.append((parameter._version, place, None if view is None else view.tobytes()))
         return found
+
+
+def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that `torch.compile` leaves alone, with all that it calls, where it compiles a step."""
+    import torch
+
+    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def some(parameters: list[Any], most: int) -> list[Any]:

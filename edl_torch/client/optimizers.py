@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from edl_torch.client.gradients import HOOKED, trained
-from edl_torch.client.model import Kept, some
+from edl_torch.client.model import Kept, some, uncompiled
 from edl_torch.client.session import Session
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, is_engine
@@ -63,6 +63,7 @@ class Optimizers:
         self._attached: dict[int, _Attached] = {}
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
         self._mine = 0  # the id of the one that stepped last
+        self._stepping = 0  # of the one that is in its step, which may call that of another inside
         # Of optimizers that are not attached: the batch in hand when a gradient last came to one of theirs
         self._others: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._hooks: list[Any] = []  # of their parameters, and those of all optimizers
@@ -79,6 +80,7 @@ class Optimizers:
         from torch.optim import optimizer as torchs
 
         if not self._hooks:
+            self._session.trainer.state.batches.hears_steps = True
             self._hooks.append(torchs.register_optimizer_step_pre_hook(_told(self._any_steps)))
             self._hooks.append(torchs.register_optimizer_step_post_hook(_told(self._any_stepped)))
 
@@ -122,23 +124,31 @@ class Optimizers:
             elif isinstance(optimizer, list | tuple):
                 remedy = "call it once for each"
             raise InvalidArgument(f"attach() takes a torch.optim.Optimizer, not {found}: {remedy}")
-        number = session.do(session.trainer.state.batches.attach, type(optimizer).__name__, insists)
-        session.gradients.watch(number, optimizer, has_in_hand=not insists)
+        batches = session.trainer.state.batches
+        unclear = batches.unclear
+        number = session.do(batches.attach, type(optimizer).__name__, insists)
+        session.gradients.watch(number, optimizer, unclear, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             session.model.kept[number] = Kept(trained(optimizer))
 
+        def kept() -> dict[int, Kept]:
+            return {} if session.model is None else session.model.kept
+
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            self._stepping = id(optimizer)
             if _trains(named):
                 session.look_for_writes()
                 session.about_to_step()
+                if number in kept():
+                    kept()[number].begin()
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
-            self._mine = id(optimizer)
-            kept = {} if session.model is None else session.model.kept
-            for other, values in kept.items():  # they may share parameters
+            self._mine, self._stepping = id(optimizer), 0
+            all_kept = kept()
+            for other, values in all_kept.items():  # they may share parameters
                 if other != number and values.shares(trained(optimizer)):
                     values.forget()
             if not _trains(named):
@@ -146,16 +156,15 @@ class Optimizers:
             # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
             # optimizer skips the step. On an accelerator this waits for it, as the scaler does for others.
             found = getattr(optimizer, "found_inf", None)
+            moved = all_kept[number].keep() if number in all_kept else True
             if found is None or not bool(found):
                 attached.steps += 1
-                session.stepped(number)
-            if number in kept:
-                kept[number].keep()
+                session.stepped(number, moved=moved)
 
-        attached.hook = register(stepped)
+        attached.hook = register(uncompiled(stepped))
         before: Any = getattr(steps, "register_step_pre_hook", None)
         if before is not None and session.model is not None:
-            attached.before = before(about_to_step)
+            attached.before = before(uncompiled(about_to_step))
         self._attached[number] = attached
         self._let_go()
         return number
@@ -217,16 +226,20 @@ class Optimizers:
         """
         if self._gone:
             self._let_go()
-        if self._attached or optimizer in self._detached or not self._session.has_the_batch:
+        session = self._session
+        batches = session.trainer.state.batches
+        if self._attached or not _trains(named):
             return
         has_closure = callable(named.get("closure", arguments[1] if len(arguments) > 1 else None))
-        reached, hand = self._others.get(optimizer), self._session.trainer.state.batches.in_hand
-        if reached is not None and hand is not None and reached[0] != hand.number and not has_closure:
-            return  # what its gradients hold came before
-        if _trains(named) and (has_closure or _has_gradients(optimizer)):
+        reached, hand = self._others.get(optimizer), batches.in_hand
+        came_before = reached is not None and hand is not None and reached[0] != hand.number
+        trains = has_closure or (not came_before and _has_gradients(optimizer))
+        if trains and session.has_the_batch and optimizer not in self._detached:
             self._attach(optimizer, insists=False)
-            name, dataset = type(optimizer).__name__, self._session.description.name
+            name, dataset = type(optimizer).__name__, session.description.name
             log.info("dataset=%s optimizer=%s steps on its batches, which count at its steps", dataset, name)
+        elif batches.hears_steps:
+            session.do(session.passes.count_without_steps)
 
     def _any_stepped(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Note an optimizer that is not attached, and steps on batches of this loader."""
@@ -263,9 +276,13 @@ class Optimizers:
         self._session.stepped(self._attach(optimizer, insists=False))
 
     def _is_inside(self, optimizer: Any) -> bool:
-        """Whether it is the optimizer of an attached engine."""
-        engines = filter(is_engine, self._session.gradients.optimizers())
-        return any(_that_steps(getattr(engine, "optimizer", None)) is optimizer for engine in engines)
+        """Whether it is the optimizer of an attached engine, or of an attached one that is in its step."""
+        return any(
+            _that_steps(getattr(one, "optimizer", None)) is optimizer
+            if is_engine(one)
+            else id(one) == self._stepping and getattr(one, "optim", None) is optimizer
+            for one in self._session.gradients.optimizers()
+        )
 
     def _number_of(self, optimizer: Any) -> int | None:
         for number, attached in self._attached.items():
@@ -292,7 +309,9 @@ def _that_steps(optimizer: Any) -> Any:
     A whole engine of DeepSpeed's steps by itself: its optimizer steps once for each group of parameters.
     """
     while hasattr(optimizer, "zero_grad") and not is_engine(optimizer):
-        inner = getattr(optimizer, "optimizer", None)
+        # `PostLocalSGDOptimizer` is a torch.optim.Optimizer by name alone: it has no hooks
+        has_hooks = hasattr(optimizer, "_optimizer_step_post_hooks") or not hasattr(optimizer, "optim")
+        inner = getattr(optimizer, "optimizer" if has_hooks else "optim", None)
         if not hasattr(inner, "zero_grad"):
             break
         optimizer = inner
@@ -301,7 +320,7 @@ def _that_steps(optimizer: Any) -> Any:
 
 def _told(method: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> Callable[..., None]:
     """Return a hook of all optimizers that calls a method, and does not keep its object alive."""
-    import torch
+    from torch._compile import _disable_dynamo
 
     reference = weakref.WeakMethod(method)
 
@@ -310,9 +329,7 @@ def _told(method: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> 
         if alive is not None:
             alive(optimizer, arguments, named)
 
-    # The hook of a compiled step is compiled, with all that it calls.
-    hook: Callable[..., None] = torch.compiler.disable(told)  # type: ignore[no-untyped-call]
-    return hook
+    return _disable_dynamo(told)  # torch's compiler is imported by the first step, and by no loader
 
 
 def _has_gradients(optimizer: Any) -> bool:

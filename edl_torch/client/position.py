@@ -21,6 +21,7 @@ class SessionPosition:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pure = session.trainer.position
+        self.was_used = False  # a token was taken or loaded
 
     def __repr__(self) -> str:
         return f"<SessionPosition {self._session.description.name!r} {self._session.lockstep or 'alone'}>"
@@ -34,6 +35,7 @@ class SessionPosition:
 
         Synchronous ranks do it together, and get one token.
         """
+        self.was_used = True
         self._session.see_model("token")
         self._session.see_data()
         if self._session.lockstep is None:
@@ -42,6 +44,7 @@ class SessionPosition:
 
     def restore(self, token: str | None) -> None:
         """Go back to a token; what is in flight is thrown away. Synchronous ranks do it together."""
+        self.was_used = True
         self._session.see_model("end")
         self._session.end_abandoned()
         if self._session.lockstep is not None:

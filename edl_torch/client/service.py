@@ -10,6 +10,7 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,14 @@ from edl_torch.client.workers.links import DirectLink
 from edl_torch.core.master_api import MasterApi
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.status import DatasetStatus, Measures
-from edl_torch.errors import InvalidArgument, MasterStartError, ServiceClosed, TokenError, TooManyBadRecords
+from edl_torch.errors import (
+    EdlError,
+    InvalidArgument,
+    MasterStartError,
+    ServiceClosed,
+    TokenError,
+    TooManyBadRecords,
+)
 from edl_torch.protocols import OURS, door
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetOptions, Shard, TaskType
@@ -125,6 +133,8 @@ class DataShardService:
             **options,
         )
         self._owns_master = master_client is None
+        if audit_dir is not None and (not str(audit_dir) or "://" in str(audit_dir)):
+            raise InvalidArgument(f"audit_dir is {str(audit_dir)!r}: give a folder of this machine, or None")
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
         self._session = Session(
             master, self._description, None if lookahead == "manual" else lookahead, audit_dir
@@ -233,7 +243,7 @@ class DataShardService:
             weights: A weight for each component, in any unit; 0 leaves it out.
 
         Returns:
-            The index of the mixture from which on they hold.
+            The index of the mixture from which on they hold; its end where all is lent, and nothing changes.
 
         Raises:
             InvalidArgument: No such weights, or no mixture; with a stopping strategy weights with which it
@@ -301,6 +311,7 @@ class DataShardService:
         if batch_size is not None and batch_size < 0:
             raise InvalidArgument(f"batch_size must be 0 or more, not {batch_size}")
         if err_msg:
+            session.gradients.look_first()
             session.run(session.trainer.fail_batch(batch_size, err_msg))
             return False
         session.loop_thread = get_ident()
@@ -407,6 +418,8 @@ class DataShardService:
         self._closed = True
         atexit.unregister(self._at_exit)
         try:
+            with suppress(EdlError):  # of what is closed here nobody needs a number
+                self._say_what_was_not_read()
             self._session.close()
         finally:
             self.optimizers.close()
@@ -415,6 +428,20 @@ class DataShardService:
             for loader in list(self._session.loaders):
                 loader.end_workers()
         self._session.warn_of_what_went_back()  # where the loop made no call since
+
+    def _say_what_was_not_read(self) -> None:
+        """Log epochs that nobody can read any more: the master goes with this process, and no token was
+        taken or loaded, though a loop had come to the end of one."""
+        session, position = self._session, self._position
+        is_last = self._owns_master and session.master.in_process and not position.was_used
+        if is_last and session.joined and session.trainer.state.batches.ended:
+            status = position.progress()
+            if status.epoch < status.num_epochs:
+                log.warning(
+                    "dataset %s: %d of %d epochs (num_epochs) were not read: one `for batch in loader` reads "
+                    "one epoch, and `for epoch in loader.epochs():` around it reads all",
+                    *(self.dataset_name, status.num_epochs - status.epoch, status.num_epochs),
+                )
 
     def __enter__(self) -> Self:
         return self

@@ -40,7 +40,8 @@ from edl_torch.system.termination import cut_off, is_own
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.state import Config
+from edl_torch.trainer.position import FIRST_LINEAGE
+from edl_torch.trainer.state import TrainerConfig
 from edl_torch.trainer.trainer import Trainer
 from edl_torch.trainer.vocabulary import (
     Action,
@@ -97,7 +98,7 @@ class Session:
         self._deciding = False  # a decision is under way, or was cut off
         self._given_up: list[Procedure[Any]] = []  # to be closed before anything else is decided
         self.loop_thread = 0  # that of the loop which asked or told it something last
-        config = Config(
+        config = TrainerConfig(
             session=self.id,
             dataset=description.name,
             batch_size=description.batch_size,
@@ -117,6 +118,7 @@ class Session:
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
         self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
+        self._left_alone = False  # whether the loop had put no gradient in place when it let go of that
         self.readers = Host(
             self.trainer,
             self.run,
@@ -394,8 +396,13 @@ class Session:
         self.end_abandoned()
         self.look_for_writes()
         self.loop_thread = get_ident()
-        self._see_gradients()
+        self.gradients.let_go()
+        is_first = not self.trainer.state.supply.current.number
         number = self.run(self.trainer.open(epoch))
+        if is_first and self._audit is not None:
+            self._tell_of_namesake(self._audit)
+        if self.trainer.state.batches.unclear:
+            self.gradients.keep_all()
         if lost := self.gradients.lost():
             self.end(self.passes.lose_gradients(lost))
         if self.model is not None:
@@ -403,17 +410,30 @@ class Session:
         self.gradients.look()
         return number
 
+    def _tell_of_namesake(self, audit: AuditLog) -> None:
+        """Log that another run in this program has the same name and folder: the audit takes the last of them
+        for the job, and this one goes on from no checkpoint of it."""
+        mine = self.trainer.state.fence
+        for other in _sessions.alive() if mine.lineage == FIRST_LINEAGE else ():
+            its = other.trainer.state.fence
+            if (
+                other._audit is not None
+                and other.description.name == self.description.name
+                and other._audit.path.parent.resolve() == audit.path.parent.resolve()
+                and its.ledger not in ("", mine.ledger)
+            ):
+                log.warning(
+                    "two datasets of this program are named %r and write to %s: the audit judges the last "
+                    "one alone. Give each a name of its own: dataset_name=…",
+                    *(self.description.name, audit.path.parent),
+                )
+                return
+
     def request(self, number: int) -> bool:
         """Note that the loop asks pass `number` for a batch. Returns whether it is still open."""
         self.loop_thread = get_ident()
-        if self.trainer.state.batches.in_doubt:  # looked at here: it is asked for each batch
-            self.gradients.see()
+        self.gradients.let_go()
         return self.run(self.passes.request(number))
-
-    def _see_gradients(self) -> None:
-        """Look for gradients of the batch in hand, which the loop is about to let go."""
-        if self.trainer.state.batches.in_doubt:
-            self.gradients.see()
 
     def check_newest(self, number: int) -> None:
         """Raise ConcurrentIteration where a later iteration has ended pass `number`.
@@ -434,22 +454,16 @@ class Session:
 
     def hand(self, ticket: Ticket) -> bool:
         """Hand a batch to the loop. False when it was thrown away."""
-        mine = self.run(self.passes.hand(ticket))
-        self.gradients.mark()
-        return mine
+        return self.run(self.passes.hand(ticket))
 
     def deliver(self, ticket: Ticket) -> bool:
         """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
-        mine = self.do(self.passes.deliver, ticket)
-        self.gradients.mark()
-        return mine
+        return self.do(self.passes.deliver, ticket)
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
-        self._see_gradients()
-        batch = self.run(self.passes.passed_on())
-        self.gradients.mark()
-        return batch
+        self.gradients.let_go()
+        return self.run(self.passes.passed_on())
 
     def about_to_step(self) -> None:
         """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
@@ -468,8 +482,10 @@ class Session:
             self.model.doubts.add(why)
             self.see_model(why)
 
-    def stepped(self, optimizer: int, *, skipped: bool = False) -> None:
+    def stepped(self, optimizer: int, *, skipped: bool = False, moved: bool = True) -> None:
         """Note a step of an attached optimizer, or one that its GradScaler skipped.
+
+        One that has not `moved` parameters was none: the optimizer left it out.
 
         A wrapper that tells has no word for a loop that was left with one of its last batches. A step after
         that is not on this batch: no gradient has changed since it came.
@@ -478,17 +494,13 @@ class Session:
             self.end_abandoned()
         state, model = self.trainer.state, self.model
         is_left = model is not None and not self.passes.is_open(state.supply.current.number) and state.batches
-        self._see_gradients()
-        before_hand = self.gradients.gathered(optimizer)
-        if state.batches.ended and state.batches.has_in_hand:
-            before_hand = not self.gradients.has_in_hand(optimizer)
-        used = self.gradients.use(optimizer, skipped=skipped)
+        used = self.gradients.use(optimizer, skipped=skipped, moved=moved)
         if skipped:  # by a report of its own, as the log has how each came about
             self.flush()
-            self.run(self.passes.stepped(optimizer, before_hand, Evidence.SKIPPED))
+            self.run(self.passes.stepped(optimizer, used.before_hand, Evidence.SKIPPED))
             self.flush()
         else:
-            self.run(self.passes.stepped(optimizer, before_hand))
+            self.run(self.passes.stepped(optimizer, used.before_hand))
         if used.back:
             self.run(self.passes.learnt_again(used.back))
         if used.several:
@@ -496,8 +508,8 @@ class Session:
         if used.padding:
             self.do(self.passes.learnt_from_padding, used.padding)
         if model is not None:
-            if used.again:
-                self.doubt("again")
+            for why in sorted(used.doubts):
+                self.doubt(why)
             is_due = model.stepped()
             if is_left:  # behind the end of a pass nothing else looks at the model that has these batches
                 self.flush()
@@ -509,12 +521,12 @@ class Session:
         """Have so many batches read ahead of the loop from the next pass on; None: a wrapper says when it
         passes one on. A pass that is open is ended."""
         self.end_abandoned()
-        self._see_gradients()
+        self.gradients.let_go()
         self.run(self.passes.set_lookahead(lookahead))
 
     def close_pass(self, number: int) -> None:
         """End a pass: an unfinished batch in hand and all that was not delivered go back."""
-        self._see_gradients()
+        self.gradients.let_go()
         self.end(self.passes.close(number))
         if not self.cut:
             self.look_for_writes()
@@ -524,7 +536,9 @@ class Session:
 
     def abandon(self, number: int) -> None:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
-        no call, never raises; `end_abandoned` acts on it."""
+        no call, never raises; `end_abandoned` acts on it. A gradient that the loop puts in place from now on,
+        as ranks that reduce by hand do before their step, is not of the batch that it had."""
+        self._left_alone = self.gradients.are_as_seen()
         self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
 
     def end_abandoned(self, *, silently: bool = False) -> None:
@@ -536,7 +550,8 @@ class Session:
         if not self._abandoned:
             return
         while number := self._abandoned:
-            self._see_gradients()
+            if not self._left_alone:
+                self.gradients.let_go()
             self.end(self.passes.end_abandoned(number))
             if self._abandoned == number:
                 self._abandoned = 0

@@ -19,43 +19,6 @@ from edl_torch.shard import Slice
 WINDOWS_AT_ONCE = 256  # of the order, computed together
 
 
-class WindowsInProgress:
-    """Windows of shards that have slices in progress: lent, or waiting after they came back."""
-
-    __slots__ = ("_slices",)
-
-    def __init__(self) -> None:
-        self._slices: dict[tuple[int, int], int] = {}  # (epoch, window) -> slices of it, 1 or more
-
-    def __len__(self) -> int:
-        return len(self._slices)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Return epoch and number of each."""
-        return iter(self._slices)
-
-    def __contains__(self, window: object) -> bool:
-        """Return whether a pair of epoch and number is one of them."""
-        return window in self._slices
-
-    def enter(self, epoch: int, window: int) -> None:
-        """Add a slice of the window: it is lent, or came back."""
-        key = epoch, window
-        self._slices[key] = self._slices.get(key, 0) + 1
-
-    def leave(self, epoch: int, window: int) -> None:
-        """Remove a slice of the window."""
-        key = epoch, window
-        slices = self._slices[key]
-        if slices > 1:
-            self._slices[key] = slices - 1
-        else:
-            del self._slices[key]
-
-    def __repr__(self) -> str:
-        return f"<WindowsInProgress n={len(self)}>"
-
-
 class Waiting(NamedTuple):
     """Slice that waits to be lent, for the `attempt`-th time."""
 
@@ -66,19 +29,17 @@ class Waiting(NamedTuple):
 class SliceQueue:
     """Slices by the number under which they came back, and how many records they have together."""
 
-    __slots__ = ("_in_progress", "_items", "_mark", "records")
+    __slots__ = ("_items", "_mark", "records")
 
-    def __init__(self, mark: Mark, in_progress: WindowsInProgress) -> None:
+    def __init__(self, mark: Mark) -> None:
         self.records = 0
         self._mark = mark
-        self._in_progress = in_progress
         self._items: OrderedDict[int, Waiting] = OrderedDict()
 
     def put(self, number: int, item: Waiting) -> None:
         """Add a slice at the end."""
         self._items[number] = item
         self.records += item.slice.limit
-        self._in_progress.enter(item.slice.epoch, item.slice.shard)
         self._mark("waiting", number)
 
     def take(self, limit: int) -> Waiting:
@@ -87,7 +48,6 @@ class SliceQueue:
         item = self._items[number]
         if item.slice.limit <= limit:
             del self._items[number]
-            self._in_progress.leave(item.slice.epoch, item.slice.shard)
         else:
             head, tail = split(item.slice, limit)
             item, self._items[number] = Waiting(head, item.attempt), Waiting(tail, item.attempt)
@@ -97,8 +57,7 @@ class SliceQueue:
 
     def clear(self) -> None:
         """Forget all slices."""
-        for number, item in self._items.items():
-            self._in_progress.leave(item.slice.epoch, item.slice.shard)
+        for number in self._items:
             self._mark("waiting", number)
         self._items.clear()
         self.records = 0
@@ -125,9 +84,8 @@ class Backlog:
     oldest. `cursor_epoch` is the epoch that the cursor is in, and `num_epochs` at the end of the last.
     """
 
-    def __init__(self, plan: Plan, in_progress: WindowsInProgress, mark: Mark = unrecorded) -> None:
+    def __init__(self, plan: Plan, mark: Mark = unrecorded) -> None:
         self._mark = mark
-        self._in_progress = in_progress
         self.cursor_epoch = 0
         self.first_epoch = 0  # of these data; those before were of others
         self._position = 0  # of the next window in the epoch's order
@@ -264,7 +222,7 @@ class Backlog:
 
     def _put(self, where: dict[int, SliceQueue], item: Slice, attempt: int) -> None:
         if item.epoch not in where:
-            where[item.epoch] = SliceQueue(self._mark, self._in_progress)
+            where[item.epoch] = SliceQueue(self._mark)
         where[item.epoch].put(self._next_number, Waiting(item, attempt))
         self._next_number += 1
 
@@ -294,7 +252,10 @@ class Backlog:
         return sorted(self._remainders)
 
     def remainder_records(self, epoch: int) -> int:
-        """Return records of the remainders that a pass over `epoch` may take."""
+        """Return records of the remainders that a pass over `epoch` may take: none where batches are of one
+        component, as together they would be of several."""
+        if self.plan.spec.turn > 1:
+            return 0
         return sum(self._remainders[e].records for e in self._remainders_of(epoch))
 
     def take_remainders(self, epoch: int, records: int) -> Iterator[Waiting]:
@@ -318,6 +279,10 @@ class Backlog:
     def remainders(self) -> Iterator[Slice]:
         """Return all remainders, oldest epoch first."""
         return (item for epoch in self.remainder_epochs for item in self._remainders[epoch])
+
+    def came_back(self) -> Iterator[Slice]:
+        """Return the slices that came back, remainders too."""
+        return chain(self.returned(), self.remainders())
 
     def _remainders_of(self, epoch: int) -> list[int]:
         if not self._barrier:

@@ -2,7 +2,8 @@
 
 A record is a dataclass. As a row it is a tuple of its fields in order, with those of a record in it in its
 place; as an object it is a dict of the same values by name. A tuple of records is a tuple of rows, a member
-of an enum its name where it is a number, else its value; bytes are base64. The rest is not looked at.
+of an enum its name where it is a number, else its value; bytes are base64. A number, a text or a switch has
+to be what the field says; the rest is not looked at.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 Row = tuple[Any, ...]
 _Change = Callable[[Any], Any]
+_EXACT = (int, str, bool)  # a switch is no number here
 
 
 @cache
@@ -68,14 +70,31 @@ def from_object(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _taken(kind: Any, values: Iterator[Any]) -> Any:
-    found = {}
-    for name, hint in _hints(kind).items():
-        if is_dataclass(hint):
-            found[name] = _taken(hint, values)
-        else:
-            value, changes = next(values), _changes(hint)
-            found[name] = changes[1](value) if changes else value
-    return kind(**found)
+    return kind(**{name: take(values) for name, take in _takers(kind)})
+
+
+@cache
+def _takers(kind: Any) -> tuple[tuple[str, Callable[[Iterator[Any]], Any]], ...]:
+    """Name of each field, and what takes it from the values of a row."""
+    return tuple((name, _taker(hint)) for name, hint in _hints(kind).items())
+
+
+def _taker(hint: Any) -> Callable[[Iterator[Any]], Any]:
+    if is_dataclass(hint):
+        return partial(_taken, hint)
+    if changes := _changes(hint):
+        back = changes[1]
+        return lambda values: back(next(values))
+    if hint in _EXACT:
+        return lambda values: _exact(hint, next(values))
+    return next
+
+
+def _exact(kind: Any, value: Any) -> Any:
+    """Return a value. Raises TypeError for one of another type, as a text where a number belongs."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} in the place of {kind.__name__}")
+    return value
 
 
 @cache
@@ -103,7 +122,7 @@ def _changes(hint: Any) -> tuple[_Change, _Change] | None:
         make, back = row_maker(record), partial(from_row, record)
         return (lambda records: tuple(map(make, records))), lambda rows: tuple(map(back, rows))
     if get_origin(hint) is tuple and item in (int, str):
-        return tuple, tuple  # JSON has lists
+        return tuple, lambda values: tuple([_exact(item, value) for value in values])  # JSON has lists
     if hint is bytes:
         return (lambda raw: b64encode(raw).decode()), partial(b64decode, validate=True)
     if isinstance(hint, type) and issubclass(hint, Enum):

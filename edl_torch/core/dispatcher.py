@@ -6,6 +6,7 @@ Pure and synchronous: locks, long polls, streams and the journal are the busines
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -31,9 +32,9 @@ from edl_torch.core.calls import (
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
-from edl_torch.core.mixture import parts_by_name
+from edl_torch.core.mixture import Segments, alters, parts_by_name
 from edl_torch.core.quarantine import QuarantinedRecord, token_bytes
-from edl_torch.core.registration import check_batch_size, reconcile
+from edl_torch.core.registration import check_batch_size, new_spec, reconcile
 from edl_torch.core.state import MasterState, Rollback
 from edl_torch.core.status import DatasetStatus, EventKind, MasterStatus, Measures
 from edl_torch.errors import InvalidArgument, StaleLease
@@ -68,7 +69,7 @@ class Dispatcher(MasterState):
         )
         ledger = self._ledgers.get(name)
         if ledger is None:
-            ledger = self._make(call.registration, call.batch_size)
+            ledger = self.add(new_spec(call.registration, call.batch_size))
         self._reconcile(ledger, call)
         member = self.members.enter(call.session, call.worker_id, now)
         self.history.watch(ledger, now)
@@ -296,7 +297,8 @@ class Dispatcher(MasterState):
     def set_weights(self, call: SetWeightsCall, now: float) -> MixtureSegment:
         """Give a mixture other weights, in place of the segment that the call names: compare and swap.
 
-        Repeated, it gets the same segment. Raises StaleLease for another ledger, lineage or segment,
+        Repeated, it gets the same segment. Where all is lent nothing changes, and the segment that answers
+        begins at the end. Raises StaleLease for another ledger, lineage or segment,
         InvalidArgument for weights that are none of this mixture's.
         """
         ledger = self._ledgers[call.dataset]
@@ -311,11 +313,14 @@ class Dispatcher(MasterState):
         for segment in spec.segments:
             if call.key and segment.key == call.key:
                 return segment
-        parts = parts_by_name(spec, call.weights)
-        last = spec.segments[-1]
-        if parts == last.parts and last.start <= ledger.backlog.passed:
-            return last  # as when each rank of a job sets them
-        newest = last.number
+        names, left = ([c.name for c in spec.components if c.left >= least] for least in (False, True))
+        parts = parts_by_name(f"mixture {spec.name!r}", names, call.weights, left=left)
+        index = ledger.next_index
+        if index >= spec.size:  # all is lent: they would hold from the end on
+            return replace(spec.segments[-1], start=spec.size, parts=parts, key=call.key)
+        if not alters(spec, index, parts):  # as when each rank of a job sets them
+            return Segments(spec.segments).turns_at(index).segment
+        newest = spec.segments[-1].number
         if call.replaces != newest:
             raise StaleLease(
                 f"mixture {call.dataset!r} was given other weights by somebody else: segment {newest} is "

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from edl_torch.core.backlog import Backlog, Waiting, WindowsInProgress
+from edl_torch.core.backlog import Backlog, Waiting
 from edl_torch.core.calls import NEW_PASS, Failure, Grant, ReportCall
 from edl_torch.core.changes import Mark, Version
 from edl_torch.core.members import Participants
@@ -192,11 +192,10 @@ PAGE = 16  # of tasks: the leases of one page and one session are written down t
 class Leases:
     """Live leases. The version grows when a pass may be over: no lease of an epoch can produce batches."""
 
-    def __init__(self, in_progress: WindowsInProgress, mark: Mark, version: Version) -> None:
+    def __init__(self, mark: Mark, version: Version) -> None:
         self.next_task = 1
         self._version = version
         self._mark = mark
-        self._in_progress = in_progress
         self._leases: dict[int, Lease] = {}
         self._held: dict[str, set[int]] = {}  # session -> tasks, none empty
         self._ended: dict[str, dict[int, int]] = {}  # session -> task -> attempt, since its last report
@@ -248,12 +247,12 @@ class Leases:
 
     # Changes --------------------------------------------------------------------------------------------
 
-    def lend(self, session: str, item: Waiting) -> int:
-        """Lend a slice to a session; the caller calls `lent` after the last one. Returns the task."""
+    def lend(self, session: str, item: Waiting, bundle: int = 0) -> Grant:
+        """Lend a slice to a session; the caller calls `lent` after the last one."""
         task = self.next_task
         self.next_task += 1
         self._add(Lease.of(task, item.attempt, session, item.slice))
-        return task
+        return Grant(task=task, attempt=item.attempt, slice=item.slice, bundle=bundle)
 
     def lent(self, session: str, first: int) -> None:
         """Mark what was lent to a session from task `first` on: the pages, not each lease."""
@@ -262,7 +261,6 @@ class Leases:
 
     def _add(self, lease: Lease) -> None:
         self._leases[lease.task] = lease
-        self._in_progress.enter(lease.epoch, lease.shard)
         held = self._held.get(lease.session)
         if held is None:
             held = self._held[lease.session] = set()
@@ -303,7 +301,6 @@ class Leases:
 
     def _drop(self, lease: Lease) -> None:
         del self._leases[lease.task]
-        self._in_progress.leave(lease.epoch, lease.shard)
         self.changed(lease)
         if not lease.handed:
             self._no_more_batches(lease.epoch)
@@ -324,7 +321,6 @@ class Leases:
     def clear(self) -> None:
         """Void all leases."""
         for lease in self:
-            self._in_progress.leave(lease.epoch, lease.shard)
             self.changed(lease)
         for session in self._ended:
             self._mark("report", session)
@@ -481,7 +477,7 @@ class Lending:
                 return
             if quota is not None:
                 quota.held += taken.slice.limit
-            yield self._lend(session, taken, 0)
+            yield self._leases.lend(session, taken)
 
     def _quota(self, request: LeaseRequest, leased: Callable[[], int]) -> Quota | None:
         """Return None while the end is far off, and for the only trainer."""
@@ -533,10 +529,6 @@ class Lending:
         share = records // (2 * len(self._participants))
         return max(batch_size, share - share % batch_size)
 
-    def _lend(self, session: str, item: Waiting, bundle: int) -> Grant:
-        task = self._leases.lend(session, item)
-        return Grant(task=task, attempt=item.attempt, slice=item.slice, bundle=bundle)
-
     def _remainder_bundle(self, session: str, epoch: int, batch_size: int) -> Iterator[Grant]:
         records = self._backlog.remainder_records(epoch)
         if records < batch_size:
@@ -545,7 +537,7 @@ class Lending:
         self.next_bundle += 1
         # Not all to the first that asks: remainders of ten thousand trainers are thousands of batches.
         for item in self._backlog.take_remainders(epoch, self._share(records, batch_size)):
-            yield self._lend(session, item, bundle)
+            yield self._leases.lend(session, item, bundle)
 
     def __repr__(self) -> str:
         return f"<Lending {self._backlog!r} {self._leases!r}>"

@@ -7,19 +7,27 @@ keep. It does not know which sessions are alive; the dispatcher tells it which j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from edl_torch.core.backlog import Backlog, Waiting, WindowsInProgress
+from edl_torch.core.backlog import Backlog, Waiting
 from edl_torch.core.calls import NEW_PASS, Failure, Grant, LeaseId, PassState
 from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_failures
 from edl_torch.core.members import Participants
-from edl_torch.core.mixture import needed, restored, reweighed
+from edl_torch.core.mixture import (
+    check_left,
+    first_turn,
+    is_due_of_left,
+    needed,
+    restored,
+    reweighed,
+    widened,
+)
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
 from edl_torch.core.registration import identity
@@ -73,10 +81,9 @@ class ShardLedger:
         # Since the start of the master, not in the journal: slices that were taken from trainers that died,
         # left or stalled, their records, and the records that trainers gave back themselves.
         self.returned_slices = self.returned_records = self.given_back = 0
-        self._in_progress = WindowsInProgress()
-        self.backlog = Backlog(self.plan, self._in_progress, mark)
+        self.backlog = Backlog(self.plan, mark)
         self.participants = Participants(mark)
-        self.leases = Leases(self._in_progress, mark, self._version)
+        self.leases = Leases(mark, self._version)
         self._lending = Lending(self.backlog, self.leases, self.participants)
 
     # What it is -----------------------------------------------------------------------------------------
@@ -98,22 +105,39 @@ class ShardLedger:
                 f"would drop {ahead} waiting records. Give num_epochs={epoch + 1} or more, or first go "
                 f"back to a checkpoint, or to the beginning with load_state_dict(None)"
             )
-        if spec.weights != self.spec.weights and not self.backlog.past_end:
-            spec = reweighed(spec, self.backlog.passed, oldest=self._oldest_index())
+        if spec.components:
+            spec = self._with_components(spec)
         self._replan(spec)
 
-    def set_weights(self, parts: tuple[int, ...], key: str) -> MixtureSegment:
-        """Begin a segment with other weights at the first index that is not lent. Returns it.
+    def _with_components(self, spec: DatasetSpec) -> DatasetSpec:
+        """A mixture as its program is now: components may have joined and left, and weights be others."""
+        before, now = ([one.name for one in each.components] for each in (self.spec, spec))
+        spec = replace(spec, segments=widened(self.spec.segments, before, now))
+        try:
+            # The rest of a turn, too, of which a part is lent.
+            rest = self.backlog.passed, min(self.next_index, self.plan.size)
+            check_left(spec, [*self._open_indices(), rest])
+        except InvalidArgument as exc:
+            raise DatasetConflict(str(exc)) from exc
+        index = self.next_index
+        is_changed = spec.weights != self.spec.weights or is_due_of_left(spec, index)
+        if is_changed and not self.backlog.past_end:
+            spec = reweighed(spec, index, oldest=self._oldest_index())
+        return spec
 
-        Raises InvalidArgument where all is lent, and for weights with which the mixture would not end.
+    def set_weights(self, parts: tuple[int, ...], key: str) -> MixtureSegment:
+        """Begin a segment with other weights at `next_index`, which the mixture has. Returns it.
+
+        Raises InvalidArgument for weights with which the mixture would not end.
         """
-        if self.backlog.past_end or not self.backlog.ahead:
-            raise InvalidArgument(
-                f"mixture {self.spec.name!r} has no records left that other weights are for"
-            )
-        index = self.backlog.passed
+        index = self.next_index
         self._replan(reweighed(self.spec, index, parts, oldest=self._oldest_index(), key=key))
-        return self.spec.segments[-1]
+        return next(segment for segment in self.spec.segments if segment.start == index)
+
+    @property
+    def next_index(self) -> int:
+        """The first index of a mixture that is not lent, and begins a turn."""
+        return first_turn(self.backlog.passed, self.spec.turn)
 
     def _replan(self, spec: DatasetSpec) -> None:
         self.plan = Plan(spec)
@@ -124,9 +148,16 @@ class ShardLedger:
 
     def _oldest_index(self) -> int:
         """The first index of a mixture that has no outcome."""
+        return min((first for first, _ in self._open_indices()), default=self.backlog.passed)
+
+    def _open_indices(self) -> Iterator[tuple[int, int]]:
+        """Yield the runs of a mixture's indices before the cursor that have no outcome."""
+        return map(self.plan.indices_of, self._open_slices())
+
+    def _open_slices(self) -> Iterator[Slice]:
+        """Yield the slices before the cursor that have no outcome: lent ones, and those that came back."""
         lent = (item for lease in self.leases for item in lease.slices())
-        waiting = chain(lent, self.backlog.returned(), self.backlog.remainders())
-        return min(map(self.plan.index_of, waiting), default=self.backlog.passed)
+        return chain(lent, self.backlog.came_back())
 
     @property
     def epoch(self) -> int:
@@ -162,11 +193,12 @@ class ShardLedger:
     @property
     def shards_left(self) -> int:
         """Shards of the epochs begun that are in windows with records that wait or are lent."""
+        begun = {(lease.epoch, lease.shard) for lease in self.leases}
+        begun |= {(item.epoch, item.shard) for item in self.backlog.came_back()}
+        begun -= {self.backlog.cut}  # which is among those ahead
         if self.plan.window == 1:
-            begun = len(self._in_progress) - (self.backlog.cut in self._in_progress)
-        else:
-            begun = sum(self.plan.num_shards_in(*w) for w in self._in_progress if w != self.backlog.cut)
-        return self.backlog.shards_ahead + begun
+            return self.backlog.shards_ahead + len(begun)
+        return self.backlog.shards_ahead + sum(self.plan.num_shards_in(*window) for window in begun)
 
     def __repr__(self) -> str:
         return (
@@ -219,9 +251,14 @@ class ShardLedger:
         Returns the pass's epoch, its state, and the grants. Raises StaleLease for an unknown session,
         InvalidArgument for an epoch that has not begun, TooManyBadRecords when the job has failed.
         """
-        batch_size = self._batch_size(session)
-        if self.failure:
-            raise TooManyBadRecords(self.failure)
+        batch_size = self.participants.batch_size(session)
+        if batch_size is None:
+            raise StaleLease(
+                f"session {session!r} does not take part in dataset {self.spec.name!r}: "
+                f"it was released; register again"
+            )
+        if failure := self.failure:
+            raise TooManyBadRecords(failure)
         if not NEW_PASS <= epoch <= self.backlog.cursor_epoch:
             raise InvalidArgument(
                 f"epoch {epoch} of dataset {self.spec.name!r} has not begun: it is in {self.epoch}"
@@ -243,15 +280,6 @@ class ShardLedger:
         if grants or state is not PassState.OPEN:
             self.participants.served(session)
         return epoch, state, grants
-
-    def _batch_size(self, session: str) -> int:
-        batch_size = self.participants.batch_size(session)
-        if batch_size is None:
-            raise StaleLease(
-                f"session {session!r} does not take part in dataset {self.spec.name!r}: "
-                f"it was released; register again"
-            )
-        return batch_size
 
     def _pass_state(self, epoch: int) -> PassState:
         if self.finished:
@@ -392,11 +420,8 @@ class ShardLedger:
             acknowledged=self.acknowledged,
             dropped=self.dropped,
             weights=self.spec.weights,
-            segments=self._segments_of_token(),
+            segments=needed(self.plan.mixed.segments, self._oldest_index()) if self.plan.mixed else (),
         )
-
-    def _segments_of_token(self) -> tuple[MixtureSegment, ...]:
-        return needed(self.plan.mixed.segments, self._oldest_index()) if self.plan.mixed else ()
 
     def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0), step: int = 1) -> None:
         """Go back to a token's position, or to the beginning, and open a new lineage, whose number is larger
@@ -433,18 +458,28 @@ class ShardLedger:
         if self.plan.mixed is None:
             return self.plan
         try:
-            return Plan(restored(self.spec, token.segments))
+            wider = [component.name for component in self.spec.components]  # others may have joined since
+            return Plan(restored(self.spec, widened(token.segments, token.components, wider)))
         except InvalidArgument as exc:
             raise TokenError(f"damaged token of dataset {self.spec.name!r}: {exc}") from exc
 
     def _with_new_weights(self, plan: Plan, token: Token) -> Plan:
-        """The plan with a segment from the cursor on, where the program gives other weights than then."""
-        if not token.segments or token.weights == self.spec.weights or token.epoch:
+        """The plan with a segment from the cursor on, where the program gives other weights than then, or a
+        component that had some has left."""
+        if not token.segments:
             return plan
-        index = plan.records_before(0, token.position) + token.offset
-        if index == plan.size:
+        waiting = list(map(plan.indices_of, (*token.open, *token.remainders)))
+        passed = plan.records_before(0, token.position) + token.offset
+        index = first_turn(passed, plan.spec.turn)
+        try:
+            check_left(plan.spec, [*waiting, (passed, min(index, plan.size))])
+        except InvalidArgument as exc:
+            raise TokenError(f"the checkpoint's {exc}") from exc
+        if token.epoch or index >= plan.size:
             return plan
-        oldest = min(map(plan.index_of, (*token.open, *token.remainders)), default=index)
+        if token.weights == self.spec.weights and not is_due_of_left(plan.spec, index):
+            return plan
+        oldest = min((first for first, _ in waiting), default=index)
         return Plan(reweighed(plan.spec, index, oldest=oldest))
 
     def _named_here(self, bad: QuarantinedRecord) -> QuarantinedRecord:
@@ -466,9 +501,7 @@ class ShardLedger:
     def slices_by_state(self, epoch: int) -> dict[str, list[Slice]]:
         """Return the slices of an epoch that are lent, came back or are in quarantine, by these names."""
         lent = (item for lease in self.leases if lease.epoch == epoch for item in lease.slices())
-        back = (
-            item for item in chain(self.backlog.returned(), self.backlog.remainders()) if item.epoch == epoch
-        )
+        back = (item for item in self.backlog.came_back() if item.epoch == epoch)
         bad = (
             Slice(epoch=epoch, shard=bad.shard, skip=bad.position, limit=1)
             for bad in self.quarantine
@@ -512,11 +545,9 @@ class ShardLedger:
         segments, index = mixed.segments, self.backlog.passed
         counts, lags, turns = segments.counts(index), segments.lags(index), segments.turns_at(index)
         parts = turns.segment.parts
-        lent = (item for lease in self.leases for item in lease.slices())
         unfinished = np.zeros_like(counts)
-        for item in chain(lent, self.backlog.returned(), self.backlog.remainders()):
-            first = self.plan.index_of(item)
-            components, _ = segments.at(first, first + item.limit)
+        for first, after in self._open_indices():
+            components, _ = segments.at(first, after)
             unfinished += np.bincount(components, minlength=len(parts))
         return tuple(
             ComponentStatus(

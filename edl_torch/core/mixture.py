@@ -1,20 +1,7 @@
 """Order of a mixture: the component of the record at each index, and its rank in that component's stream.
 
-A mixture's indices 0, 1, 2, … are cut into segments. In each the weights stay the same: of `sum(parts)`
-records `parts[c]` are of component c. Who is next is a function of the segment and the index alone.
-
-The rule is that of the chairman of an assembly (Tijdeman, "The chairman assignment problem", 1980), which the
-theory of fair scheduling knows as earliest deadline first (Baruah et al., "Proportionate progress", 1996).
-The lag of a component is what it should have given by its weights, minus what it has given. Its next record
-may come as soon as the lag stays above -1 then, and is due before the lag would be 1; of all that may come
-the one that is due first comes.
-
-* So in a segment that begins without lags each component is within one record of its share at every index.
-* A later segment takes the lags over: what was owed is not forgotten, however often weights change. None
-  falls below -1, ever. One may be 1 or more for a while after a change: many components that were all owed
-  nearly a record, and are given all the weight, cannot be next all at once. `docs/mixtures.md` has numbers.
-* The rule comes back to where it was after `sum(parts) / gcd(parts)` indices, at the latest from the second
-  time on: so a table of those says all, and any index is found at once.
+A mixture's indices 0, 1, 2, … are cut into segments, in each of which the weights stay the same; `turns.py`
+says who is next there. A segment takes over the lags that the one before has left.
 
 Exact: nothing here is a float but the weights that are given.
 """
@@ -25,23 +12,25 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
-from functools import lru_cache
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from itertools import zip_longest
 
 import numpy as np
 
 from edl_torch.core.permutation import MAX_SIZE, derive_key
+from edl_torch.core.turns import Turns, turns_of
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import Component, DatasetSpec, IndexArray, MixtureSegment, MixtureWeights, Source
 
 PERIOD = 1 << 16  # indices after which the rule repeats itself, where weights are not rounded to fewer parts
 LONGEST = 1 << 20  # the same, where a weight is so small that it needs more
 _FINEST = 1 << 52  # of a lag: what is finer is rounded, so that lags fit the wire
-_FIRST = 1 << 12  # indices that are computed at first
 ENDLESS = MAX_SIZE  # the size of a mixture that nothing ends
 
-FIRST_EXHAUSTED, ALL_EXHAUSTED = "first_exhausted", "all_exhausted"
+# What the size of a mixture may follow from: the first whole pass over any component, one over each, or the
+# `max_passes` of all that have weights.
+FIRST_EXHAUSTED, ALL_EXHAUSTED, SPENT = "first_exhausted", "all_exhausted", "max_passes"
+MOST_LIMITED = 64  # components with `max_passes`: each is a segment more
+Limits = Sequence[int | None]  # records that each component gives at most
 
 
 # Components ---------------------------------------------------------------------------------------------
@@ -57,7 +46,8 @@ def component_spec(component: Component, seed: int) -> DatasetSpec:
 
     Its seed follows from the mixture's and from its name.
     """
-    own = {field.name: getattr(component, field.name) for field in fields(component)}
+    own = {f.name: getattr(component, f.name) for f in fields(component)}
+    del own["max_passes"], own["left"]
     return DatasetSpec(**own, seed=derive_key(seed, 0, f"component {component.name}"), num_epochs=0)
 
 
@@ -102,18 +92,15 @@ def _exact(weight: float | Fraction, name: str) -> Fraction:
     return found
 
 
-def parts_by_name(spec: DatasetSpec, weights: Mapping[str, float]) -> tuple[int, ...]:
+def parts_by_name(
+    who: str, names: Sequence[str], weights: Mapping[str, float], *, left: Iterable[str] = ()
+) -> tuple[int, ...]:
     """Return weights by the names of a mixture's components as parts in their order.
 
-    Raises InvalidArgument as `parts_of`, and where a component has none or a name is of none.
+    Those that have `left` have none. Raises InvalidArgument as `parts_of`, and where another component has
+    none, or a name is of none.
     """
-    names = [component.name for component in spec.components]
-    check_names(f"mixture {spec.name!r}", names, weights)
-    return parts_of([weights[name] for name in names], names)
-
-
-def check_names(who: str, names: Sequence[str], weights: Mapping[str, float]) -> None:
-    """Raise InvalidArgument unless each component has a weight, and nothing else."""
+    weights = dict.fromkeys(left, 0.0) | dict(weights)
     missing = [name for name in names if name not in weights]
     unknown = [name for name in weights if name not in names]
     if missing or unknown:
@@ -123,6 +110,11 @@ def check_names(who: str, names: Sequence[str], weights: Mapping[str, float]) ->
             f"{who} has the components {', '.join(names)}. {'; '.join(wrong)}. Give each a weight, 0 to "
             "leave it out"
         )
+    if back := [name for name in left if weights[name]]:
+        raise InvalidArgument(
+            f"{', '.join(back)} has left {who}: give it no weight, and what comes back another name"
+        )
+    return parts_of([weights[name] for name in names], names)
 
 
 def _rounded(shares: Sequence[Fraction], period: int) -> tuple[int, ...]:
@@ -135,155 +127,6 @@ def _rounded(shares: Sequence[Fraction], period: int) -> tuple[int, ...]:
     for _ in range(-missing):  # some were raised to 1: the largest make up for them
         parts[parts.index(max(parts))] -= 1
     return tuple(parts)
-
-
-# Turns of one segment -----------------------------------------------------------------------------------
-
-
-class _Table(NamedTuple):
-    """Turns as far as they are computed, and where the rule stands then."""
-
-    components: IndexArray
-    ranks: IndexArray  # of each index: how many of its component came before it in the segment
-    drawn: tuple[int, ...]  # records of each component
-    waiting: tuple[tuple[int, int, int], ...]  # not to come yet: when, due when, component
-    due: tuple[tuple[int, int], ...]  # may come now
-    seen: tuple[tuple[int, ...], ...]  # how far ahead of its parts each component was after each round
-    loop: int = -1  # index from which on the table repeats itself; -1: not known yet
-
-
-class Turns:
-    """Who is next in a segment, by the index counted from its start. Computed as far as it is asked for.
-
-    Threads may share it: what is computed is one value, read and replaced at once.
-    """
-
-    __slots__ = ("_period", "_steps", "_table", "segment")
-
-    def __init__(self, segment: MixtureSegment) -> None:
-        self.segment = segment
-        self._period = sum(segment.parts) // math.gcd(*segment.parts)
-        one = segment.scale // sum(segment.parts)
-        self._steps = tuple(
-            part * one for part in segment.parts
-        )  # what a lag gains with an index, in 1/scale
-        none = np.empty(0, np.int64)
-        first = tuple((*self._window(c, 0), c) for c, part in enumerate(segment.parts) if part)
-        drawn = (0,) * len(segment.parts)
-        self._table = _Table(none, none, drawn, first, (), (self._ahead(drawn, 0),))
-
-    def __repr__(self) -> str:
-        return f"<Turns from {self.segment.start} computed={len(self._table.ranks)}>"
-
-    def at(self, first: int, after: int) -> tuple[IndexArray, IndexArray]:
-        """Return component and rank of the indices `first` to `after`: how many of it came before it here."""
-        table = self._grown(after)
-        places = np.arange(first, after, dtype=np.int64)
-        if after <= len(table.ranks):
-            return table.components[first:after], table.ranks[first:after]
-        rounds, inside = self._folded(table, places)
-        components = table.components[inside]
-        return components, table.ranks[inside] + rounds * self._each_round(table)[components]
-
-    def counts(self, index: int) -> IndexArray:
-        """Return how many of the first `index` records are of each component."""
-        table = self._grown(index)
-        number = len(table.drawn)
-        if index <= len(table.ranks):
-            return np.bincount(table.components[:index], minlength=number)
-        rounds, inside = self._folded(table, np.array([index], np.int64))
-        before: IndexArray = np.bincount(table.components[: int(inside[0])], minlength=number)
-        return before + rounds * self._each_round(table)
-
-    def find(self, component: int, rank: int) -> int:
-        """Return the index of a component's record by its rank. The component has parts."""
-        size = _FIRST
-        while True:
-            table = self._grown(size)
-            places = np.flatnonzero(table.components == component)
-            if rank < len(places):
-                return int(places[rank])
-            if table.loop >= 0:
-                break
-            size *= 2
-        # What the rounds of the loop add follows from its first one.
-        of_a_round = int(self._each_round(table)[component])
-        before = len(places) - of_a_round
-        rounds, inside = divmod(rank - before, of_a_round)
-        return int(places[before + inside]) + rounds * self._loop_size(table)
-
-    def lags(self, index: int) -> tuple[int, ...]:
-        """Return the lags after the first `index` records, in 1/scale."""
-        scale, counts = self.segment.scale, self.counts(index).tolist()
-        each = zip(self.segment.lags, self._steps, counts, strict=True)
-        return tuple(lag + step * index - scale * count for lag, step, count in each)
-
-    def _folded(self, table: _Table, places: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """The rounds of the loop before each place, and where it stands in the table."""
-        rounds, inside = np.divmod(np.maximum(places - table.loop, 0), self._loop_size(table))
-        return rounds, np.where(places < table.loop, places, inside + table.loop)
-
-    def _loop_size(self, table: _Table) -> int:
-        return len(table.ranks) - table.loop
-
-    def _each_round(self, table: _Table) -> IndexArray:
-        return np.bincount(table.components[table.loop :], minlength=len(table.drawn))
-
-    def _grown(self, size: int) -> _Table:
-        """The table up to `size` indices, or all of it."""
-        table = self._table
-        while table.loop < 0 and len(table.ranks) < size:
-            table = self._table = self._more(table)
-        return table
-
-    def _more(self, table: _Table) -> _Table:
-        """Compute as many indices again, up to the end of the round at most."""
-        begin = len(table.ranks)
-        end = min(begin - begin % self._period + self._period, max(2 * begin, _FIRST))
-        drawn, waiting, due = list(table.drawn), list(table.waiting), list(table.due)
-        heapify(waiting)
-        components, ranks = [], []
-        for turn in range(begin + 1, end + 1):
-            while waiting and waiting[0][0] <= turn:
-                _, until, c = heappop(waiting)
-                heappush(due, (until, c))
-            _, c = heappop(due)  # there is one: the lags add up to 0, so one grows above it with each index
-            components.append(c)
-            ranks.append(drawn[c])
-            drawn[c] += 1
-            may, until = self._window(c, drawn[c])
-            heappush(waiting, (may, until, c))
-        seen, loop = table.seen, -1
-        if end % self._period == 0:
-            ahead = self._ahead(tuple(drawn), end // self._period)
-            loop = seen.index(ahead) * self._period if ahead in seen else -1
-            seen = (*seen, ahead)
-        return _Table(
-            np.concatenate((table.components, np.array(components, np.int64))),
-            np.concatenate((table.ranks, np.array(ranks, np.int64))),
-            tuple(drawn),
-            tuple(waiting),
-            tuple(due),
-            seen,
-            loop,
-        )
-
-    def _window(self, c: int, drawn: int) -> tuple[int, int]:
-        """The first turn at which the next record of a component may come, and the last by which it is
-        due."""
-        lag, step, scale = self.segment.lags[c], self._steps[c], self.segment.scale
-        return (scale * drawn - lag) // step + 1, -((lag - scale * (drawn + 1)) // step)
-
-    def _ahead(self, drawn: tuple[int, ...], rounds: int) -> tuple[int, ...]:
-        common = math.gcd(*self.segment.parts)
-        each = zip(drawn, self.segment.parts, strict=True)
-        return tuple(count - rounds * part // common for count, part in each)
-
-
-@lru_cache(maxsize=16)
-def _turns_of(segment: MixtureSegment) -> Turns:
-    """The turns of a segment, computed once for all who have it in this process."""
-    return Turns(segment)
 
 
 # Segments -----------------------------------------------------------------------------------------------
@@ -310,7 +153,7 @@ class Segments:
         for segment in segments:
             self.all = (*(old for old in self.all if old.start < segment.start), segment)
         known = {turns.segment: turns for turns in self._turns}
-        self._turns = tuple(known.get(segment) or _turns_of(segment) for segment in self.all)
+        self._turns = tuple(known.get(segment) or turns_of(segment) for segment in self.all)
 
     def runs(self, first: int, after: int) -> Iterator[tuple[Turns, int, int]]:
         """Yield the turns of each segment that the indices are in, with the first index and the one after.
@@ -379,21 +222,70 @@ class Segments:
         return None
 
 
-def begun(segments: Segments, changes: Iterable[MixtureWeights], *, number: int, key: str = "") -> Segments:
+def begun(
+    segments: Segments,
+    changes: Iterable[MixtureWeights],
+    *,
+    number: int,
+    key: str = "",
+    limits: Limits = (),
+    turn: int = 1,
+) -> Segments:
     """Return the segments, with one more for each change, all of which lie after what `segments` has begun.
 
-    A segment that a change begins takes over what the segments before it have come to.
+    A segment that a change begins takes over what the segments before it have come to. One that it takes the
+    place of, before any record of it was lent, leaves no trace. Where a component has given all that its
+    limit allows, a segment without it follows its last turn by itself, unless no other has a weight.
+    Raises InvalidArgument for weights of components alone that have nothing left.
     """
     found = Segments(segments.all)
-    for change in changes:
-        found.learn([_next(found, change, number, key)])
+    changes = tuple(changes)
+    for change, following in zip_longest(changes, changes[1:]):
+        weights = _without_spent(found, change, limits)
+        if not any(weights.parts):
+            raise InvalidArgument(
+                "these weights are of components alone that have had their max_passes: give another a weight"
+            )
+        found.learn([_next(found, weights, number, key, turn)])
         number += 1
+        while (end := _spent_at(found, limits)) is not None and (following is None or end < following.start):
+            weights = _without_spent(found, replace(weights, start=end), limits)
+            if not any(weights.parts):
+                break
+            found.learn([_next(found, weights, number, "", turn)])
+            number += 1
     return found
 
 
-def _next(segments: Segments, change: MixtureWeights, number: int, key: str) -> MixtureSegment:
+def _without_spent(segments: Segments, change: MixtureWeights, limits: Limits) -> MixtureWeights:
+    """Weights without those of components that have given all that they may."""
+    if not segments.all or not any(limits):
+        return change
+    counts = segments.counts(change.start).tolist()
+    pairs = zip(change.parts, counts, limits, strict=True)
+    parts = tuple(0 if limit is not None and count >= limit else part for part, count, limit in pairs)
+    return replace(change, parts=parts)
+
+
+def _spent_at(segments: Segments, limits: Limits) -> int | None:
+    """The index at which the first component of the last segment has given all that it may."""
+    last = segments.all[-1]
+    ends = [
+        segments.find(c, limit - 1)
+        for c, limit in enumerate(limits)
+        if limit is not None and last.parts[c] and limit > last.counts[c]
+    ]
+    return min((first_turn(end + 1, last.turn) for end in ends if end is not None), default=None)
+
+
+def first_turn(index: int, turn: int) -> int:
+    """Return the first index from this one on with which a turn of so many records begins."""
+    return index + -index % turn
+
+
+def _next(segments: Segments, change: MixtureWeights, number: int, key: str, turn: int) -> MixtureSegment:
     total = sum(change.parts)
-    if not segments.all:
+    if not segments.all or not change.start:
         nothing = (0,) * len(change.parts)
         return MixtureSegment(
             number=number,
@@ -403,11 +295,12 @@ def _next(segments: Segments, change: MixtureWeights, number: int, key: str) -> 
             lags=nothing,
             scale=total,
             key=key,
+            turn=turn,
         )
-    turns = segments.turns_at(change.start)
+    turns = segments.turns_at(max(change.start - 1, segments.all[0].start))
     index = change.start - turns.segment.start
     scale = math.lcm(turns.segment.scale, total)
-    before = turns.lags(index)
+    before = [lag // turn for lag in turns.lags(index)]  # of turns: one begins there
     if any(lag and not part for lag, part in zip(before, change.parts, strict=True)):
         scale *= max(1, _FINEST // scale)  # what these let go is shared out
     if scale > _FINEST:
@@ -417,10 +310,11 @@ def _next(segments: Segments, change: MixtureWeights, number: int, key: str) -> 
         number=number,
         start=change.start,
         parts=change.parts,
-        counts=tuple(segments.counts(change.start).tolist()),
+        counts=tuple((np.array(turns.segment.counts, np.int64) + turns.counts(index)).tolist()),
         lags=lags,
         scale=scale,
         key=key,
+        turn=turn,
     )
 
 
@@ -452,15 +346,30 @@ def reweighed(
 ) -> DatasetSpec:
     """Return a mixture with other weights from `index` on: `parts`, or without them those of `spec.weights`.
 
-    Changes that were to come later are dropped; of segments stay those that records from index `oldest` on
-    are in. Raises InvalidArgument for weights with which a mixture that ends by its components would never
-    end.
+    A turn begins there. Changes that were to come later are dropped; of segments stay those that records from
+    index `oldest` on are in. Raises InvalidArgument for weights with which a mixture that ends by its
+    components would never end.
     """
     known = Segments(spec.segments)
     changes = (MixtureWeights(start=index, parts=parts),) if parts else _from(spec.weights, index)
-    segments = begun(known, changes, number=known.newest + 1, key=key)
+    segments = begun(known, changes, number=known.newest + 1, key=key, limits=_limits(spec), turn=spec.turn)
     first = index if oldest is None else oldest
     return _sized(replace(spec, segments=needed(segments, min(first, index))))
+
+
+def alters(spec: DatasetSpec, index: int, parts: tuple[int, ...]) -> bool:
+    """Return whether other records come than would anyway, with these weights from an index on."""
+    known, limits = Segments(spec.segments), _limits(spec)
+    change = MixtureWeights(start=index, parts=parts)
+    if _without_spent(known, change, limits).parts != known.turns_at(index).segment.parts:
+        return True
+    later = [(one.start, one.parts) for one in known.all if one.start > index]
+    then = begun(known, [change], number=0, limits=limits, turn=spec.turn).all if later else ()
+    return later != [(one.start, one.parts) for one in then if one.start > index]
+
+
+def _limits(spec: DatasetSpec) -> Limits:
+    return [component.most for component in spec.components]
 
 
 def restored(spec: DatasetSpec, segments: Sequence[MixtureSegment]) -> DatasetSpec:
@@ -470,11 +379,60 @@ def restored(spec: DatasetSpec, segments: Sequence[MixtureSegment]) -> DatasetSp
     """
     number = Segments(spec.segments).newest + 1
     if not segments:
-        return _sized(replace(spec, segments=begun(Segments(()), spec.weights, number=number).all))
+        limits = _limits(spec)
+        segments = begun(Segments(()), spec.weights, number=number, limits=limits, turn=spec.turn).all
+        return _sized(replace(spec, segments=segments))
     for before, segment in zip((None, *segments), segments, strict=False):
         _check(spec, segment, before)
     numbered = (replace(segment, number=number + place) for place, segment in enumerate(segments))
     return _sized(replace(spec, segments=tuple(numbered)))
+
+
+def widened(
+    segments: Iterable[MixtureSegment], names: Sequence[str], wider: Sequence[str]
+) -> tuple[MixtureSegment, ...]:
+    """Return segments of a mixture of the components `names` as those of a `wider` one, in its order.
+
+    What joins has no weight in them, has given nothing, and is owed nothing.
+    """
+    if list(names) == list(wider):
+        return tuple(segments)
+    places = [names.index(name) if name in names else None for name in wider]
+
+    def of_all(each: tuple[int, ...]) -> tuple[int, ...]:
+        if len(each) != len(names):
+            raise InvalidArgument(f"a segment has {len(each)} components, and the mixture {len(names)}")
+        return tuple(0 if place is None else each[place] for place in places)
+
+    return tuple(
+        replace(one, parts=of_all(one.parts), counts=of_all(one.counts), lags=of_all(one.lags))
+        for one in segments
+    )
+
+
+def check_left(spec: DatasetSpec, runs: Iterable[tuple[int, int]]) -> None:
+    """Raise InvalidArgument where indices without an outcome are of components that have left."""
+    left = [c for c, component in enumerate(spec.components) if component.left]
+    if not left:
+        return
+    segments = Segments(spec.segments)
+    found = np.zeros(len(spec.components), np.int64)
+    for first, after in runs:
+        found += np.bincount(segments.at(first, after)[0], minlength=len(found))
+    if waiting := [f"{found[c]:,} of {spec.components[c].name}" for c in left if found[c]]:
+        raise InvalidArgument(
+            f"mixture {spec.name!r} has records without an outcome of components that have left it: "
+            f"{', '.join(waiting)}. Give these their data once more, with weight 0, until all that was lent "
+            f"is trained on"
+        )
+
+
+def is_due_of_left(spec: DatasetSpec, index: int) -> bool:
+    """Return whether components that have left have a share from an index on."""
+    now = Segments(spec.segments).turns_at(index).segment
+    later = [one for one in spec.segments if one.start > index]
+    left = [c for c, component in enumerate(spec.components) if component.left]
+    return any(one.parts[c] for one in (now, *later) for c in left)
 
 
 def heard_of(spec: DatasetSpec, segments: Sequence[MixtureSegment]) -> DatasetSpec:
@@ -488,7 +446,8 @@ def _check(spec: DatasetSpec, segment: MixtureSegment, before: MixtureSegment | 
         len(segment.parts) == len(segment.counts) == len(segment.lags) == len(spec.components)
         and all(part >= 0 for part in segment.parts)
         and 0 < total <= LONGEST
-        and all(count >= 0 for count in segment.counts)
+        and segment.turn == spec.turn
+        and all(count >= 0 and count % spec.turn == 0 for count in segment.counts)
         and sum(segment.counts) == segment.start
         and sum(segment.lags) == 0
         and 0 < segment.scale <= _FINEST
@@ -504,15 +463,33 @@ def _check(spec: DatasetSpec, segment: MixtureSegment, before: MixtureSegment | 
 def _sized(spec: DatasetSpec) -> DatasetSpec:
     """The mixture with the size that follows from its segments, where it ends by its components."""
     if not spec.stops:
+        last = _last_of(Segments(spec.segments), _limits(spec))
+        if last is not None and last < spec.size:
+            wanted = str(spec.size) if spec.size < ENDLESS else "no end"
+            raise InvalidArgument(
+                f"mixture {spec.name!r} has {last} records, by the max_passes of its components with "
+                f"weights, and is to have {wanted}: give num_records={last} or fewer, a component without "
+                f"max_passes a weight, or max_passes to all and no num_records"
+            )
         return spec
     sizes = [component.size for component in spec.components]
-    size = size_of(Segments(spec.segments), sizes, spec.stops)
-    if size is None:
+    segments = Segments(spec.segments)
+    last = _last_of(segments, _limits(spec))
+    size = last if spec.stops == SPENT else size_of(segments, sizes, spec.stops)
+    if size is None or (last is not None and size > last):
         raise InvalidArgument(
             f"mixture {spec.name!r} ends when each component has had a whole pass, and some would get none: "
             f"give each a positive weight, or give num_records instead of stopping_strategy"
         )
     return replace(spec, sources=(Source(name="", count=size),))
+
+
+def _last_of(segments: Segments, limits: Limits) -> int | None:
+    """How many records there are where all components with weights have limits; else None."""
+    last = segments.all[-1]
+    if any(part and limit is None for part, limit in zip(last.parts, limits, strict=True)):
+        return None
+    return _spent_at(segments, limits)
 
 
 def _from(weights: Sequence[MixtureWeights], index: int) -> tuple[MixtureWeights, ...]:
@@ -523,8 +500,8 @@ def _from(weights: Sequence[MixtureWeights], index: int) -> tuple[MixtureWeights
 
 
 def needed(segments: Segments, index: int) -> tuple[MixtureSegment, ...]:
-    """Return the segments without those that end before an index."""
-    first = segments.turns_at(index).segment.start
+    """Return the segments without those that no record from an index on is in, but the one before them."""
+    first = segments.turns_at(max(index - 1, segments.all[0].start)).segment.start
     return tuple(segment for segment in segments.all if segment.start >= first)
 
 

@@ -25,7 +25,8 @@ _M1 = 0xBF58476D1CE4E5B9
 _M2 = 0x94D049BB133111EB
 _MASK64 = 2**64 - 1
 
-# Up to this size a permutation is a table.
+# Up to this size a permutation is a table: on small domains a Feistel network is visibly not uniform (with 16
+# rounds n = 6 failed a chi-squared test over 1.5 million keys, and n = 17 favoured odd permutations).
 _TABLE_SIZE = 32
 
 # Elements worked on at a time: the few arrays of them stay in a core's second-level cache.

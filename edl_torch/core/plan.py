@@ -6,7 +6,7 @@ Knows numbers and names only: not who leases a shard, what has been trained on, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -31,7 +31,8 @@ from edl_torch.shard import (
 # The purposes that keys are derived for: a part of the order, so never changed.
 _SHARDS, _RECORDS, _GLOBAL = "shards", "records", "global"
 
-BLOCK = 512  # records of a component of a mixture whose places are computed together
+# Records of a component of a mixture that are computed together, a power of two: more cost hardly more time.
+_LEAST, _MOST = 1 << 8, 1 << 11
 
 
 class Plan:
@@ -71,8 +72,9 @@ class Plan:
         self.num_windows = -(-self.num_shards // self.window)
         rests = enumerate(piece.count % per for piece in self._pieces)
         self._short = {self._shard_ends[place] - 1: rest for place, rest in rests if rest}
-        self._global = _GlobalNumbers(spec.sources) if spec.shuffle else None
-        self._storage = _ShardStarts(spec.sources, self._shard_ends, per) if self.window > 1 else None
+        record_ends = accumulate(source.count for source in spec.sources)
+        self._global = _Storages(spec.sources, record_ends, 1) if spec.shuffle else None
+        self._storage = _Storages(spec.sources, self._shard_ends, per) if self.window > 1 else None
         self._pi = _EpochPermutation(self.num_shards, spec.seed, _SHARDS)
         self._rho = _EpochPermutation(self.size, spec.seed, _GLOBAL)
         self._ends: tuple[int, _ShardEnds] | None = None
@@ -151,9 +153,10 @@ class Plan:
         self._check_shard("shard", shard)
         return self._short.get(shard, self.spec.records_per_shard)
 
-    def index_of(self, slice: Slice) -> int:
-        """Return the index of a slice's first record, in a mixture."""
-        return self.bounds(slice.shard)[1] + slice.skip
+    def indices_of(self, slice: Slice) -> tuple[int, int]:
+        """Return the index of a slice's first record, in a mixture, and the one after its last."""
+        start = self.bounds(slice.shard)[1]
+        return start + slice.skip, start + slice.stop
 
     # Windows ----------------------------------------------------------------------------------------------
 
@@ -255,19 +258,8 @@ class Plan:
         return self._storage.many(shards, inside)
 
     def locate(self, epoch: int, shard: int, position: int) -> tuple[str, int]:
-        """Return name and record number of one position of a window: `indices` for a single record."""
-        source, start, end = self._bounds_of(Slice(epoch=epoch, shard=shard, skip=position, limit=1))
-        if self.mixed is not None:
-            return self.mixed.many(start + position, start + position + 1)[0]
-        if self._global is not None:
-            return self._global.one(self._rho(epoch)(start + position))
-        if self.order is Shuffle.SHARD:
-            position = self._omega(epoch, shard, end - start)(position)
-        if self._storage is not None:
-            places, inside = self._ends_in(epoch).find(np.array([start + position]))
-            source, start, _ = self.bounds(self.shard_at(epoch, int(places[0])))
-            position = int(inside[0])
-        return self.spec.sources[source].name, start + position
+        """Return name and record number of one position of a window."""
+        return self.indices(Slice(epoch=epoch, shard=shard, skip=position, limit=1))[0]
 
     def stream(self, first: int, after: int) -> Iterator[tuple[int, Indices]]:
         """Yield the records `first` to `after` of all epochs one after the other, in runs with their
@@ -388,25 +380,28 @@ class _ShardEnds:
         return full // self._per, full % self._per
 
 
-class _ShardStarts:
-    """Turns shards, and numbers inside of them, into name and record number."""
+class _Storages:
+    """Turns numbers that count through all sources into names, and numbers in their storages.
 
-    __slots__ = ("_names", "_per", "_shard_ends", "_shifts")
+    They count records, or shards of `per` records, of which the last of a source may be short.
+    """
 
-    def __init__(self, sources: tuple[Source, ...], shard_ends: tuple[int, ...], per: int) -> None:
+    __slots__ = ("_ends", "_names", "_per", "_shifts")
+
+    def __init__(self, sources: tuple[Source, ...], ends: Iterable[int], per: int) -> None:
         self._names = tuple(source.name for source in sources)
         self._per = per
-        self._shard_ends = np.array(shard_ends, dtype=np.int64)
-        firsts = np.concatenate((np.zeros(1, np.int64), self._shard_ends[:-1]))
-        # Added to records counted in whole shards through all sources it gives the number in the storage.
-        self._shifts = np.array([source.start for source in sources], dtype=np.int64) - firsts * per
+        self._ends = np.array(tuple(ends), dtype=np.int64)
+        firsts = np.concatenate((np.zeros(1, np.int64), self._ends[:-1])) * per
+        # Added to records counted so it gives the number in the storage.
+        self._shifts = np.array([source.start for source in sources], dtype=np.int64) - firsts
 
-    def many(self, shards: IndexArray, inside: IndexArray) -> Indices:
-        """Return the pairs; the arrays are int64 and as long as each other."""
-        numbers = shards * self._per + inside
+    def many(self, places: IndexArray, inside: IndexArray | int = 0) -> Indices:
+        """Return the pairs of so many records after the first of each place; int64, of one length."""
+        numbers = places * self._per + inside
         if len(self._names) == 1:
             return Indices(self._names, numbers + self._shifts[0])
-        sources = np.searchsorted(self._shard_ends, shards, side="right")
+        sources = np.searchsorted(self._ends, places, side="right")
         return Indices(self._names, numbers + self._shifts[sources], sources)
 
 
@@ -416,88 +411,79 @@ class MixedRecords:
     A record's name is that of its source, behind the component's: `code:/data/code/0.parquet`.
     """
 
-    __slots__ = ("_blocks", "_components", "_names", "_places", "_plans", "_whole", "below", "segments")
+    __slots__ = ("_blocks", "_components", "_places", "_plans", "_whole", "below", "names", "segments")
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.segments = Segments(spec.segments)
         self._components = spec.components
-        self._plans = [Plan(component_spec(component, spec.seed)) for component in spec.components]
+        self._plans = [
+            None if component.left else Plan(component_spec(component, spec.seed))
+            for component in spec.components
+        ]
         names: list[str] = []
         self._places: list[dict[str, int]] = []  # of the names of each component's sources among all names
         for component in spec.components:
             own = dict.fromkeys(source.name for source in component.sources)
             self._places.append({name: len(names) + place for place, name in enumerate(own)})
             names += [mixed_name(component.name, name) for name in own]
-        self._names = tuple(names)
+        self.names = tuple(names)
         self._whole: list[tuple[tuple[str, ...], IndexArray] | None] = [None] * len(self._plans)
-        self._blocks: list[tuple[int, IndexArray] | None] = [None] * len(self._plans)
+        self._blocks: list[_Blocks] = []
         # The names as they are wherever the data lie.
         self.below = tuple(
             mixed_name(component.name, name.removeprefix(plan.folder))
             for component, plan, where in zip(spec.components, self._plans, self._places, strict=True)
+            if plan is not None
             for name in where
         )
 
     def many(self, first: int, after: int) -> Indices:
         """Return the records of the indices `first` to `after`."""
         components, numbers = self.segments.at(first, after)
-        by_component = np.argsort(components, kind="stable")
-        begins = np.flatnonzero(np.diff(components[by_component], prepend=-1))
-        ends = np.append(begins[1:], len(by_component))
-        firsts = by_component[begins]
-        runs: list[IndexArray] = []
-        each = zip(
-            components[firsts].tolist(), numbers[firsts].tolist(), (ends - begins).tolist(), strict=True
-        )
-        for component, number, length in each:
-            while length > 0:  # a component's records here are a run of its passes
-                block = self._block_of(component, number)
-                inside = number % BLOCK
-                runs.append(block[:, inside : inside + length])
-                number, length = number - inside + BLOCK, length - (BLOCK - inside)
         found = np.empty((3, len(numbers)), np.int64)
-        found[:, by_component] = np.concatenate(runs, axis=1) if runs else found[:, :0]
-        return Indices(self._names, found[0], found[1], found[2])
+        try:
+            blocks = self._blocks.pop()
+        except IndexError:  # another thread has them: this one gets its own
+            blocks = _Blocks(len(self._plans))
+        for start in range(0, len(numbers), blocks.size):
+            part = slice(start, start + blocks.size)
+            blocks.look_up(components[part], numbers[part], found[:, part], self._compute)
+        self._blocks.append(blocks)
+        return Indices(self.names, found[0], found[1], found[2])
 
-    def _block_of(self, component: int, number: int) -> IndexArray:
-        """Numbers, places of names, and passes of a block of a component's records, in which one is.
+    def _compute(self, component: int, first: int, block: IndexArray) -> None:
+        """Write numbers, places of names, and passes of a component's records from `first` on."""
+        at, plan = 0, self._plans[component]
+        if plan is None:
+            raise InvalidArgument(
+                f"a record of component {self._components[component].name!r} is asked for, which has left"
+            )
+        for epoch, run in plan.stream(first, first + block.shape[1]):
+            here = slice(at, at + len(run))
+            block[0, here], block[1, here], block[2, here] = (
+                run.numbers,
+                self._sources_of(component, run),
+                epoch,
+            )
+            at += len(run)
 
-        The last block of each component is kept: a lease has few records of each of many components.
-        """
-        place = number // BLOCK
-        last = self._blocks[component]  # read once: threads may use a plan together
-        if last is None or last[0] != place:
-            block = np.empty((3, BLOCK), np.int64)
-            at = 0
-            for epoch, run in self._plans[component].stream(place * BLOCK, (place + 1) * BLOCK):
-                here = slice(at, at + len(run))
-                block[0, here], block[1, here], block[2, here] = (
-                    run.numbers,
-                    self._sources_of(component, run),
-                    epoch,
-                )
-                at += len(run)
-            last = self._blocks[component] = place, block
-        return last[1]
+    def storage(self, first: int, after: int, wanted: Container[int]) -> Iterator[tuple[int, bool, Shard]]:
+        """Yield where records of some indices lie: the component, whether it is read in order, and a shard.
 
-    def storage(
-        self, first: int, after: int, wanted: Container[int], *, in_order: bool
-    ) -> Iterator[tuple[str, int, int]]:
-        """Yield where the records of some indices lie: source's name, first record and the one after the
-        last.
-
-        Of `wanted` components those that are read `in_order`, or those of which windows are mixed, as a
-        whole.
+        Of `wanted` components those that are read in order, and those of which windows are mixed, as a whole.
         """
         components, numbers = self.segments.at(first, after)
-        for component in np.unique(components).tolist():
+        by_component = np.argsort(components, kind="stable")
+        edges = np.flatnonzero(np.diff(components[by_component])) + 1
+        for run in np.split(by_component, edges):
+            component = int(components[run[0]])
             plan = self._plans[component]
-            if component not in wanted or plan.order is not (Shuffle.NONE if in_order else Shuffle.SHARD):
+            if plan is None or component not in wanted or plan.order is Shuffle.GLOBAL:
                 continue
-            run = numbers[components == component]
-            for part in plan.slices(int(run[0]), int(run[-1]) + 1):
+            in_order = plan.order is Shuffle.NONE
+            for part in plan.slices(int(numbers[run[0]]), int(numbers[run[-1]]) + 1):
                 for shard in [plan.shard(part)] if in_order else plan.storage_of(part.epoch, part.shard):
-                    yield mixed_name(self._components[component].name, shard.name), shard.start, shard.end
+                    yield component, in_order, shard
 
     def _sources_of(self, component: int, run: Indices) -> int | IndexArray:
         """The places among all names of those of a run of the component."""
@@ -512,6 +498,36 @@ class MixedRecords:
 
     def __repr__(self) -> str:
         return f"<MixedRecords of {len(self._plans)} component(s) {self.segments!r}>"
+
+
+class _Blocks:
+    """The two blocks of each component of a mixture that were needed last. One thread at a time uses them."""
+
+    def __init__(self, components: int) -> None:
+        self.size = size = min(max(_LEAST, 1 << (1 << 16).bit_length() - components.bit_length()), _MOST)
+        self._places = np.full(2 * components, -1, np.int64)
+        self._records = np.empty((3, 2 * components, size), np.int64)  # memory comes as it is used
+
+    def look_up(
+        self,
+        components: IndexArray,
+        numbers: IndexArray,
+        out: IndexArray,
+        compute: Callable[[int, int, IndexArray], None],
+    ) -> None:
+        """Write what records are: no more than a block, and of each component some that follow each other.
+
+        So no more than two blocks of a component are needed, an even one and an odd one.
+        """
+        size = self.size
+        places = numbers // size
+        slots = 2 * components + places % 2
+        while len(unknown := np.flatnonzero(self._places[slots] != places)):
+            slot, place = int(slots[unknown[0]]), int(places[unknown[0]])
+            self._places[slot] = -1  # an error leaves no half of a block
+            compute(slot // 2, place * size, self._records[:, slot])
+            self._places[slot] = place
+        self._records.reshape(3, -1).take(slots * size + numbers % size, axis=1, out=out, mode="clip")
 
 
 class _EpochPermutation:
@@ -531,28 +547,3 @@ class _EpochPermutation:
         if last is None or last[0] != epoch:
             last = self._last = epoch, Permutation(self._n, derive_key(self._seed, epoch, self._purpose))
         return last[1]
-
-
-class _GlobalNumbers:
-    """Turns record numbers that count through all sources into name and number within the source."""
-
-    __slots__ = ("_ends", "_names", "_shifts")
-
-    def __init__(self, sources: tuple[Source, ...]) -> None:
-        self._names = tuple(source.name for source in sources)
-        counts = np.array([source.count for source in sources], dtype=np.int64)
-        self._ends = np.cumsum(counts)
-        # Added to a global number it gives the number within the source's storage.
-        self._shifts = np.array([source.start for source in sources], dtype=np.int64) + counts - self._ends
-
-    def many(self, numbers: IndexArray) -> Indices:
-        """Return the pairs of `numbers`, an int64 array."""
-        if len(self._names) == 1:
-            return Indices(self._names, numbers + self._shifts[0])
-        sources = np.searchsorted(self._ends, numbers, side="right")
-        return Indices(self._names, numbers + self._shifts[sources], sources)
-
-    def one(self, number: int) -> tuple[str, int]:
-        """Return the pair of one number."""
-        source = int(np.searchsorted(self._ends, number, side="right"))
-        return self._names[source], number + int(self._shifts[source])

@@ -52,12 +52,7 @@ class Quarantine:
         self.bytes = 0
         self._mark = mark
         self._records: list[QuarantinedRecord] = []
-        self._bad: set[tuple[str, int]] = set()
-
-    @property
-    def bad_records(self) -> int:
-        """How many records are bad: one that several epochs met counts once."""
-        return len(self._bad)
+        self._bad: set[tuple[str, int]] = set()  # one that several epochs met counts once
 
     def __len__(self) -> int:
         return len(self._records)
@@ -86,7 +81,7 @@ class Quarantine:
 
     def failure(self, spec: DatasetSpec, on: str = "") -> str:
         """Return why a job fails that has these, '' where it does not. `on` says whose they are."""
-        bad, allowed = self.bad_records, spec.max_bad_records
+        bad, allowed = len(self._bad), spec.max_bad_records
         if bad <= allowed:
             return ""
         return (

@@ -9,9 +9,19 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
-from edl_torch.core.mixture import ALL_EXHAUSTED, ENDLESS, FIRST_EXHAUSTED, LONGEST, component_spec, reweighed
+from edl_torch.core.mixture import (
+    ALL_EXHAUSTED,
+    ENDLESS,
+    FIRST_EXHAUSTED,
+    LONGEST,
+    MOST_LIMITED,
+    SPENT,
+    component_spec,
+    first_turn,
+    reweighed,
+)
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
 from edl_torch.fingerprint import UNKNOWN, describe_change, differ
@@ -21,7 +31,9 @@ from edl_torch.shard import OPTIONS, Component, DatasetSpec, MixtureWeights, Reg
 _MISSING = "nothing"
 _ORDER = {name: option for name, option in OPTIONS.items() if option.metadata["orders"]}
 _DATA = ("sources", "names", "below", "num_sources", "size", "fingerprint", "components")
+_LEFT: dict[str, object] = {"left": True}  # all that is known of a component that has left
 _LABELS = {
+    "turn": "one_component (records of one component in a row)",
     "sources": "sources (digest of their ranges in order)",
     "names": 'names of sources (digest; with fingerprint="v1" the same data may lie in another folder)',
     "below": "names of sources below their folder, in order (digest)",
@@ -48,9 +60,13 @@ def identity(spec: DatasetSpec) -> dict[str, object]:
     if spec.components:
         # Its one source is its length, which may follow from weights.
         fields = {field: value for field, value in fields.items() if field not in _DATA}
-        fields["ends"] = spec.stops or spec.size
+        fields["ends"], fields["turn"] = spec.stops or spec.size, spec.turn
         fields["components"] = {
-            component.name: _but_seed(identity(component_spec(component, 0))) for component in spec.components
+            component.name: _LEFT
+            if component.left
+            else _but_seed(identity(component_spec(component, 0)))
+            | ({"max_passes": component.max_passes} if component.max_passes else {})
+            for component in spec.components
         }
     return fields
 
@@ -60,15 +76,22 @@ def _but_seed(found: dict[str, object]) -> dict[str, object]:
 
 
 def differences(
-    registered: Mapping[str, object], asked: Mapping[str, object], *, asked_is_older: bool = False
+    registered: Mapping[str, object],
+    asked: Mapping[str, object],
+    *,
+    asked_is_older: bool = False,
+    may_change: bool = False,
 ) -> list[str]:
     """Return a line for each field in which two identities differ, such as `seed: registered 0, asked 7`.
 
     An unknown fingerprint differs from none; where both are known, sources may lie in another folder.
-    `asked_is_older` says which data were there first.
+    `asked_is_older` says which data were there first. Where components `may_change`, it is no difference that
+    some have joined or left since.
     """
     if "components" in registered and "components" in asked:
-        return _differences_of_mixtures(registered, asked, asked_is_older=asked_is_older)
+        return _differences_of_mixtures(
+            registered, asked, asked_is_older=asked_is_older, may_change=may_change
+        )
     prints = [str(found.get("fingerprint", UNKNOWN)) for found in (registered, asked)]
     then, now = reversed(prints) if asked_is_older else prints
     lines = [f"data: {describe_change(then, now)}"] if differ(then, now) else []
@@ -87,17 +110,22 @@ def differences(
 
 
 def _differences_of_mixtures(
-    registered: Mapping[str, object], asked: Mapping[str, object], *, asked_is_older: bool
+    registered: Mapping[str, object], asked: Mapping[str, object], *, asked_is_older: bool, may_change: bool
 ) -> list[str]:
     old, new = (dict[str, Any](found) for found in (registered, asked))
     of_old, of_new = (found.pop("components") for found in (old, new))
+    then, now = (of_new, of_old) if asked_is_older else (of_old, of_new)
     lines = differences(old, new)
     for name in dict.fromkeys((*of_old, *of_new)):
-        if name not in of_new or name not in of_old:
-            lines.append(f"component {name!r}: {'registered' if name in of_old else 'asked'} alone")
+        if may_change and name in now and (name not in then or now[name] == _LEFT):
             continue
-        found = differences(of_old[name], of_new[name], asked_is_older=asked_is_older)
-        lines += [f"component {name!r}: {line}" for line in found]
+        if then.get(name) == _LEFT and name in now and now[name] != _LEFT:
+            lines.append(f"component {name!r}: it has left; what comes back needs another name")
+        elif name not in of_new or name not in of_old:
+            lines.append(f"component {name!r}: {'registered' if name in of_old else 'asked'} alone")
+        else:
+            found = differences(of_old[name], of_new[name], asked_is_older=asked_is_older)
+            lines += [f"component {name!r}: {line}" for line in found]
     return lines
 
 
@@ -159,7 +187,9 @@ def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:
             f"dataset_size: pass one of them, or start the master with --training_data"
         )
     given = registration.given
-    given.setdefault("records_per_shard", BATCHES_PER_SHARD * batch_size)
+    turn = given.get("turn", 1)
+    _check_turn(f"dataset {registration.name!r}", turn, bool(registration.components))
+    given.setdefault("records_per_shard", first_turn(BATCHES_PER_SHARD * batch_size, turn))
     given.setdefault("shuffle_in_shard", True if "shuffle_window" in given else None)
     if registration.components:
         given["components"] = _whole(registration.components, given["records_per_shard"])
@@ -172,7 +202,9 @@ def new_spec(registration: Registration, batch_size: int) -> DatasetSpec:
 def _whole(components: tuple[Component, ...], records_per_shard: int) -> tuple[Component, ...]:
     """The components, of which those that leave their shards open have shards of so many records."""
     return tuple(
-        component if component.records_per_shard else replace(component, records_per_shard=records_per_shard)
+        component
+        if component.records_per_shard or component.left
+        else replace(component, records_per_shard=records_per_shard)
         for component in components
     )
 
@@ -191,7 +223,7 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
     The identity must agree in every field that `asked` names; a dataset made without a trainer leaves the
     in-shard shuffle and its window open for the first one, and who says nothing of it does not shuffle.
     The first known fingerprint binds it; where it agrees, sources have the names that `asked` gives them.
-    Options differ freely while `alone` uses the dataset.
+    Options differ freely while `alone` uses the dataset, and components of a mixture join and leave.
     Raises DatasetConflict with the differing fields.
     """
     given = asked.given
@@ -208,7 +240,13 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
         given.pop("sources", None)  # its length follows
     wanted = replace(registered, **given)
     old, new = identity(registered), identity(wanted)
-    differing = differences(old, new)
+    differing = differences(old, new, may_change=alone)
+    if differing and asked.components and not differences(old, new, may_change=True):
+        raise DatasetConflict(
+            f"mixture {registered.name!r} has trainers of a program with other datasets, which cannot read "
+            f"what joins ({'; '.join(differing)}): stop them all, and start this program; it goes on where "
+            f"they were"
+        )
     if registered.components and asked.sources is not None and not asked.components:
         differing.append("components: asked for a dataset that is no mixture")
     if wanted.weights != registered.weights and not alone:
@@ -259,6 +297,7 @@ def validate_spec(spec: DatasetSpec) -> None:
     who = f"dataset {spec.name!r}"
     for name in OPTIONS:
         check_option(who, name, getattr(spec, name))
+    _check_turn(who, spec.turn, bool(spec.components))
     _check_sources(who, spec)
     if spec.window > 1:
         _check_whole_shards(who, spec)
@@ -266,15 +305,37 @@ def validate_spec(spec: DatasetSpec) -> None:
         _check_mixture(who, spec)
 
 
+def _check_turn(who: str, turn: object, is_mixture: bool) -> None:
+    """Raise InvalidArgument for a number of records that components cannot take turns by."""
+    _check_integer(who, "turn", turn)
+    if not 1 <= cast("int", turn) <= (MAX_SIZE if is_mixture else 1):
+        raise InvalidArgument(
+            f"{who}: turn is {turn}: give a number of records, 1 or more; 1 where it is no mixture"
+        )
+
+
 def _check_mixture(who: str, spec: DatasetSpec) -> None:
     names = [component.name for component in spec.components]
     for component in spec.components:
         if type(component.name) is not str or not component.name or ":" in component.name:
             raise InvalidArgument(f"{who}: component {component.name!r}: give it a name, without a colon")
-        validate_spec(component_spec(component, spec.seed))
+        if not component.left:
+            validate_spec(component_spec(component, spec.seed))
     if len(set(names)) < len(names):
         raise InvalidArgument(f"{who}: two components have one name: {', '.join(names)}")
-    if spec.stops not in ("", FIRST_EXHAUSTED, ALL_EXHAUSTED):
+    limited = [component for component in spec.components if component.max_passes]
+    for component in limited:
+        _check_integer(f"{who}, component {component.name!r}", "max_passes", component.max_passes)
+        if component.max_passes < 0:
+            raise InvalidArgument(
+                f"{who}, component {component.name!r}: max_passes is {component.max_passes}: give 1 or more"
+            )
+    if len(limited) > MOST_LIMITED:
+        raise InvalidArgument(
+            f"{who}: {len(limited)} components have max_passes, and {MOST_LIMITED} may: each changes the "
+            "weights once"
+        )
+    if spec.stops not in ("", FIRST_EXHAUSTED, ALL_EXHAUSTED, SPENT):
         raise InvalidArgument(
             f"{who}: stopping_strategy is {spec.stops!r}: give {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or None"
         )
@@ -285,6 +346,15 @@ def _check_mixture(who: str, spec: DatasetSpec) -> None:
     starts = [change.start for change in spec.weights]
     if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
         raise InvalidArgument(f"{who}: weights begin at {starts}: give some from 0 on, then at later indices")
+    for what, number in [
+        ("records_per_shard", spec.records_per_shard),
+        *(("weights from", n) for n in starts),
+    ]:
+        if number % spec.turn:
+            raise InvalidArgument(
+                f"{who}: {what} {number}: batches are of one component, {spec.turn} records at a time: give "
+                f"a multiple of that"
+            )
     for change in spec.weights:
         whole = all(type(part) is int and part >= 0 for part in change.parts)
         if len(change.parts) != len(names) or not whole or not 0 < sum(change.parts) <= LONGEST:
@@ -292,6 +362,8 @@ def _check_mixture(who: str, spec: DatasetSpec) -> None:
                 f"{who}: weights from {change.start} on are {change.parts}: give a whole number of parts for "
                 f"each component, {LONGEST} together at most"
             )
+        if any(part and one.left for one, part in zip(spec.components, change.parts, strict=True)):
+            raise InvalidArgument(f"{who}: weights from {change.start} on are of a component that has left")
 
 
 def check_option(who: str, name: str, value: Any) -> None:

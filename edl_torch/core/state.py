@@ -97,13 +97,10 @@ class MasterState:
         """
         ledger = self._ledgers.get(registration.name)
         if ledger is None:
-            self._make(registration, batch_size)
+            self.add(new_spec(registration, batch_size))
             return []
         reconcile(ledger.spec, registration, alone=True)
         return option_differences(ledger.spec, registration)
-
-    def _make(self, registration: Registration, batch_size: int) -> ShardLedger:
-        return self.add(new_spec(registration, batch_size))
 
     def add(self, spec: DatasetSpec) -> ShardLedger:
         """Add a new dataset, none of whose records is lent yet. Returns its ledger."""

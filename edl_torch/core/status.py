@@ -331,8 +331,8 @@ class ComponentStatus:
 
     @property
     def passes(self) -> float:
-        """Passes over it that `given` makes."""
-        return self.given / self.size
+        """Passes over it that `given` makes; 0 of one that has left, whose size is not known any more."""
+        return self.given / self.size if self.size else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,17 +18,18 @@ from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.registration import but_data, data_differences, differences, identity
 from edl_torch.errors import InvalidArgument, TokenError
-from edl_torch.fingerprint import UNKNOWN
+from edl_torch.fingerprint import UNKNOWN, Fingerprint
 from edl_torch.fingerprint import check as check_fingerprint
 from edl_torch.shard import OPTIONS, DatasetSpec, MixtureSegment, MixtureWeights, Slice
 
-W = TypeVar("W", MixtureWeights, MixtureSegment)
+R = TypeVar("R")
 
 VERSION = 1
 _ON_OTHER_DATA = (
     '. With data_changed="new_epoch" the job goes on with the new data in its next epoch, and abandons what '
     "is left of this one"
 )
+_MOST_UNPACKED = 1 << 28  # bytes of what says which components a mixture has
 MOST = MAX_SIZE  # of any number, the records of all epochs included: so all of them fit the wire
 
 
@@ -58,6 +61,11 @@ class Token:
     def fingerprint(self) -> str:
         """The fingerprint of the data; '' where none is known."""
         return str(self.identity.get("fingerprint", UNKNOWN))
+
+    @property
+    def components(self) -> list[str]:
+        """The names of a mixture's components, in order."""
+        return list(dict[str, Any](self.identity).get("components", ()))
 
     def option(self, name: str) -> Any:
         """The option of that name which a dataset must have to go on from here; None where it is open."""
@@ -97,8 +105,15 @@ class Token:
     def check(self, spec: DatasetSpec) -> None:
         """Raise TokenError, field by field, unless this token is of the dataset `spec`."""
         registered = identity(spec)
-        differing = differences(registered, self.identity, asked_is_older=True)
+        differing = differences(registered, self.identity, asked_is_older=True, may_change=True)
         if differing:
+            gone = sorted({*self.components} - {component.name for component in spec.components})
+            if gone and spec.components:
+                raise TokenError(
+                    f"the checkpoint's mixture {spec.name!r} has components that the program has not: "
+                    f"{', '.join(gone)}. Leave them in, with weight 0, or as None once no record of them is "
+                    f"open, as in Mixture({{{gone[0]!r}: None, …}}). Or load_state_dict(None) to begin anew"
+                )
             raise TokenError(
                 f"the token is not of dataset {spec.name!r} as registered: {'; '.join(differing)}. "
                 f"Give the service what the checkpoint was made with, or load_state_dict(None) to begin anew"
@@ -177,7 +192,7 @@ class Token:
         return json.dumps(
             {
                 "version": VERSION,
-                "identity": dict(self.identity),
+                "identity": _packed(self.identity),
                 **({"first_epoch": self.first_epoch} if self.first_epoch else {}),
                 **({"before": self.before} if self.before else {}),
                 "cursor": [self.epoch, self.position, self.offset],
@@ -197,7 +212,7 @@ class Token:
         """Read a token. Raises TokenError when it is damaged or of a newer version."""
         try:
             return cls._from(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error) as exc:
             raise TokenError(f"not a data token ({exc}): pass what service.state_dict() returned") from exc
 
     @classmethod
@@ -207,25 +222,62 @@ class Token:
                 f"token version {value['version']} is not known here (this is {VERSION}): upgrade edl-torch"
             )
         epoch, position, offset = map(_count, value["cursor"])
+        identity = _unpacked(value["identity"])
         for name, option in OPTIONS.items():
             if option.metadata["orders"] and option.metadata["least"] is not None:
-                _count(value["identity"].get(name, option.default))
-        check_fingerprint(value["identity"].get("fingerprint", UNKNOWN))
+                _count(identity.get(name, option.default))
+        check_fingerprint(identity.get("fingerprint", UNKNOWN))
         return cls(
-            identity=dict(value["identity"]),
+            identity=identity,
             first_epoch=_count(value.get("first_epoch", 0)),
             before=str(value.get("before", "")),
             epoch=epoch,
             position=position,
             offset=offset,
-            open=tuple(_slice(row) for row in value["open"]),
-            remainders=tuple(_slice(row) for row in value["crumbs"]),
-            quarantine=tuple(_quarantined(row) for row in value["quarantine"]),
+            open=_records(Slice, value["open"]),
+            remainders=_records(Slice, value["crumbs"]),
+            quarantine=_records(QuarantinedRecord, value["quarantine"]),
             acknowledged=_count(value["acknowledged"]),
             dropped=_count(value["dropped"]),
-            weights=tuple(_whole(from_row(MixtureWeights, row)) for row in value.get("weights", ())),
-            segments=tuple(_whole(from_row(MixtureSegment, row)) for row in value.get("segments", ())),
+            weights=_records(MixtureWeights, value.get("weights", ())),
+            segments=_records(MixtureSegment, value.get("segments", ()), least=-MOST),
         )
+
+
+def _packed(identity: Mapping[str, object]) -> dict[str, object]:
+    """An identity as tokens have it: of a mixture's components all is in one text, of which 1,000 fit.
+
+    That is JSON in columns, a field after the other, deflated (RFC 1951 in zlib's wrapper) and in base64.
+    """
+    found: dict[str, Any] = dict(identity)
+    if components := found.get("components"):
+        names = dict.fromkeys(field for each in components.values() for field in each)
+        columns = {field: [each.get(field) for each in components.values()] for field in names}
+        if "fingerprint" in columns:  # what deflates: it is packed itself
+            columns["fingerprint"] = [
+                text and Fingerprint.decode(text).row for text in columns["fingerprint"]
+            ]
+        text = json.dumps([list(components), columns], separators=(",", ":"))
+        found["components"] = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return found
+
+
+def _unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what `_packed` has made. Raises ValueError, TypeError or zlib.error for anything else."""
+    found = dict(packed)
+    if "components" in found:
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(base64.b64decode(found["components"], validate=True), _MOST_UNPACKED)
+        if not unpacker.eof:
+            raise ValueError("what it says of a mixture's components is cut off, or too long")
+        names, columns = json.loads(text)
+        if rows := columns.get("fingerprint"):
+            columns["fingerprint"] = [row and Fingerprint.from_row(row).encode() for row in rows]
+        found["components"] = {
+            str(name): {field: column[c] for field, column in columns.items() if column[c] is not None}
+            for c, name in enumerate(names)
+        }
+    return found
 
 
 def _count(value: Any) -> int:
@@ -234,27 +286,10 @@ def _count(value: Any) -> int:
     return value
 
 
-def _whole(record: W) -> W:
-    """Return a record of a mixture, whose numbers must be some that fit the wire."""
-    for value in (getattr(record, name) for name in record.__slots__ if name != "key"):
-        for number in value if isinstance(value, tuple) else (value,):
-            if type(number) is not int or abs(number) > MOST:
-                raise ValueError("it has something that is not a whole number where one belongs")
-    return record
-
-
-def _slice(row: Any) -> Slice:
-    epoch, shard, skip, limit = map(_count, row)
-    return Slice(epoch=epoch, shard=shard, skip=skip, limit=limit)
-
-
-def _quarantined(row: Any) -> QuarantinedRecord:
-    epoch, shard, position, name, index, reason = row
-    return QuarantinedRecord(
-        epoch=_count(epoch),
-        shard=_count(shard),
-        position=_count(position),
-        name=str(name),
-        index=_count(index),
-        reason=str(reason),
-    )
+def _records(kind: type[R], rows: Iterable[Any], *, least: int = 0) -> tuple[R, ...]:
+    """Return the records of rows. Raises ValueError for a number below `least`, or beyond the wire's."""
+    for value in chain.from_iterable(rows):
+        for number in value if isinstance(value, list) else (value,):
+            if isinstance(number, int) and not least <= number <= MOST:
+                raise ValueError("it has something that is not a count where one belongs")
+    return tuple(from_row(kind, row) for row in rows)

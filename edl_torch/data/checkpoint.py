@@ -127,8 +127,9 @@ def load_checkpoint(
     except (OSError, CheckpointException, json.JSONDecodeError) as exc:
         _raise_interruption(exc)
         raise CheckpointError(
-            f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. It takes the model and the "
-            "optimizer that it was made of; where its files are damaged, remove it: the one before is taken"
+            f"the checkpoint '{folder}' cannot be read: {_reasons(exc)}. Give the model and the kind of "
+            "optimizer that it was saved with, or another folder to begin anew; if its files are damaged, "
+            "remove it: the one before is taken"
         ) from exc
     set_state_dict(*(model, optimizer), model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     service.load_state_dict(data)
@@ -243,9 +244,9 @@ def _finish(partial: Path, target: Path, data: dict[str, str], keep: int, known:
     try:
         (partial / _DATA).write_text(json.dumps(data))
         for path in (*partial.iterdir(), partial):
-            _sync(path)
+            sync(path)
         _declare(str(partial), target, known)
-        _sync(target.parent)
+        sync(target.parent)
     except OSError as exc:
         raise _give_up(partial, target, exc.strerror or str(exc)) from exc
     for left in target.parent.glob("*" + _PARTIAL):
@@ -288,7 +289,7 @@ def _give_up(partial: Path, named: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"the checkpoint '{named}' cannot be written: {reason}")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

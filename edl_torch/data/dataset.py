@@ -6,9 +6,11 @@ know when a record has been trained on.
 
 from __future__ import annotations
 
+import math
 import os
 import reprlib
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -45,7 +47,7 @@ from edl_torch.data.reading.seeding import (
     record_seeds,
     with_own_numbers,
 )
-from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
+from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
 from edl_torch.data.reading.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising
@@ -56,37 +58,17 @@ from edl_torch.readers.base import (
     import_for_reading,
 )
 from edl_torch.readers.map_dataset import MapDatasetReader
+from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import Slice
 from edl_torch.system.processes import end_with_parent
 from edl_torch.trainer.counting import Deliveries, DrawnSamples
 from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Tally
 
-
-class IterationSetup:
-    """How an iteration yields samples, and what counts them.
-
-    The iteration yields lists of `list_size` samples, by several threads where `threading` says so; samples
-    one by one where `list_size` is 0. Where it `collates`, it may yield what `to_batch` makes of a list.
-    """
-
-    __slots__ = ("collates", "columnar", "generators", "list_size", "tally", "threading", "times")
-
-    def __init__(
-        self, *, columnar: bool, list_size: int, collates: bool = False, threading: Threading | None = None
-    ) -> None:
-        self.columnar = columnar
-        self.list_size = list_size
-        self.collates = collates
-        self.threading = threading
-        self.generators = Generators(after_each=False)
-        self.tally = Tally()
-        self.times = ReadingTimes()
-
-
 OnBadRecord = Literal["raise", "quarantine"]
 
 _SEEDS_AT_ONCE = 1024
+_RARELY = 100  # between two looks at the data lies so many times what one takes
 
 
 def _seeds(plan: Plan, part: Slice) -> Iterator[list[int]]:
@@ -113,6 +95,8 @@ class ShardedDataset(IterableDataset[Any]):
             `transform`, and around `dataset[index]` of a map-style dataset, so that augmentation does not
             depend on workers. Costs some 10 µs a record, in a plain `DataLoader` 100 µs.
     """
+
+    components = ""  # of a mixture, by name
 
     def __init__(
         self,
@@ -209,8 +193,8 @@ class ShardedDataset(IterableDataset[Any]):
         setup.times.clear()
         if setup.columnar:
             return self._batches(link, plan, setup.tally, setup.times)
-        if setup.threading is not None:
-            return self._in_threads(link, plan, setup, setup.threading)
+        if setup.threads:
+            return self._in_threads(link, plan, setup)
         if setup.list_size:
             return self._lists(link, plan, setup)
         return self._samples(link, plan, setup.tally)
@@ -220,6 +204,28 @@ class ShardedDataset(IterableDataset[Any]):
         has_read, self._has_read = self._has_read, True
         if has_read and isinstance(link, SocketLink) and (said := changed_since(self.reader, then)):
             link.tell_changed(f"in a loader worker {said}")
+
+    def _draws(self, link: Link, plan: Plan) -> Callable[[], Grant | None]:
+        """What draws leases. A worker of a mixture reads records again within an iteration, and a read before
+        may have written to its copy of the data: it looks between leases, as long as that costs a hundredth
+        of the time, and at the end."""
+        mixture = self.reader
+        if not (isinstance(link, SocketLink) and isinstance(mixture, MixtureReader)):
+            return link.next
+        due = math.inf  # before anything is read
+
+        def draw() -> Grant | None:
+            nonlocal due
+            grant, began = link.next(), time.monotonic()
+            if due == math.inf:
+                due = began
+            elif began >= due or (grant is None and due >= 0):
+                if said := mixture.changed(plan.spec.components):
+                    link.tell_changed(f"in a loader worker {said}")
+                due = -1.0 if said else began + _RARELY * (time.monotonic() - began)
+            return grant
+
+        return draw
 
     def _deliveries(self, link: Link, drawn: DrawnSamples) -> Deliveries | None:
         """What the loop is given of what is read here: a DataLoader's batches, else whatever is drawn."""
@@ -246,50 +252,47 @@ class ShardedDataset(IterableDataset[Any]):
         return self._link[1]
 
     def _samples(self, link: Link, plan: Plan, tally: Tally | DrawnSamples) -> Iterator[Any]:
-        leases = LeasesAhead(link.next)
+        leases = LeasesAhead(self._draws(link, plan))
         reader = SampleReader(self._reads, self._to_samples, leases)
-        return self._read(link, leases, tally, partial(reader.samples, plan))
+        return self._read(link, plan, leases, tally, partial(reader.samples, plan))
 
     def _lists(self, link: Link, plan: Plan, setup: IterationSetup) -> Iterator[list[Any] | Collated]:
         """Lists of samples; batches, where these are made of the numbers of rows."""
-        rows = tensor_rows(self.reader) if setup.collates and self._makes is None else None
+        rows = tensor_rows(self.reader) if setup.collate is not None and self._makes is None else None
         reader = self._reads if rows is None else rows.numbers
-        samples = SampleList(setup.list_size, setup.times)
-        leases = LeasesAhead(link.next)
+        samples = SampleList(setup.list_size, setup.times, plan.spec.turn)
+        leases = LeasesAhead(self._draws(link, plan))
         read = partial(SampleReader(reader, self._to_samples, leases).lists, samples, plan)
-        lists = chain(self._read(link, leases, setup.tally, read), samples.rest())
+        lists = chain(self._read(link, plan, leases, setup.tally, read), samples.rest())
         return lists if rows is None else map(rows.batch, lists)
 
     def _read(
         self,
         link: Link,
+        plan: Plan,
         leases: Iterator[Grant],
         tally: Tally | DrawnSamples,
         read: Callable[[Grant, Run, OnBad], Iterator[Any]],
     ) -> Iterator[Any]:
         def read_lease(grant: Grant) -> Iterator[Any]:
             def on_bad(position: int, error: ReaderError) -> Run:
-                self._bad(link, grant, position, error)
+                self._bad(link, plan, grant, position, error)
                 return tally.start(grant.task, position + 1)
 
             return read(grant, tally.start(grant.task, grant.slice.skip), on_bad)
 
         return chain.from_iterable(map(read_lease, leases))
 
-    def _in_threads(
-        self, link: Link, plan: Plan, setup: IterationSetup, threading: Threading
-    ) -> Iterator[Any]:
+    def _in_threads(self, link: Link, plan: Plan, setup: IterationSetup) -> Iterator[Any]:
         self.end_reading()
         reading = ThreadedReading(
             self._reads,
             plan,
-            iter(link.next, None),
-            setup.tally,
-            setup.times,
-            partial(self._bad, link),
+            iter(self._draws(link, plan), None),
+            setup,
+            partial(self._bad, link, plan),
             transform=self._makes,
-            generators=self._generators,
-            threading=threading,
+            seeds=self._generators is not None,
             keeps_samples=self._quarantines,
         )
         self._reading = weakref.ref(reading)
@@ -303,8 +306,8 @@ class ShardedDataset(IterableDataset[Any]):
 
     def _batches(self, link: Link, plan: Plan, tally: Tally, times: ReadingTimes) -> Iterator[Any]:
         transform = with_own_numbers(self.transform)
-        for grant in iter(link.next, None):
-            on_bad = partial(self._bad, link, grant)
+        for grant in iter(self._draws(link, plan), None):
+            on_bad = partial(self._bad, link, plan, grant)
             run = tally.start(grant.task, grant.slice.skip)
             asked_at = perf_counter()
             for positions, batch in read_columns(self.reader, plan, grant, self._batch_size, on_bad):
@@ -320,12 +323,19 @@ class ShardedDataset(IterableDataset[Any]):
                 yield batch
                 asked_at = perf_counter()
 
-    def _bad(self, link: Link, grant: Grant, position: int, error: ReaderError) -> None:
+    def _bad(self, link: Link, plan: Plan, grant: Grant, position: int, error: ReaderError) -> None:
         if self._generators is not None:
             self._generators.put_back()
-        if not (self._quarantines and isinstance(error, BadRecord)):
+        may_be_bad = self._quarantines and isinstance(error, BadRecord)
+        if not (
+            may_be_bad and self._is_quarantined(*plan.locate(grant.slice.epoch, grant.slice.shard, position))
+        ):
             raise error
         link.fail(grant.task, position, str(error))
+
+    def _is_quarantined(self, name: str, index: int) -> bool:
+        """Whether a record may be bad, where some may."""
+        return True
 
     def _to_samples(self, plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:
         transform = self._makes

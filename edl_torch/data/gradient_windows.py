@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from edl_torch.errors import InvalidArgument
 
-_REMEMBERED = 256  # batches of a window that may be backpropagated once more without counting twice
+REMEMBERED = 256  # batches of a window that may be backpropagated once more without counting twice
 
 
 class GradientWindow:
@@ -65,7 +65,7 @@ class GradientWindow:
             )
         if count:
             self.kinds.add(kind)
-        if len(self._counts) > _REMEMBERED:
+        if len(self._counts) > REMEMBERED:
             self._before += self._counts.pop(next(iter(self._counts)))
 
     @property

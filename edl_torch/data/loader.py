@@ -33,10 +33,9 @@ from edl_torch.data.loop.opening import (
     open_dataset,
     warn_of_sorted_labels,
 )
-from edl_torch.data.padding import PaddingBatch, Statistics
 from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
 from edl_torch.data.reading.reader_threads import NumThreads, thread_count
-from edl_torch.data.weights import Weights
+from edl_torch.data.weights import PaddingBatch, Statistics, Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
 
@@ -139,8 +138,8 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self,
         data: Any,
         batch_size: int | None = _FROM_SERVICE,
-        *,
         shuffle: ShuffleKind = False,
+        *,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         on_bad_record: OnBadRecord = "raise",
@@ -290,9 +289,16 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             for batch in self._iterate(running):  # noqa: UP028
                 yield batch
 
-    def _running_epoch(self) -> int:
-        lockstep = self.service.session.lockstep
-        return self.service.epoch if lockstep is None else self.service.position.epoch_of_all(lockstep)
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what takes the place of a sampler's method; for `hasattr` there is none."""
+            if name == "set_epoch":
+                raise AttributeError(
+                    "ElasticDataLoader has no set_epoch(), and needs none: seed= and its number give each "
+                    "epoch an order of its own. Leave the call out"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:

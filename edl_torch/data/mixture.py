@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 from edl_torch.client.service import DataShardService
-from edl_torch.core.mixture import ENDLESS, check_names, parts_of
+from edl_torch.core.mixture import ENDLESS, SPENT, parts_by_name, parts_of
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset, transformed
 from edl_torch.data.reading.sample_reading import Transform
 from edl_torch.data.reading.seeding import draws_by_itself, with_own_numbers
@@ -30,10 +30,13 @@ class MixtureComponent:
     """A dataset of a mixture with options of its own.
 
     Args:
-        data: What an `ElasticDataLoader` reads: a reader, a map-style dataset, a path or address.
+        data: What an `ElasticDataLoader` reads: a reader, a map-style dataset, a path or address. None: this
+            component has left the mixture.
         shuffle: As for `ElasticDataLoader`; None: as the loader says.
         shuffle_window: As for `ElasticDataLoader`.
         records_per_shard: Records of a shard of it. Default: as many as in the mixture's.
+        on_bad_record: As for `ElasticDataLoader`; None: as the loader says.
+        max_passes: After so many passes over it its share ends, and the others share it by their weights.
         transform: Applied to each record, before the loader's own `transform`. Of a reader that yields images
             it is given the image.
         target_transform: Applied to the target, of a reader that yields images with targets.
@@ -43,6 +46,8 @@ class MixtureComponent:
     shuffle: bool | Literal["shards", "in_shard"] | None = None
     shuffle_window: int | None = None
     records_per_shard: int | None = None
+    on_bad_record: OnBadRecord | None = None
+    max_passes: int | None = None
     transform: Transform | None = None
     target_transform: Transform | None = None
 
@@ -56,15 +61,20 @@ class Mixture:
     seed, weights and index, on any number of trainers.
 
     Args:
-        components: Datasets by name; of one with options of its own a `MixtureComponent`. No colon in names.
+        components: Datasets by name; of one with options of its own a `MixtureComponent`, of one that has
+            left None. No colon in names.
         weights: A weight for each component, in any unit; decimals are exact. A list of `(index, weights)`,
             the first one with 0, changes them as the mixture comes to these indices. Default: by size.
         stopping_strategy: "first_exhausted" ends with the first pass over any component that is complete,
             "all_exhausted" when each has had one.
-        num_records: Records after which the mixture ends. With neither it is endless, and the loop ends it.
+        num_records: Records after which the mixture ends. With neither it is endless, and the loop ends it,
+            or it ends when each component with a weight has had its `max_passes`, where all have some.
         temperature: Without weights: shares go by size to the power of 1/temperature. 1 is by size; the
             larger, the more alike the shares.
         with_component: Samples are pairs of the component's name and the sample.
+        one_component: Each batch is of one component, for samples of other shapes: True, or a number of
+            records that `batch_size` divides, for jobs that are to go on with other batch sizes. Components
+            take turns of so many, and are within one turn of their shares.
 
     Raises:
         InvalidArgument: no components, weights for others or that cannot be used, two ends.
@@ -79,6 +89,7 @@ class Mixture:
         num_records: int | None = None,
         temperature: float | None = None,
         with_component: bool = False,
+        one_component: bool | int = False,
     ) -> None:
         if not isinstance(components, Mapping) or not components:
             raise InvalidArgument('Mixture needs datasets by name, as Mixture({"web": web, "code": code})')
@@ -101,39 +112,66 @@ class Mixture:
             raise InvalidArgument(
                 f"temperature is {temperature!r}: give a number above 0, 1 for shares by size"
             )
+        if not isinstance(one_component, int) or one_component < 0:
+            raise InvalidArgument(f"one_component is {one_component!r}: give True, or a number of records")
         # In the order of names, so that it does not matter in which order a program has them.
         self.components = {
             name: part if isinstance(part, MixtureComponent) else MixtureComponent(part)
             for name, part in sorted(components.items())
         }
         self.with_component = with_component
-        self._stops = stopping_strategy or ""
+        self._one_component = one_component
+        self._left = [name for name, part in self.components.items() if part.data is None]
+        is_limited = all(part.max_passes or part.data is None for part in self.components.values())
+        by_passes = SPENT if is_limited and num_records is None else ""
+        self._stops = stopping_strategy or by_passes
         self._size = ENDLESS if num_records is None else num_records
         self._temperature = 1.0 if temperature is None else float(temperature)
         self._weights = None if weights is None else self._scheduled(weights)
 
     def _scheduled(self, weights: ShareOf | Sequence[tuple[int, ShareOf]]) -> tuple[MixtureWeights, ...]:
         changes = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+        if not all(isinstance(change, tuple) and len(change) == 2 for change in changes):
+            each = ", ".join(f"{name!r}: …" for name in islice(self.components, 3))
+            raise InvalidArgument(
+                f"weights are given by name, as {{{each}}}, or as [(0, {{…}}), (index, {{…}})]"
+            )
         names = list(self.components)
         found = []
         for start, shares in changes:
-            check_names("the mixture", names, shares)
-            parts = parts_of([shares[name] for name in names], names)
+            parts = parts_by_name("the mixture", names, shares, left=self._left)
             found.append(MixtureWeights(start=start, parts=parts))
         starts = [change.start for change in found]
         if starts[:1] != [0] or any(one >= other for one, other in pairwise(starts)):
             raise InvalidArgument(f"weights begin at {starts}: give some from 0 on, then at later indices")
         return tuple(found)
 
-    def open(self, parts: Sequence[ComponentReader], task_type: TaskType, *, tagged: bool) -> MixtureReader:
-        """Return the reader of the mixture, of those of its components."""
+    def open(
+        self, parts: Sequence[ComponentReader], batch_size: int, task_type: TaskType, *, tagged: bool
+    ) -> MixtureReader:
+        """Return the reader of the mixture, of those of its components.
+
+        Raises InvalidArgument for batches that would be of several components where they are to be of one.
+        """
+        one = self._one_component
+        turn = batch_size if one is True else one or 1
+        if one and turn % batch_size:
+            raise InvalidArgument(
+                f"one_component={turn} makes batches of one component, and batch_size={batch_size} does not "
+                f"divide it: give a multiple of the batch size, or True"
+            )
         weights = self._weights
         if weights is None:
-            sizes = [sum(s.count for s in reader_sources(part.reader, task_type)) for part in parts]
+            sizes = [
+                0 if part.left else sum(s.count for s in reader_sources(part.reader, task_type))
+                for part in parts
+            ]
             power = 1 / self._temperature
             shares = sizes if power == 1 else [size**power for size in sizes]
             weights = (MixtureWeights(start=0, parts=parts_of(shares, [part.name for part in parts])),)
-        return MixtureReader(parts, weights=weights, size=self._size, stops=self._stops, tagged=tagged)
+        return MixtureReader(
+            parts, weights=weights, size=self._size, stops=self._stops, turn=turn, tagged=tagged
+        )
 
     def __repr__(self) -> str:
         return f"<Mixture {', '.join(self.components)}>"
@@ -152,9 +190,18 @@ class MixtureDataset(ShardedDataset):
         on_bad_record: OnBadRecord,
         seed_transforms: bool,
     ) -> None:
+        own = {name: part.on_bad_record or on_bad_record for name, part in mixture.components.items()}
+        for name, each in own.items():
+            if each not in ("raise", "quarantine"):
+                raise InvalidArgument(
+                    f"on_bad_record of component {name!r} is {each!r}: give 'raise' or 'quarantine'"
+                )
+        strictest: OnBadRecord = "quarantine" if "quarantine" in own.values() else "raise"
         super().__init__(
-            service, reader, False, transform, on_bad_record=on_bad_record, seed_transforms=seed_transforms
+            service, reader, False, transform, on_bad_record=strictest, seed_transforms=seed_transforms
         )
+        self.components = ", ".join(map(repr, own))
+        self._raises = {name for name, each in own.items() if each == "raise"}
         self._parts = [
             _Steps(
                 name,
@@ -166,6 +213,9 @@ class MixtureDataset(ShardedDataset):
         ]
         self._tagged = reader.tagged
         self._with_component = mixture.with_component
+
+    def _is_quarantined(self, name: str, index: int) -> bool:
+        return name.partition(":")[0] not in self._raises
 
     @property
     def _record_transform(self) -> Transform | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
 from edl_torch.client.grpc.channel import MasterChannel, build_channel
-from edl_torch.client.grpc.client import Caller, backoff
+from edl_torch.client.grpc.client import Caller
 from edl_torch.core.calls import (
     NEW_PASS,
     ConfirmAnswer,
@@ -40,6 +40,7 @@ from edl_torch.elasticdl.wire import MAX_INT32, ForeignTask, GetTaskCall, TaskRe
 from edl_torch.errors import EdlError, InvalidArgument, TooManyBadRecords, UnknownDataset, Unsupported
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.shard import TaskType
+from edl_torch.system.backoff import backoff
 
 log = logging.getLogger("edl_torch.client")
 
@@ -142,7 +143,7 @@ class ElasticDLMasterClient(MasterApi):
         """Records of the next task; with `wait_s` ask so long while the master says WAIT."""
         dataset = self._dataset(call.dataset)
         give_up_at = time.monotonic() + wait_s
-        for pause_s in backoff(LONGEST_PAUSE_S):
+        for pause_s in backoff(longest_s=LONGEST_PAUSE_S):
             answer = self._at_hand(dataset, call) or self._fetched(dataset, call)
             if answer is not None:
                 return answer

@@ -16,7 +16,7 @@ from edl_torch.integrations.adapter import ModelPosition, check_synchronous, nee
 with needed_by("accelerate"):
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
-    from accelerate.utils import broadcast_object_list, send_to_device
+    from accelerate.utils import send_to_device
 
 __all__ = ["PreparedLoader", "prepare"]
 
@@ -77,17 +77,11 @@ class PreparedLoader(StateMixin):  # type: ignore[misc]
         outcome. A loop that leaves an epoch early gets it again, but not once the program has seen that it is
         `preempted`: then this ends too.
         """
-        while not self._loader.notice.seen:
-            self._begin()
-            self._loader.progress()  # every process has reported when one of them asks for all
-            self._accelerator.wait_for_everyone()
-            status = self._loader.progress()
-            found = [status.epoch, status.finished]
-            if self._accelerator.num_processes > 1:
-                broadcast_object_list(found)
-            if found[1]:
-                return
-            yield found[0]
+        self._begin()
+        for epoch in self._loader.epochs():
+            yield epoch
+            if not self._loader.notice.seen:
+                self._begin()
 
     def _begin(self) -> None:
         if self._position.begin():

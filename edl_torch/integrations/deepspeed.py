@@ -17,7 +17,7 @@ from edl_torch.integrations.adapter import check_synchronous
 from edl_torch.integrations.engines import check_steps
 from edl_torch.readers.shared.files import whole_file
 
-__all__ = ["PreparedLoader", "prepare"]
+__all__ = ["EngineLoader", "prepare"]
 
 _KEY = "edl_torch"  # of the data position in a checkpoint's client state
 _UNPREPARED = "edl_torch_unprepared"
@@ -25,7 +25,7 @@ _UNPREPARED = "edl_torch_unprepared"
 _ONE_MODEL = "DeepSpeed loads its shards and the data position from one checkpoint"
 
 
-def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
+def prepare(engine: Any, loader: ElasticDataLoader) -> EngineLoader:
     """Prepare a loader for an engine, and the engine for the loader. All ranks do it, before the first batch.
 
     From now on a batch counts when the engine has stepped on it; `engine.backward` gives each record of each
@@ -47,10 +47,10 @@ def prepare(engine: Any, loader: ElasticDataLoader) -> PreparedLoader:
             "fills up its last accumulation of an epoch would count for the others. Let each have "
             "gradient_accumulation_steps of 1"
         )
-    return PreparedLoader(engine, loader)
+    return EngineLoader(engine, loader)
 
 
-class PreparedLoader:
+class EngineLoader:
     """The batches of an `ElasticDataLoader` for a DeepSpeed engine; made by `prepare`.
 
     An epoch ends with a step: where its batches end in the midst of an accumulation, the last one comes again
@@ -103,7 +103,7 @@ class PreparedLoader:
         _set_prepared(engine, "load_checkpoint", load_with_position, load)
 
     def __repr__(self) -> str:
-        return f"<PreparedLoader {self._loader!r}>"
+        return f"<EngineLoader {self._loader!r}>"
 
     def __len__(self) -> int:
         """Batches of an epoch, as far as they can be told; see `ElasticDataLoader`."""

@@ -64,7 +64,7 @@ FRAMEWORKS = (
         trainer="torchtitan.trainer",
         adapted="dataloader.attach",
         remedy="torchtitan reads all batches of a step before it trains on them, so that batches would count "
-        "too early: give dataloader=ElasticLoader.Config(…) to an ElasticTrainer.Config, both of "
+        "too early: give dataloader=ElasticLoader.Config(…) to a TitanTrainer.Config, both of "
         "edl_torch.integrations.torchtitan",
     ),
     Framework(

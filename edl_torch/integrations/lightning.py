@@ -115,7 +115,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         if self._is_read:
             self._loader.passed_on()  # Lightning asks for more, and there is none
         self._end_pass()
-        if self._is_finished(trainer):
+        if self._loader.service.finished:
             trainer.should_stop = True
         waiting = self._loader.service.record_count > 0  # in a window that was left
         waiting = trainer.strategy.reduce_boolean_decision(waiting, all=False)
@@ -127,18 +127,11 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         """Warn of an end that is not that of the data."""
         epochs = trainer.max_epochs
         ended = epochs is not None and 0 <= epochs <= trainer.current_epoch
-        if ended and not self._is_finished(trainer):
+        if ended and not self._loader.service.finished:
             warn_user(
                 f"Trainer.fit has ended with max_epochs={epochs}, and {self._loader!r} has more to train on: "
                 f"its num_epochs says how many epochs there are, so leave max_epochs=-1"
             )
-
-    def _is_finished(self, trainer: Any) -> bool:
-        """Ask the master when all ranks have reported; the same on all."""
-        self._loader.progress()
-        trainer.strategy.barrier("ElasticCallback")
-        finished: bool = trainer.strategy.broadcast(self._loader.progress().finished)
-        return finished
 
     # Optimizers -------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ with needed_by("torchtitan"):
     from torchtitan.components.loss import IGNORE_INDEX
     from torchtitan.trainer import Trainer
 
-__all__ = ["ElasticLoader", "ElasticTrainer", "next_tokens"]
+__all__ = ["ElasticLoader", "TitanTrainer", "next_tokens"]
 
 Batch = tuple[dict[str, Any], torch.Tensor]
 
@@ -71,7 +71,7 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
     ignored, so that they weigh nothing. An epoch ends with a step. Ranks of one `dp_rank` (tensor, context
     and pipeline parallelism) get the same rows. The position in a checkpoint is one text for all ranks.
 
-    `attach` must be called before the first batch, as `ElasticTrainer` does.
+    `attach` must be called before the first batch, as `TitanTrainer` does.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -186,7 +186,7 @@ class ElasticLoader(BaseDataLoader):  # type: ignore[misc]
         """
         if not self._attached:
             raise InvalidArgument(
-                "ElasticLoader does not know the optimizers: make the trainer with ElasticTrainer.Config(…), "
+                "ElasticLoader does not know the optimizers: make the trainer with TitanTrainer.Config(…), "
                 "or call trainer.dataloader.attach(trainer.optimizers) before trainer.train()"
             )
         self._position.begin()  # torchtitan loads before it iterates: else there was no checkpoint
@@ -247,11 +247,11 @@ def _repeat_first(value: Any, missing: int) -> Any:
     return [*value, *[value[0]] * missing]
 
 
-class ElasticTrainer(Trainer):  # type: ignore[misc]
+class TitanTrainer(Trainer):  # type: ignore[misc]
     """A torchtitan trainer over an `ElasticLoader`, whose last checkpoint is that of the end of the data.
 
     It bears the number of the step that there were no data for. For a trainer of your own put this class in
-    front of it: `class MyTrainer(ElasticTrainer, FluxTrainer)`.
+    front of it: `class MyTrainer(TitanTrainer, FluxTrainer)`.
     """
 
     @dataclass(kw_only=True, slots=True)

@@ -18,7 +18,7 @@ arguments) import pandas wherever it is installed: half a second and 30 MB in ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError
+from edl_torch.shard import IndexArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,28 +81,6 @@ def rows(
     names = list(columns)
     for values in zip(*map(_values, columns.values()), strict=True):
         yield dict(zip(names, values, strict=True))
-
-
-def flat_values(
-    table: pa.Table | pa.RecordBatch, fill_nulls: Mapping[str, Any] | None = None
-) -> dict[str, list[Any]]:
-    """The values of `rows` by column, for those columns that every row can take without harm to another.
-
-    Left out are nested columns, whose values could be changed by who gets them, and those in which a NULL
-    has no value.
-    """
-    import pyarrow as pa
-
-    found: dict[str, list[Any]] = {}
-    for field in table.schema:
-        if pa.types.is_nested(field.type):
-            continue
-        try:
-            column = numpy_columns(table.select([field.name]), fill_nulls)[field.name]
-        except BadRecord:
-            continue
-        found[field.name] = _values(column)
-    return found
 
 
 def _values(column: Column) -> list[Any]:
@@ -223,8 +202,7 @@ def _lists(array: Any, name: str, fills: Mapping[str, Any]) -> Column:
 class RowPicker:
     """Rows of `table`, with what stands for NULL by column, and `same`, columns that have one value.
 
-    Columns of numbers and strings without NULL are read where they lie; each of the others is made a column
-    of one row.
+    Numbers, times and strings are read where they lie; of each other column one of one row is made.
     """
 
     def __init__(
@@ -232,20 +210,19 @@ class RowPicker:
         table: pa.Table,
         fill_nulls: Mapping[str, Any],
         same: Mapping[str, Any],
-        order: list[str],
+        order: Sequence[str],
     ) -> None:
-        self.table = table
         self._fills = fill_nulls
         self._same = dict(same)
-        self._order = order
+        self._order = list(order)
         self._quick: dict[str, Pick] = {}
         for name in table.column_names:
-            pick = _picker(table.column(name))
+            pick = _picker(_filled(table.column(name), name, fill_nulls))
             if pick is not None:
                 self._quick[name] = pick
         self._others = [name for name in table.column_names if name not in self._quick]
         self._rest = table.select(self._others)
-        self._in_order = [*self._quick, *self._others, *self._same] == order
+        self._in_order = [*self._quick, *self._others, *self._same] == self._order
 
     def row(self, number: int) -> dict[str, Any]:
         """Row `number`, from 0. Raises BadRecord for a NULL that has no value."""
@@ -258,22 +235,78 @@ class RowPicker:
 
 def _picker(column: pa.ChunkedArray) -> Pick | None:
     """The values of a column by number; None where they have to be made of more than their bytes."""
-    if column.num_chunks != 1 or column.null_count:
-        return None
-    array = column.chunk(0)
-    if is_in_place(array.type):
-        return plain_view(array).item
-    return _texts(array)
-
-
-def _texts(array: pa.Array) -> Pick | None:
     import pyarrow as pa
 
-    if array.type not in (pa.string(), pa.large_string()):
+    if column.num_chunks != 1:
         return None
+    array = column.chunk(0)
+    dtype = _plain_dtype(array.type)
+    pick: Pick
+    null: Any = None
+    if dtype is None:
+        if array.type not in (pa.string(), pa.large_string()):
+            return None
+        pick = _texts(array)
+    elif dtype.kind in "mM":
+        null = np.array("NaT", dtype=dtype)[()]
+        pick = (plain_values(array) if dtype == _DAYS else _view(array, dtype)).__getitem__
+    elif array.null_count and dtype.kind != "f":
+        return None  # NULL has no value there
+    else:
+        null = float("nan")
+        pick = (plain_values(array) if dtype.kind == "b" else _view(array, dtype)).item
+    if not array.null_count:
+        return pick
+    there = valid(array)
+    return lambda number: pick(number) if there[number] else null
+
+
+def _texts(array: pa.Array) -> Pick:
     bounds: Any = text_bounds(array)
     data = memoryview(array.buffers()[2] or b"")
     return lambda number: str(data[bounds[number] : bounds[number + 1]], "utf-8")
+
+
+class RowBlock:
+    """Rows that lie one after the other: a table, and what picks single ones once they are asked for."""
+
+    __slots__ = ("nbytes", "picker", "table")
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.picker: RowPicker | None = None
+        self.nbytes: int = table.nbytes  # in memory
+
+
+# Returns the block that has a row of a source, with its first row and the row after its last.
+BlockOf = Callable[[int], tuple[RowBlock, int, int]]
+
+
+def slices(start: int, end: int, block_of: BlockOf) -> Iterator[pa.Table]:
+    """Yield the rows `start … end - 1` as parts of blocks; nothing is copied."""
+    while start < end:
+        block, first, after = block_of(start)
+        stop = min(end, after)
+        yield block.table.slice(start - first, stop - start)
+        start = stop
+
+
+def taken(indices: IndexArray, block_of: BlockOf, make: Callable[[list[pa.Table]], Columns]) -> Columns:
+    """The rows `indices`, in this order, as columns that `make` makes of parts; each block is read once."""
+    if bool((np.diff(indices) == 1).all()):
+        return make(list(slices(int(indices[0]), int(indices[-1]) + 1, block_of)))
+    block, first, after = block_of(int(indices.min()))
+    if indices.max() < after:
+        return make([block.table.take(row_numbers(indices - first))])
+    order = np.argsort(indices, kind="stable")
+    ascending, parts, at = indices[order], [], 0
+    while at < len(ascending):
+        block, first, after = block_of(int(ascending[at]))
+        stop = int(np.searchsorted(ascending, after))
+        parts.append(block.table.take(row_numbers(ascending[at:stop] - first)))
+        at = stop
+    back = np.argsort(order)
+    return {column: values[back] for column, values in make(parts).items()}
 
 
 # Values of arrays, out of their buffers and back -------------------------------------------------------
@@ -303,19 +336,6 @@ def plain_values(array: pa.Array) -> Column:
     if array.null_count and dtype.kind in "fmM":
         values[~valid(array)] = np.nan if dtype.kind == "f" else np.array("NaT", dtype=dtype)
     return values
-
-
-def is_in_place(kind: pa.DataType) -> bool:
-    """Whether `plain_view` has the type: numbers."""
-    dtype = _plain_dtype(kind)
-    return dtype is not None and dtype.kind in "iuf"
-
-
-def plain_view(array: pa.Array) -> Column:
-    """An array of numbers where it lies, read-only; anything where there is NULL."""
-    dtype = _plain_dtype(array.type)
-    assert dtype is not None, f"{array.type} is no plain type"
-    return _view(array, dtype)
 
 
 def _view(array: pa.Array, stored: np.dtype[Any]) -> Column:

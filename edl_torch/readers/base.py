@@ -96,6 +96,11 @@ class AbstractDataReader(ABC):
         that reads whole blocks then keeps those until other ranges are expected.
         """
 
+    def requests_of(self, ranges: Sequence[Range]) -> Sequence[tuple[Any, int, int]] | None:
+        """Optional: what a store is asked for to read these `(name, start, end)`, each from its first record
+        to its last: object, first byte, bytes; None where no store has them, or nobody can say."""
+        return None
+
 
 def has_random_access(reader: AbstractDataReader) -> bool:
     """Whether the reader has a `read_record` of its own."""
@@ -235,15 +240,30 @@ def import_for_reading(reader: AbstractDataReader) -> None:
             importlib.import_module(module)
 
 
-class Begun(Protocol):
-    """Records whose bytes have been asked for; let go of, it asks for nothing more. Threads may share it."""
+class Asked(Protocol):
+    """Bytes that were asked for; let go of, it asks for nothing more."""
+
+    @property
+    def is_all_asked(self) -> bool:
+        """Whether the last ones have been asked for too: others' may be."""
+
+
+class Begun:
+    """Records whose bytes have been asked for. Threads may share it.
+
+    Args:
+        asked: Their bytes, by one who asks for all of them, or several.
+        record: Makes the record at a place among those that were asked for. Raises what `load` does.
+    """
+
+    def __init__(self, *asked: Asked, record: Callable[[int], Any]) -> None:
+        self._asked = asked
+        self.record = record
 
     @property
     def is_all_asked(self) -> bool:
         """Whether the bytes of the last record have been asked for too: others' may be."""
-
-    def record(self, number: int) -> Any:
-        """The record at a place among those that were asked for. Raises what `load` does."""
+        return all(one.is_all_asked for one in self._asked)
 
 
 class IndexedReader(AbstractDataReader):
@@ -269,10 +289,22 @@ class IndexedReader(AbstractDataReader):
         """
         return None
 
+    def requests(self, indices: Sequence[int]) -> Sequence[tuple[Any, int, int]] | None:
+        """Optional: what `begin` asks a store for, for these records: object, first byte, bytes; None where
+        no store has them, or nobody can say before they are read."""
+        return None
+
     def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield the records `indices`, which lie in `[0, count)`, in this order."""
         begun = self.begin(indices)
         return map(self.load, indices) if begun is None else map(begun.record, range(len(indices)))
+
+    @property
+    def load_alone(self) -> Callable[[int], Any] | None:
+        """What loads a record, where many at once cost as much as each by itself; else None."""
+        kind = type(self)
+        together = kind.begin is not IndexedReader.begin or kind.load_each is not IndexedReader.load_each
+        return None if together else self.load
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """One source, the same for every mode."""
@@ -293,9 +325,13 @@ class IndexedReader(AbstractDataReader):
         """Yield what `read_record` returns for each of `indices`; names and numbers are checked at once."""
         numbers: list[int] = indices.tolist()
         inside = bool(numbers) and indices.min() >= 0 and indices.max() < self.count
-        if inside and name == self.name and type(self).read_record is IndexedReader.read_record:
+        if inside and self.reads_by_load(name):
             return self.load_each(numbers)
         return map(partial(self.read_record, name), numbers)
+
+    def reads_by_load(self, name: str) -> bool:
+        """Whether `read_record` of this source is `load`: not where a subclass does something else."""
+        return name == self.name and type(self).read_record is IndexedReader.read_record
 
     def _check(self, name: str, start: int, end: int) -> None:
         if name != self.name:
@@ -304,6 +340,14 @@ class IndexedReader(AbstractDataReader):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} records={self.count}>"
+
+
+def can_begin(reader: AbstractDataReader) -> bool:
+    """Whether a reader asks for the bytes of records before they are read."""
+    if not isinstance(reader, IndexedReader) or type(reader).begin is IndexedReader.begin:
+        return False
+    kind = type(reader)  # where a subclass changes these, they are called
+    return kind.read_record is IndexedReader.read_record and kind.read_records is IndexedReader.read_records
 
 
 # The network, a server behind a file system, a device, or this machine's own limits. Not EPIPE: a decoder in

@@ -5,7 +5,7 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain, repeat
 from types import MethodType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.shared.looks import fingerprint_of, mapped_files
+from edl_torch.readers.shared.dataset_looks import fingerprint_of, mapped_files
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
 
@@ -66,6 +66,7 @@ class MapDatasetReader(IndexedReader):
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
         self.count = count
+        self._constants: dict[str, str] = {}
         self._mapped = mapped_files(dataset)
         self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 
@@ -78,7 +79,8 @@ class MapDatasetReader(IndexedReader):
         """What was given, else of what the dataset is made of; None where that tells nothing."""
         if self._given is not None:
             return self._given
-        return fingerprint_of(self.dataset)  # its records may differ each time: there is no whole to look at
+        # Its records may differ each time: there is no whole to look at.
+        return fingerprint_of(self.dataset, self._constants)
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged where the dataset has fewer records than when this reader was made."""
@@ -98,14 +100,18 @@ class MapDatasetReader(IndexedReader):
         for stamp in self._mapped:
             stamp.check_content()
 
+    @property
+    def load_alone(self) -> Callable[[int], Any] | None:
+        """As a reader's, where the dataset has no `__getitems__`."""
+        if hasattr(self.dataset, "__getitems__"):
+            return None
+        return self.load if self._mapped else self.dataset.__getitem__  # no Python runs but the dataset's
+
     def load_each(self, indices: Sequence[int]) -> Iterator[Any]:
         """Yield `dataset[index]` for each of `indices`; see the class."""
-        if hasattr(self.dataset, "__getitems__"):
+        read = self.load_alone
+        if read is None:
             return chain.from_iterable(self._read_ahead(indices))
-        if self._mapped:
-            return map(self.load, indices)
-        # Not `load`: no Python runs but the dataset's.
-        read = self.dataset.__getitem__
         if isinstance(read, MethodType):  # a method of Python's is a function with a detour
             return map(read.__func__, repeat(read.__self__), indices)
         return map(read, indices)

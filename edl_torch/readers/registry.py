@@ -1,7 +1,8 @@
 """The table of readers, and the choice of one by what the data is.
 
 It must not know how any reader works: a reader that can open a bare path says so with the class method
-`arguments_for(data, mode, given)`, which returns None for data that is not its own.
+`arguments_for(data, mode, given)`, which returns None for data that is not its own; one that was named asks
+`arguments_named(data, mode)` then, where it has that.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import inspect
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
-from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader, imported
 from edl_torch.readers.images.decode import EXTENSIONS
-from edl_torch.readers.storage import Storage, is_url
+from edl_torch.readers.shared.finder import expanded, first_of, is_glob, refuse_no_file
+from edl_torch.readers.storage import Storage, StorageOptions, is_url
 from edl_torch.shard import TaskType
 
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
@@ -44,10 +46,17 @@ _IN_FOLDERS = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".tar": "tar",
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".txt", ".jsonl", ".ndjson"), "text"),
+    ".recordio": "recordio",
     **dict.fromkeys(EXTENSIONS, "image_folder"),
 }
+_IN_VOC = re.compile(r"/(?:JPEGImages|Annotations|ImageSets)/")
+_ALONE = frozenset({"csv", "text"})  # read folders of nothing else
 _PEEKED = 1000  # objects
-_BY_NAME = "a kind such as csv or text, or module:Class for one of yours"
+_BY_NAME = (
+    "--custom_data_reader csv, text … or module:Class for yours; in Python CsvReader(…), TextReader(…) …"
+)
 # Runs of characters that are neither separator nor quote, or whole quoted strings.
 _PIECE = re.compile(r"""(?:[^;"']|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')+""")
 
@@ -63,12 +72,23 @@ def open_reader(
     ReaderError for data that no reader knows, InvalidArgument for parameters that the chosen one does not
     take, and what its constructor raises.
     """
-    path = os.fspath(data)
+    given = os.fspath(data)
+    path = first_of(given, Storage(params.get("storage_options")))
     for target in READERS.values():
         reader = _load_class(target)
         arguments = _arguments_for(reader, path, mode, params)
         if arguments is not None:
-            return _construct(reader, arguments | params)
+            named = {name: given if value == path else value for name, value in arguments.items()}
+            return _construct(reader, named | params)
+    if not is_url(path):
+        for name in expanded(path):
+            found = glob.glob(name, recursive=True)
+            if os.path.lexists(name):
+                found = [name, *glob.glob(os.path.join(glob.escape(name), "*"))]
+            for file in sorted(found):
+                refuse_no_file(file)
+            if not found and name != path and not is_glob(name):
+                raise DataFormatError(f"the data file '{name}' of '{path}' does not exist; check the path")
     if is_url(path) and (kind := _kind_of_folder(path, params)) is not None:
         return load_reader(kind, params, data=path, mode=mode)
     if not (os.path.exists(path) or is_url(path) or glob.glob(path, recursive=True)):
@@ -78,8 +98,8 @@ def open_reader(
         )
     if is_url(path):
         raise ReaderError(
-            f"no reader knows '{path}': of URLs, Parquet, tars, folders and .csv lists of images are read. "
-            f"Name the reader ({_BY_NAME}), copy other data to a disk, or read them by a dataset of your own"
+            f"no reader knows '{path}': a file is known by its ending (.csv, .tsv, .txt, .jsonl, .recordio, "
+            f".tar, .parquet), a folder by what lies in it. Name the reader ({_BY_NAME})"
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
@@ -89,17 +109,39 @@ def open_reader(
 
 
 def _kind_of_folder(url: str, params: Mapping[str, Any]) -> str | None:
-    """The kind of reader for a folder in a store, by the first objects in it."""
+    """The kind of reader for a folder in a store, by the first objects in it; None for another object."""
     with Storage(params.get("storage_options")).apart() as apart:
-        first = islice(apart.listing(url), _PEEKED)
-        endings = Counter(os.path.splitext(one.name)[1].lower() for one in first)
-    if not endings:
+        names = [one.name for one in islice(apart.listing(url), _PEEKED)]
+        if not names and apart.look(url) is not None:
+            return None
+    if not names:
         raise ReaderError(
-            f"'{url}' is no folder with files; check the bucket and the path, or name its reader. CSV, text, "
-            "RecordIO and VOC are read from disks alone: copy or mount them"
+            f"'{url}' is no folder with files; check the bucket and the path, or name its reader ({_BY_NAME})"
         )
-    kinds = Counter({ending: count for ending, count in endings.items() if ending in _IN_FOLDERS})
-    return _IN_FOLDERS[kinds.most_common(1)[0][0]] if kinds else None
+    if any(found := [*map(_IN_VOC.search, names)]):
+        _check_alone(url, names, found)
+        return "voc"
+    data = (name for name in names if not os.path.basename(name).startswith((".", "_")))
+    endings = Counter(os.path.splitext(name.lower().removesuffix(".gz"))[1] for name in data)
+    kinds = Counter(_IN_FOLDERS[ending] for ending in endings.elements() if ending in _IN_FOLDERS)
+    kind = kinds.most_common(1)[0][0] if kinds else None
+    others = sorted(ending for ending in endings if _IN_FOLDERS.get(ending) != kind)
+    if kind in _ALONE and others:
+        raise ReaderError(
+            f"'{url}' holds files for the reader {kind!r} and others ({', '.join(others[:4])}): name the "
+            "reader, or its files by a glob"
+        )
+    return kind
+
+
+def _check_alone(url: str, names: Sequence[str], found: Sequence[re.Match[str] | None]) -> None:
+    """Raise ReaderError where data lie beside the folders of Pascal VOC that were `found` in names."""
+    roots = sorted({f"{name[: match.start()]}/" for name, match in zip(names, found, strict=True) if match})
+    known = [name for name in names if os.path.splitext(name.lower().removesuffix(".gz"))[1] in _IN_FOLDERS]
+    if others := [name for name in known if not name.startswith(tuple(roots))]:
+        raise ReaderError(
+            f"'{url}' holds Pascal VOC in '{roots[0]}' and other data, as '{others[0]}': give one's folder"
+        )
 
 
 def load_reader(
@@ -121,10 +163,11 @@ def load_reader(
 
 
 def _with_data(reader: Any, data: str, mode: TaskType, given: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(reader).parameters
+    parameters = _signature(reader).parameters
     if "data_origin" in parameters:
         return {"data_origin": data} | given
-    arguments = (_arguments_for(reader, data, mode, given) or {}) | given
+    named: Any = getattr(reader, "arguments_named", lambda data, mode: {})
+    arguments = (_arguments_for(reader, data, mode, given) or named(data, mode)) | given
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [
         name
@@ -152,9 +195,19 @@ def _load_class(target: str) -> Any:
     return found
 
 
+def _signature(reader: Any) -> inspect.Signature:
+    """Python's, with each of `StorageOptions` by its name for a reader that takes these."""
+    found = inspect.signature(reader)
+    parameters = list(found.parameters.values())
+    if parameters and "StorageOptions" in str(parameters[-1].annotation):
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters[-1:] = [inspect.Parameter(n, kind, default=None) for n in StorageOptions.__annotations__]
+    return found.replace(parameters=parameters)
+
+
 def _construct(reader: Any, arguments: dict[str, Any]) -> AbstractDataReader:
     """Only the call itself is judged here: a TypeError inside a constructor is the reader's own."""
-    signature = inspect.signature(reader)
+    signature = _signature(reader)
     try:
         signature.bind(**arguments)
     except TypeError as exc:

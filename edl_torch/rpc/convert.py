@@ -235,13 +235,16 @@ def _getting(of: Any, field: Any, there: str) -> str:
         # protobuf's own container is an exception, which costs more than the one item that most calls have.
         if field.message_type is None:
             return f"{'padded' if field.containing_type is pb.Histogram.DESCRIPTOR else 'tuple'}({there}[:])"
-        one, known = _variable(), ""
+        # Most calls have no item in most of their fields: then nothing is gone through at all.
+        some, one, known = _variable(), _variable(), ""
         if get_origin(item) is tuple:
-            return f"tuple([({_fields_of(one, field.message_type)}) for {one} in {there}[:]])"
-        for name, kind, _, default in _parts(item):
-            if _is_text(kind) and default is MISSING:
-                known = f" if {one}.{name} in {_members(kind)}"
-        return f"tuple([{_reading(item, field.message_type, one)} for {one} in {there}[:]{known}])"
+            read = f"({_fields_of(one, field.message_type)})"
+        else:
+            read = _reading(item, field.message_type, one)
+            for name, kind, _, default in _parts(item):
+                if _is_text(kind) and default is MISSING:
+                    known = f" if {one}.{name} in {_members(kind)}"
+        return f"(tuple([{read} for {one} in {some}[:]{known}]) if ({some} := {there}) else ())"
     if get_origin(of) is dict:
         return f"dict({there})"
     if is_dataclass(of):

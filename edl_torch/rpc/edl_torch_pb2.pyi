@@ -47,7 +47,9 @@ class Component(_message.Message):
     shuffle_in_shard: bool
     shuffle_window: int
     fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    max_passes: int
+    left: bool
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_passes: _Optional[int] = ..., left: bool = ...) -> None: ...
 
 class ComponentList(_message.Message):
     components: _containers.RepeatedCompositeFieldContainer[Component]
@@ -69,8 +71,9 @@ class MixtureSegment(_message.Message):
     counts: _containers.RepeatedScalarFieldContainer[int]
     lags: _containers.RepeatedScalarFieldContainer[int]
     scale: int
+    turn: int
     key: str
-    def __init__(self, number: _Optional[int] = ..., start: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., lags: _Optional[_Iterable[int]] = ..., scale: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., start: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., lags: _Optional[_Iterable[int]] = ..., scale: _Optional[int] = ..., turn: _Optional[int] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Registration(_message.Message):
     name: str
@@ -89,7 +92,8 @@ class Registration(_message.Message):
     components: ComponentList
     weights: MixtureWeightsList
     stops: str
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., components: _Optional[_Union[ComponentList, _Mapping]] = ..., weights: _Optional[_Union[MixtureWeightsList, _Mapping]] = ..., stops: _Optional[str] = ...) -> None: ...
+    turn: int
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Union[SourceList, _Mapping]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., components: _Optional[_Union[ComponentList, _Mapping]] = ..., weights: _Optional[_Union[MixtureWeightsList, _Mapping]] = ..., stops: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class DatasetSpec(_message.Message):
     name: str
@@ -108,8 +112,9 @@ class DatasetSpec(_message.Message):
     components: _containers.RepeatedCompositeFieldContainer[Component]
     weights: _containers.RepeatedCompositeFieldContainer[MixtureWeights]
     stops: str
+    turn: int
     segments: _containers.RepeatedCompositeFieldContainer[MixtureSegment]
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[MixtureWeights, _Mapping]]] = ..., stops: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[MixtureSegment, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., seed: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., task_type: _Optional[_Union[TaskType, str]] = ..., num_epochs: _Optional[int] = ..., epoch_barrier: bool = ..., max_bad_records: _Optional[int] = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[MixtureWeights, _Mapping]]] = ..., stops: _Optional[str] = ..., turn: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[MixtureSegment, _Mapping]]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     session: str

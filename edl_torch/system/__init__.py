@@ -1,1 +1,2 @@
-"""What several rooms ask of the machine: addresses, processes, forks, SIGTERM, names unknown to the dead."""
+"""What several rooms ask of the machine: addresses, processes, forks, SIGTERM, pauses, names that no dead
+process knew."""

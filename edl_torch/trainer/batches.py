@@ -29,10 +29,12 @@ class Batch:
     ticket: Ticket = ()
     holds: list[Hold] | tuple[()] = ()
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
-    used: bool = False  # a step of an attached optimizer was on a gradient of it, as far as that was seen
+    used_by: int = 0  # a bit for each optimizer that stepped on a gradient of it, as far as that was seen
     went_back: bool = False  # it comes again, also where its gradient stays
     several: bool = False  # optimizers stepped on it more than once, each time on new gradients
-    given_back: Batch | None = None  # this is in its place: the loop gave that one back, and still has it
+    instead_of: Batch | None = None  # one that the loop gave back, or reported as bad, and still has
+    counts_not: str = ""  # why nothing of it may be learnt: "padding", "back", "bad"
+    has_learnt: bool = False  # where nothing may be: a gradient of it came that is not 0
 
     @property
     def records(self) -> int:
@@ -64,6 +66,8 @@ class Batches:
         self.in_hand: Batch | None = None  # the one that the loop has; without a ticket once it has let go
         # Padding batches of which the loop has not asked what they weigh, and no step is known that used them
         self.unweighed: list[Batch] = []
+        self.hears_steps = False  # of any optimizer, and none has stepped: the next one attaches itself
+        self.unclear: list[Batch] = []  # went back until then: its first step shows that none was on them
         self.attached = False  # whether a step decides when a batch has been trained on
         self.insists = False  # whether the user says so: else an optimizer was seen to step, and may be gone
         self.settled = 0  # batches that were acknowledged, or put into quarantine
@@ -75,8 +79,10 @@ class Batches:
         self.ended = False  # the pass has come to its end; a wrapper may still hold batches of it
         self._at_the_end = 0  # `_passed` then
         self._stepped: dict[int, int] = {}  # optimizer -> the newest batch that it has stepped on
+        self._by_steps: dict[int, int] = {}  # the same, which reports do not write
         self._in_pass: dict[int, _InPass] = {}
-        self._names: dict[int, str] = {}  # of optimizers, for messages
+        self._names: dict[int, str] = {}  # of the attached optimizers, for messages
+        self._bits = 0  # of these, as in `Batch.used_by`
         self._expected: set[int] = set()  # optimizers that were attached when the pass began
         self._numbers = count()  # of optimizers
         self._never: set[int] = set()  # optimizers that have not stepped at all
@@ -86,6 +92,9 @@ class Batches:
         self.sees = False  # whether they tell: gradients of all attached optimizers can be looked at
         self.in_doubt = False  # whether no gradient of the batch in hand was seen so far, where one would be
         self.counted_unseen = False  # whether one was counted of which no step used a gradient
+        self.counted_partly: list[
+            Batch
+        ] = []  # of which steps of some attached optimizers used a gradient alone
 
     def __repr__(self) -> str:
         return f"<Batches ahead={len(self.ahead)} unfinished={len(self.unfinished)} in_hand={self.in_hand}>"
@@ -113,6 +122,11 @@ class Batches:
         newest = self._touched if self._stepped else self._passed
         return [batch for batch in self.unfinished if batch.number <= newest]
 
+    @property
+    def is_unclear(self) -> bool:
+        """Whether nobody knows yet if steps decide."""
+        return self.hears_steps and not (self.attached or self.settled)
+
     def untouched(self) -> list[Batch]:
         """Return those that the loop was passed, and no attached optimizer has stepped on."""
         return [batch for batch in self.unfinished if self._names and batch.number > self._touched]
@@ -124,13 +138,9 @@ class Batches:
 
     # Which batches are in the gradients -------------------------------------------------------------------
 
-    def in_training(self) -> list[Batch]:
-        """Return those of which a gradient may be that comes now.
-
-        Behind a wrapper that does not tell, any of what it has read ahead may be in hand after the end.
-        """
-        ahead = self.ahead if self.ended and not self.is_told else ()
-        return [*filter(None, [self.in_hand]), *ahead]
+    def read_to_the_end(self) -> list[Batch]:
+        """Return what a silent wrapper has read ahead, as the pass is at its end: any may be in hand."""
+        return [] if not self.ended or self.is_told else [*self.ahead]
 
     # Batches come and go ----------------------------------------------------------------------------------
 
@@ -138,7 +148,7 @@ class Batches:
         """Hand out one more batch; without a ticket it is a padding batch."""
         self._newest += 1
         self._handed += 1
-        batch = Batch(self._newest, ticket, holds)
+        batch = Batch(self._newest, ticket, holds, counts_not="" if ticket else "padding")
         self.ahead.append(batch)
         if not ticket:
             self.unweighed.append(batch)
@@ -154,7 +164,7 @@ class Batches:
         self._passed = batch.number
         if batch.ticket:
             self.unfinished.append(batch)
-        self.in_doubt = self.sees and bool(batch.ticket) and not batch.used
+        self.in_doubt = self.sees and bool(batch.ticket) and not batch.used_by
         return batch
 
     def weigh_padding(self, batch: Batch | None) -> None:
@@ -185,8 +195,10 @@ class Batches:
             done.append(batch.ticket)
             if batch.lost:
                 self.counted_lost.append(batch)
-            if self.sees and not batch.used:
+            if self.sees and not batch.used_by:
                 self.counted_unseen = True
+            elif self.sees and self._bits & ~batch.used_by:
+                self.counted_partly.append(batch)
         self.settled += len(done)
         return done
 
@@ -211,7 +223,11 @@ class Batches:
         if batch is None or not self.has_in_hand:
             return ()
         self.unfinished.remove(batch)
-        self._let_go()
+        batch.counts_not, batch.has_learnt = "bad", True  # where its gradient is used
+        self.in_hand, self.in_doubt = (
+            Batch(batch.number, (), batch.holds, instead_of=batch, counts_not="bad"),
+            False,
+        )
         self._unstepped = self._unstepped or self._handed
         self.settled += 1
         self._forget_nobody()
@@ -225,8 +241,11 @@ class Batches:
         self.ahead = deque(batch for batch in self.ahead if batch not in batches)
         self.unweighed = [batch for batch in self.unweighed if batch not in batches]
         self._handed = max(0, self._handed - len(batches))
-        given_back = self.in_hand if by_loop and self.in_hand in batches else None
-        self.in_hand, self.in_doubt = Batch(self._passed, given_back=given_back), False
+        hand = self.in_hand if by_loop and self.in_hand in batches else None
+        self.in_hand, self.in_doubt = (
+            Batch(self._passed, instead_of=hand, counts_not="back" if hand else ""),
+            False,
+        )
         self._forget_nobody()
 
     def clear(self) -> None:
@@ -234,7 +253,7 @@ class Batches:
         held = [Batch(batch.number) for batch in self.ahead] if self.is_told else []
         self.take_back([*self.unfinished, *self.ahead])
         self.ahead.extend(held)
-        self.in_hand, self.unweighed = None, []
+        self.in_hand, self.unweighed, self.unclear = None, [], []
 
     # Passes -----------------------------------------------------------------------------------------------
 
@@ -286,9 +305,11 @@ class Batches:
         if not self._stepped:
             self._touched = self._passed  # nobody can say of those before
         self._stepped[number] = self.unfinished[0].number - 1 if self.unfinished else self._passed
+        self._by_steps[number] = self._stepped[number]
         self._stepped.pop(_NOBODY, None)
-        self.attached = True
+        self.attached, self.unclear = True, []
         self._names[number] = name
+        self._bits |= 1 << number
         self._never.add(number)
         return number
 
@@ -296,7 +317,8 @@ class Batches:
         """Optimizer `number` decides no more. What only the last one had not stepped on waits for a step of
         one that is attached later, or for a report."""
         upto = self._stepped.pop(number)
-        del self._names[number]
+        del self._names[number], self._by_steps[number]
+        self._bits -= 1 << number
         self._never.discard(number)
         self._replaced = False
         if not self._stepped:
@@ -339,7 +361,12 @@ class Batches:
             self._stepped[number] = self._passed
         else:
             self._stepped_after_the_end(number, mine)
+        self._by_steps[number] = self._stepped[number]
         self._touched = max(self._touched, self._stepped[number])
+
+    def has_stepped(self, number: int, batch: Batch) -> bool:
+        """Whether optimizer `number` has stepped since a batch was passed on."""
+        return batch.number <= self._by_steps[number]
 
     def _stepped_after_the_end(self, number: int, mine: _InPass) -> None:
         """Note a step after the pass came to its end.

@@ -62,7 +62,11 @@ class ElasticPasses:
             self._withdraw()
         yield from self.warnings.of_the_last_pass()
         state.batches.begin_pass()
-        self._ask()
+        self.phase = LOOP[self.phase, Loop.ASKING]
+        if state.liveness is not None:
+            state.liveness.moved_on(state.now)
+        if not (state.batches.attached or state.batches.is_told):
+            self._settle(state.batches.done(), Evidence.NEXT)
         yield from self._reporter.send()
         self._exhausted = False
         state.close_pass()
@@ -137,11 +141,23 @@ class ElasticPasses:
         if back:
             self.discarded += 1
             self.warnings.went_back()
-        returned = runs_of(batch.ticket for batch in batches.touched() if batch in back)
+        touched = [batch for batch in batches.touched() if batch in back]
+        if batches.is_unclear:
+            batches.unclear += touched
+            touched = []
         back += batches.ahead
         batches.take_back(back)
         give_backs = state.inflight.withdraw(batch.ticket for batch in back)
-        state.outbox.note(give_backs=give_backs, returned=returned)
+        state.outbox.note(give_backs=give_backs, returned=runs_of(batch.ticket for batch in touched))
+
+    def count_without_steps(self) -> None:
+        """Note that no step will show whether the loop has trained on batches that went back before any."""
+        batches = self._state.batches
+        batches.hears_steps = False
+        if unclear := batches.unclear:
+            batches.unclear = []
+            self._state.facts.append(StepShown(what="returned", runs=_runs_with_slices(unclear)))
+            self.warnings.went_back()
 
     def learnt_again(self, batches: Iterable[Batch]) -> Procedure[None]:
         """Note that a step used gradients of batches that went back when their loop was left."""
@@ -276,22 +292,14 @@ class ElasticPasses:
         """
         outbox = self._state.outbox
         # Where acknowledgements may wait, master and trainer end together: nobody would repeat a batch.
-        if outbox.error is not None or not (self._state.config.report_delay_s or outbox.is_settled):
+        if outbox.error is not None or (not self._state.config.report_delay_s and outbox.unanswered):
             yield from self._reporter.flush()
-        if self._state.liveness is not None and not self._is_sure():
-            yield from self._confirmer.ensure()
+        if self._state.liveness is not None:
+            yield from self._confirmer.moved_on()
         if self.deliver(ticket):
             return True
         yield from self._throw_away(ticket)
         return False
-
-    def _is_sure(self) -> bool:
-        """Note that the loop goes on. Returns whether the leases are this trainer's without a question."""
-        state = self._state
-        if state.liveness is None:
-            return True
-        state.liveness.moved_on(state.now)
-        return state.liveness.sure(state.now)
 
     def promise(self, ticket: Ticket, unanswered: int) -> Procedure[bool]:
         """Make sure that a batch is this trainer's; `deliver` hands it over later. False: it was thrown away.
@@ -299,8 +307,7 @@ class ElasticPasses:
         So many reports may still be without answer: 0, where a refused one must not cost a second batch.
         """
         yield from self._reporter.wait_answered(unanswered)
-        if not self._is_sure():
-            yield from self._confirmer.ensure()
+        yield from self._confirmer.moved_on()
         if self._state.inflight.is_mine(ticket):
             return True
         yield from self._throw_away(ticket)
@@ -350,20 +357,15 @@ class ElasticPasses:
         """
         if not self.is_open(number):
             return False
-        if self._ask() and self._reporter.is_due:
-            yield from self._reporter.send()
-        return True
-
-    def _ask(self) -> bool:
-        """Note that the loop asks for a batch. Returns whether it is done with some, and no step decides."""
         state, batches = self._state, self._state.batches
         self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
         if batches.attached or batches.is_told:
-            batches.asked()
-            return False  # what another report led to is raised before the batch is handed over
-        return bool(self._settle(batches.done(), Evidence.NEXT))
+            batches.asked()  # what another report led to is raised before the batch is handed over
+        elif self._settle(batches.done(), Evidence.NEXT) and self._reporter.is_due:
+            yield from self._reporter.send()
+        return True
 
     def passed_on(self) -> Procedure[Batch | None]:
         """Note that a wrapper passes on the oldest batch that it has read ahead, or that none is left.
@@ -414,10 +416,16 @@ class ElasticPasses:
         if not done:
             return []
         batches = self._state.batches
+        if batches.unclear:
+            self.count_without_steps()
         if batches.counted_unseen:
             batches.counted_unseen, way = False, max(way, Evidence.UNSEEN)
         acknowledgements = self._state.inflight.acknowledge(done)
         self._state.outbox.note(acknowledgements=acknowledgements, way=way)
+        if partly := batches.counted_partly:
+            batches.counted_partly = []
+            if way is Evidence.STEP:
+                self._state.facts.append(StepShown(what="partly", runs=_runs_with_slices(partly)))
         if lost := batches.counted_lost:
             batches.counted_lost = []
             if way <= Evidence.UNSEEN:

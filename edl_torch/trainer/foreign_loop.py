@@ -165,9 +165,7 @@ class PlainPasses:
         way = Evidence.REPORT if state.plain.exact else Evidence.COUNT
         state.outbox.note(acknowledgements=acknowledgements, way=way)
         yield from self._reporter.send()
-        if state.liveness is not None:
-            state.liveness.moved_on(state.now)
-            yield from self._confirmer.ensure()  # the loop takes its next batch without asking here
+        yield from self._confirmer.moved_on()  # the loop takes its next batch without asking here
         return completed
 
     def fail_batch(self, batch_size: int | None, reason: str) -> Procedure[None]:

@@ -180,30 +180,32 @@ class Leasing:
         config, waited_s = self._state.config, self._waited_s
         siblings: tuple[SiblingSession, ...] = yield LookAround()
         here = {one.session for one in siblings}
-        holders = "the master does not say who has them"
+        others = (
+            "are with others, until they are trained on or given back, or their trainer is not heard of for "
+            "the master's lease timeout"
+        )
+        said = f"{others}: the master does not say who has them"
         try:
             status: MasterStatus = yield Call(StatusCall())
         except EdlError:
             pass  # whoever waits for the master itself hears of it from the call for leases
         else:
+            holders = [one for one in status.trainers if one.leased and config.dataset in one.datasets]
             found = [
-                _described(one, here=one.session in here)
-                for one in status.trainers
-                if self._may_wait_for(one)
+                _described(one, here=one.session in here) for one in holders if one.session != config.session
             ]
-            holders = "; ".join(found) or "no other trainer has any"
+            said = f"{others}: {'; '.join(found) or 'no other trainer has any'}"
+            if holders and not found:
+                said = (
+                    f"are this trainer's own: {holders[0].leased} are lent to it, and count when its loop is "
+                    f"done with them, by a step of each attached optimizer"
+                )
         self._state.facts.append(
             Logged(
                 f"dataset {config.dataset!r}: this trainer has waited {waited_s:.0f} s for records, or for "
-                f"the end of the epoch. The records that are left are with others, until they are trained on "
-                f"or given back, or their trainer is not heard of for the master's lease timeout: {holders}"
+                f"the end of the epoch. The records that are left {said}"
             )
         )
-
-    def _may_wait_for(self, trainer: TrainerStatus) -> bool:
-        config = self._state.config
-        is_other = trainer.session != config.session and config.dataset in trainer.datasets
-        return is_other and trainer.leased > 0
 
     def _take_in(self, answer: LeaseAnswer, number: int, presented: int | None) -> None:
         state = self._state

@@ -24,6 +24,7 @@ class LoopWarnings:
         self._took_back = False  # whether a batch in hand went back that the loop may have trained on
         self._told_took_back = False
         self._told_lost = False  # of gradients that were thrown away
+        self._told_again = False  # of a step on gradients of what went back
         self._gave_back = False  # whether batches in hand went back since the loop asked if all is done
         self._settled = 0  # batches that it was done with when it asked
         self._vain = 0  # how often in a row it asked, and had given back all
@@ -42,7 +43,8 @@ class LoopWarnings:
     def went_back(self) -> None:
         """Note that the batch in hand went back as its pass ended. A step alone could say if it counts."""
         self._gave_back = True
-        self._took_back |= not self._state.batches.attached
+        batches = self._state.batches
+        self._took_back |= not (batches.attached or batches.is_unclear)
 
     def restored(self) -> None:
         """Forget what went back: the model and the data are at a token from before."""
@@ -69,7 +71,10 @@ class LoopWarnings:
             )
 
     def of_what_is_learnt_again(self, records: int) -> Procedure[None]:
-        """Warn of a step on gradients of a batch that went back."""
+        """Warn, once, of a step on gradients of a batch that went back."""
+        if self._told_again:
+            return
+        self._told_again = True
         yield Warn(
             f"an optimizer stepped on gradients of {records} record(s) of {self._state.config.dataset!r} "
             f"that went back: by give_back(), when the loop was left with them in hand, or as a checkpoint "

@@ -59,14 +59,6 @@ class Measuring:
     def __repr__(self) -> str:
         return f"<Measuring batches={self.batches} waited={self.waited} stepped={self.stepped}>"
 
-    def handed(self, records: int, waited_s: float, waited_for_ranks_s: float = 0.0) -> None:
-        """Count a batch of so many records, and how long the loop has waited for it."""
-        self.waited.add(waited_s)
-        if waited_for_ranks_s:
-            self.waited_for_ranks_s += waited_for_ranks_s
-        self.batches += 1
-        self.records += records
-
     def made(self, read_s: float, transform_s: float) -> None:
         """Count how long the records of a batch were read and transformed."""
         self.timed += 1
@@ -113,12 +105,14 @@ class Stopwatch:
 
     def handed(self, asked_at: float, records: int) -> None:
         """The loop gets the batch, of so many records, for which it asked at a time of the clock."""
-        now, handed_at = self.clock(), self._handed_at
+        now, handed_at, measuring = self.clock(), self._handed_at, self._measuring
         if handed_at is not None:
-            self._measuring.stepped.add(asked_at - handed_at)
-        self._handed_at = now
-        self._measuring.handed(records, now - asked_at, self._for_ranks_s)
-        self._for_ranks_s = 0.0
+            measuring.stepped.add(asked_at - handed_at)
+        measuring.waited.add(now - asked_at)
+        measuring.waited_for_ranks_s += self._for_ranks_s
+        measuring.batches += 1
+        measuring.records += records
+        self._handed_at, self._for_ranks_s = now, 0.0
 
     def ended(self, asked_at: float) -> None:
         """The loop asked for a batch at a time of the clock, and there is none."""

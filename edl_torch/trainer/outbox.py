@@ -58,11 +58,6 @@ class Outbox:
         return self._unsent.notes + (0 if self._sent is None else self._sent.notes)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the master has answered everything, and nothing is to be raised."""
-        return not self._unsent.notes and self._sent is None and self.error is None
-
-    @property
     def is_sending(self) -> bool:
         """Whether a report is on its way."""
         return self.phase is Telling.SENDING

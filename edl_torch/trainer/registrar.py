@@ -170,6 +170,12 @@ class Confirmer:
     def __repr__(self) -> str:
         return f"<Confirmer {self._state.liveness or 'in one process with the master'}>"
 
+    def moved_on(self) -> Procedure[None]:
+        """Note that the loop goes on; return as `ensure` does."""
+        if self._state.liveness is not None:
+            self._state.liveness.moved_on(self._state.now)
+            yield from self.ensure()
+
     @property
     def is_sure(self) -> bool:
         """Whether every lease is this trainer's, without a question: one that is not registered has none."""

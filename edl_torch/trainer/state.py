@@ -34,7 +34,7 @@ REMEMBERED = 1000  # members of before, some of whose calls may still be answere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class TrainerConfig:
     """What does not change in a trainer's life."""
 
     session: str
@@ -89,7 +89,7 @@ class State:
     `now` is the time, as the shell last told it.
     """
 
-    def __init__(self, config: Config, liveness: Liveness | None = None) -> None:
+    def __init__(self, config: TrainerConfig, liveness: Liveness | None = None) -> None:
         self.config = config
         self.now = 0.0
         self.facts: list[Fact] = []  # what has happened and is not written down yet

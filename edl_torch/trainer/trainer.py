@@ -15,18 +15,18 @@ from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.position import Position
 from edl_torch.trainer.registrar import Confirmer, Registrar
 from edl_torch.trainer.reporter import Reporter
-from edl_torch.trainer.state import Config, State
+from edl_torch.trainer.state import State, TrainerConfig
 from edl_torch.trainer.vocabulary import Logged, Procedure, Wait, runs_of
 
 
 class Trainer:
     """What one process knows and decides of a dataset.
 
-    Its methods, and those of its parts, are procedures (see `trainer.actions`), or answer at once. The shell
-    runs them under one lock, tells the time in `state.now`, and writes down `state.facts`.
+    Its methods, and those of its parts, are procedures (see `trainer.vocabulary`), or answer at once. The
+    shell runs them under one lock, tells the time in `state.now`, and writes down `state.facts`.
     """
 
-    def __init__(self, config: Config, liveness: Liveness | None = None) -> None:
+    def __init__(self, config: TrainerConfig, liveness: Liveness | None = None) -> None:
         self.state = State(config, liveness)
         self.registrar = Registrar(self.state)
         self.reporter = Reporter(self.state, self.registrar)
@@ -74,6 +74,7 @@ class Trainer:
         try:
             state.close_pass()
             state.count_bad(at_end=True)
+            self.elastic.count_without_steps()
             returned = runs_of(batch.ticket for batch in state.batches.touched())
             state.batches.clear()
             state.forget_counts()

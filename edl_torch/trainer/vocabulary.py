@@ -37,20 +37,20 @@ class Tally:
         self._runs.append(run)
         return run
 
-    def take(self) -> Ticket:
-        """Return the positions drawn since the last call."""
+    def take(self) -> tuple[Ticket, int]:
+        """Return the positions drawn since the last call, and how many they are."""
         runs = self._runs
         if len(runs) == 1:  # as for most batches
             run = runs[0]
             task, first, after = run
             run[1] = after
-            return ((task, first, after),) if after > first else ()
+            return (((task, first, after),) if after > first else ()), after - first
         ticket = tuple([(task, first, after) for task, first, after in runs if after > first])
         if runs:
             last = runs[-1]
             last[1] = last[2]
             self._runs = [last]
-        return ticket
+        return ticket, ticket_size(ticket)
 
     def clear(self) -> None:
         """Forget what an abandoned pass drew: it is in no batch."""
@@ -327,7 +327,8 @@ class StepShown:
 
     `what` is "returned": it used gradients of them, though they were given back before; "unlearnt": it counts
     them, though their gradients were thrown away; "several": it is not the first step of an optimizer that
-    used gradients of them, which were new each time.
+    used gradients of them, which were new each time; "partly": of several attached optimizers some used
+    gradients of them, and others stepped on none.
     """
 
     what: str
@@ -379,7 +380,8 @@ class ModelSeen:
     `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, a lineage or the session),
     "token" or "restored"; or, once in a lineage, when it is noticed that something spoke against one model:
     "written" by what is no step of an attached optimizer, "unattached" (another one stepped on gradients
-    of a batch), "again" (a step used gradients that an earlier one had used).
+    of a batch), "again" (a step used gradients that an earlier one had used), "padding" or "bad" (one used
+    gradients of padding batches whose weight was asked for, or of a batch that was reported as bad).
     `steps` counts those since the session began, or went back to a token; `number` is another one where no
     parameter of before is left. `shape` is equal where samples can be compared. `values` and `sums` are
     little-endian, float32 and float64; NaN stands for values in the shards of other ranks. `eps` is that of

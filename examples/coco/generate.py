@@ -326,7 +326,7 @@ def _write_split(folder: Path, split: str, ids: range, recipe: Recipe) -> list[d
         rng = np.random.default_rng([recipe.seed, image_id])
         scene = draw_scene(rng)
         file_name = f"{image_id:012d}.jpg"
-        _save_jpeg(pictures / file_name, render(scene, recipe.size, rng))
+        save_jpeg(pictures / file_name, render(scene, recipe.size, rng))
         images.append(_image_entry(image_id, file_name, recipe.size))
         for number, caption in enumerate(captions_of(scene, rng), start=1):
             annotation_id = (image_id - 1) * CAPTIONS_PER_IMAGE + number
@@ -353,7 +353,7 @@ def _coco(split: str, images: list[dict[str, Any]], annotations: list[dict[str, 
     return {"info": info, "licenses": licenses, "images": images, "annotations": annotations}
 
 
-def _save_jpeg(path: Path, picture: Pixels) -> None:
+def save_jpeg(path: Path, picture: Pixels) -> None:
     if not cv2.imwrite(str(path), picture, [cv2.IMWRITE_JPEG_QUALITY, 92]):
         raise OSError(f"cannot write {path}")
 

@@ -120,8 +120,8 @@ class Trainer:
         for epoch in loader.epochs():
             self._begin_epoch(epoch)
             for batch in loader:
-                self._step(batch, loader)
-                self._look_around(loader)
+                self.step(batch, loader)
+                self.look_around(loader)
                 if loader.preempted:  # on all ranks at the same batch
                     self.save(loader)
                     return
@@ -132,7 +132,7 @@ class Trainer:
             self.tally = Tally(epoch=epoch)
         self.line.restart()
 
-    def _step(self, batch: Batch, loader: ElasticDataLoader) -> None:
+    def step(self, batch: Batch, loader: ElasticDataLoader) -> None:
         share = min(1.0, self.tally.batches / max(1, len(loader)))
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.lr * schedule((self.tally.epoch + share) / self.options.epochs)
@@ -149,7 +149,7 @@ class Trainer:
         self.tally = self.tally.plus(loader.weight, loss.item())
         self.line.count(loader.weight)
 
-    def _look_around(self, loader: ElasticDataLoader) -> None:
+    def look_around(self, loader: ElasticDataLoader) -> None:
         if self.line.due and self.ranks.first:
             self._draw(loader)
         if self.ranks.together:  # clocks differ, and all must save at the same step
@@ -268,7 +268,7 @@ def _run(options: Options, ranks: Ranks) -> int:
         data = find_data(options)
     saved = None if options.resume is None else checkpoint.load(existing_file(options.resume))
     trainer, reader = _make_trainer(options, data, saved, ranks)
-    with StopSignal() as stop, _make_loader(options, reader, trainer) as loader:
+    with StopSignal() as stop, make_loader(options, reader, trainer) as loader:
         stop.tell(loader)
         if saved is not None:
             trainer.load(saved)
@@ -307,7 +307,7 @@ def _make_trainer(
     return Trainer(options, vocabulary, config, len(content["annotations"]), ranks), reader
 
 
-def _make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> ElasticDataLoader:
+def make_loader(options: Options, reader: NumberedReader, trainer: Trainer) -> ElasticDataLoader:
     config = trainer.model.config
     return ElasticDataLoader(
         reader,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 
 import grpc
+import grpc.aio
 import pytest
 from door_kit import FIRST, credentials, door, lease, register
 from grpc_health.v1 import health_pb2 as pb
 
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.errors import JournalError
+from edl_torch.errors import JournalError, MasterStartError
 from edl_torch.master.durable import GroupCommit
-from edl_torch.master.health import MOST_WATCHERS, SERVICE, Health
+from edl_torch.master.health import MOST_WATCHERS, SERVICE, Health, HealthPort
 from edl_torch.testing import wait_until
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = (
@@ -189,3 +191,70 @@ def test_end_that_comes_during_the_first_answer_is_told():
 
     asyncio.run(health.Watch(pb.HealthCheckRequest(), Writing()))
     assert told == [SERVING, NOT_SERVING]
+
+
+# Health checks on a port of their own: without TLS, and nothing else there ----------------------------------
+
+
+HEALTHY, STOPPED = b"\x08\x01", b"\x08\x02"
+
+
+def with_port(use):
+    """What `use(health, channel)` returns, on a loop with a port."""
+
+    async def run():
+        health = Health("edl_torch.v1.Master")
+        port = HealthPort(health, "127.0.0.1:0")
+        address = await port.start()
+        try:
+            async with grpc.aio.insecure_channel(str(address)) as channel:
+                return await use(health, channel)
+        finally:
+            await port.stop()
+
+    return asyncio.run(run())
+
+
+def test_says_what_the_health_says():
+    async def use(health, channel):
+        check = channel.unary_unary(f"/{SERVICE}/Check")
+        before = await check(b"", timeout=10)
+        health.stop()
+        return before, await check(b"", timeout=10)
+
+    assert with_port(use) == (HEALTHY, STOPPED)
+
+
+@pytest.mark.parametrize("call", ["/edl_torch.v1.Master/Status", "/proto.Master/get_task"])
+def test_knows_no_other_call(call):
+    async def use(health, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(call)(b"", timeout=10)
+        return caught.value.code()
+
+    assert with_port(use) is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_large_message_is_refused():
+    async def use(health, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE}/Check")(b"x" * 4096, timeout=10)
+        return caught.value.code()
+
+    assert with_port(use) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_port_in_use_is_told():
+    async def start(address):
+        await HealthPort(Health(), address).start()
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(MasterStartError, match=r"health checks on 127\.0\.0\.1.*in use"),
+    ):
+        asyncio.run(start(f"127.0.0.1:{taken.getsockname()[1]}"))
+
+
+def test_address_without_port_is_told():
+    with pytest.raises(MasterStartError, match="health checks: address 'here'"):
+        HealthPort(Health(), "here")

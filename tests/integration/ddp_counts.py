@@ -1,9 +1,10 @@
 """A rank of a DDP job over gloo whose model remembers; torchrun starts it.
 
-    torchrun … ddp_counts.py FOLDER view|copy keep|zero|unweighed
+    torchrun … ddp_counts.py FOLDER view|copy keep|zero|unweighed|ignored|back
 
 It gathers three batches for a step, all but the last in `no_sync()`; `view` lets gradients be views of DDP's
-buckets. `zero` makes them 0 before each batch, `unweighed` trains on padding batches: both are wrong.
+buckets. `zero` makes them 0 before each batch, `unweighed` trains on padding batches, `ignored` does so and
+asks what they weigh, and `back` trains on batches that it gave back: all are wrong.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def main(folder: Path, gradients: str, before: str) -> None:
                 if before == "zero":
                     optimizer.zero_grad(set_to_none=False)
                 with nullcontext() if number % EVERY == 0 else model.no_sync():
-                    counts = before == "unweighed" or bool(loader.weight)
+                    counts = before == "unweighed" or bool(loader.weight) or before == "ignored"
+                    if before == "back" and number == 2:
+                        loader.give_back()
                     (model(batch) * counts * ranks).backward()
                 if number % EVERY == 0:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)

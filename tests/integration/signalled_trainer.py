@@ -1,4 +1,4 @@
-"""A trainer whose whole process group gets SIGTERM; `test_worker_signals.py` runs it.
+"""A trainer whose whole process group gets SIGTERM; `test_interrupted_workers.py` runs it.
 
     python signalled_trainer.py METHOD PERSISTENT ENDING
 

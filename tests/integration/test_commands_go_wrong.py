@@ -1,4 +1,4 @@
-"""Commands with wrong input, full disks, closed pipes: one line that names the thing, a status, no trace."""
+"""What commands and readers say of wrong input."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
+import torch
 from image_files import write_image_folder
 
+from edl_torch import ElasticDataLoader, save_checkpoint
 from edl_torch.cli.main import main
-from edl_torch.errors import MasterStartError
+from edl_torch.errors import EdlError, MasterStartError
 from edl_torch.master.server import write_address_file
+from edl_torch.readers import CsvReader
 from edl_torch.system.address import HostPort
 
 READERS = Path(__file__).parents[1] / "unit" / "checking"
@@ -105,6 +110,11 @@ def test_what_a_reader_of_ones_own_raises_is_one_line(
         (["convert", "photos", "no/such/x.recordio"], 1, "'no/such/x.recordio' cannot be written"),
         (["convert", "photos", "notes"], 1, "'notes'"),
         (["status", "--addr", "nobody"], 2, "'nobody' is not host:port"),
+        (["convert", "photos", "no/such/x.recordio"], 1, "make the folder 'no/such' first"),
+        (["check", "@notes/a.rst"], 2, "the manifest 'notes/a.rst' names 'notes/text', which does not exist"),
+        (["check", "notes/t-{0..2}.tar"], 2, "'notes/t-0.tar'"),
+        (["check", "notes/loop"], 2, "'notes/loop' is a link to 'loop', which leads back to itself"),
+        (["audit", "s3://bucket/logs"], 2, "'s3://bucket/logs' is not a directory here"),
         (["audit", "photos"], 2, "no audit log (*.audit) in 'photos'"),
         (["master", "--addr=127.0.0.1:0", "--state", "notes/a.rst"], 2, "--state notes/a.rst: it is a file"),
         (["master", "--addr=127.0.0.1:0", "--state", "notes/a.rst/x"], 1, "a journal in notes/a.rst/x"),
@@ -116,6 +126,8 @@ def test_wrong_input_is_named(
 ) -> None:
     (here / "notes").mkdir()
     (here / "notes" / "a.rst").write_text("text")
+    if "notes/loop" in arguments:
+        (here / "notes" / "loop").symlink_to("loop")
     assert message in one_line(capsys, arguments, status)
 
 
@@ -134,6 +146,8 @@ def test_wrong_input_is_named(
         (["--training_data", "none"], 2, "'none' does not exist"),
         (["--training_data", "photos", "--records_per_task", "0"], 2, "records_per_shard is 0"),
         (["--custom_data_reader", "csv"], 2, "--custom_data_reader needs --training_data"),
+        (["--shuffle"], 2, "--shuffle needs --training_data"),
+        (["--shuffle_window", "4"], 2, "--shuffle_window needs --training_data"),
     ],
 )
 def test_a_master_that_cannot_start_leaves_no_state_behind(
@@ -148,16 +162,21 @@ def test_a_master_that_cannot_start_leaves_no_state_behind(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["master", "--addr=127.0.0.1:0", "--state", ""], ["convert", "photos", ""]]
+    ("arguments", "said"),
+    [
+        (["master", "--addr=127.0.0.1:0", "--state", ""], "the path is empty"),
+        (["convert", "photos", ""], "the path is empty"),
+        (["convert", "photos", "s3://bucket/x"], "'s3://bucket/x' is a URL: give a path of this machine"),
+    ],
 )
-def test_an_empty_path_is_not_the_folder_one_is_in(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str]
+def test_what_is_written_needs_a_path_of_this_machine(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str
 ) -> None:
     there = sorted(here.iterdir())
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith(": the path is empty\n")
+    assert f": {said}" in capsys.readouterr().err.splitlines()[-1]
     assert sorted(here.iterdir()) == there
 
 
@@ -242,3 +261,104 @@ def test_no_command_shows_which_there_are(capsys: pytest.CaptureFixture[str]) ->
     assert main([]) == 2
     said = capsys.readouterr().err
     assert "serve shards of datasets to trainers" in said
+
+
+# What a newcomer gives by mistake: one error of ours, which names the thing and the remedy ------------------
+
+
+MODEL = torch.nn.Linear(1, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Length(NoLength):
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length  # type: ignore[no-any-return]
+
+
+def loader(data: Any = None, **more: Any) -> ElasticDataLoader:
+    return ElasticDataLoader(np.arange(8.0) if data is None else data, batch_size=2, **more)
+
+
+def first(data: Any, **more: Any) -> Any:
+    with loader(data, **more) as batches:
+        return next(iter(batches))
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda: ElasticDataLoader(None, batch_size=2), "not None: give it the data"),
+        (lambda: loader(5), "not 5: give it the data"),
+        (lambda: loader(b"/data"), "b'/data' is no data: a path is a str, as '/data'"),
+        (lambda: loader(list), r"the class list is no data: give an instance, as list\(…\)"),
+        (lambda: loader(CsvReader), r"the class CsvReader is no data: give an instance"),
+        (lambda: loader((torch.zeros(4, 2), torch.zeros(4))), "TensorDataset\\(\\*data\\)"),
+        (
+            lambda: loader("s3://bucket/x.csv", storage_options="anon"),
+            "a dict of options by name, not 'anon'",
+        ),
+        (lambda: loader(audit_dir="s3://bucket/audit"), "audit_dir is 's3://bucket/audit': give a folder"),
+        (lambda: loader(audit_dir=""), "audit_dir is '': give a folder of this machine, or None"),
+        (lambda: loader({1, 2}), "not set, which can only be iterated: give its records numbers"),
+        (lambda: loader(np.array(3.0)), "ndarray is no map-style dataset: it has no number of records"),
+        (lambda: loader(NoLength()), "NoLength has no __len__, the number of its records: write one"),
+        (lambda: loader(Length(-1)), "Length is no map-style dataset: it has no number of records"),
+        (lambda: loader(Length(2.5)), "'float' object cannot be interpreted as an integer"),
+        (lambda: loader(pandas.DataFrame({"x": [1, 2]})), 'give the loader data.to_dict\\("records"\\)'),
+        (lambda: loader("~/nowhere"), "'~/nowhere' does not exist .a shell makes '/"),
+        (lambda: loader(transform=3), "transform must be a function of one record, not 3"),
+        (lambda: loader(collate_fn=3), "collate_fn must be a function of a list of records, not 3"),
+        (lambda: loader(task_type="train"), "task_type must be TaskType.TRAINING, TaskType.EV.* not 'train'"),
+        (lambda: loader().attach(MODEL), "not Linear: give the one that trains this model"),
+        (
+            lambda: loader().attach(torch.optim.lr_scheduler.StepLR(OPTIMIZER, 1)),
+            "not StepLR: give its own, the SGD, as loader.attach.scheduler.optimizer",
+        ),
+        (lambda: loader().attach([OPTIMIZER]), "not list: call it once for each"),
+        (lambda: loader().attach(None), "not NoneType: leave the call out where nothing steps"),
+        (lambda: loader().attach(OPTIMIZER, one_model=True), "become one, as .*: True is no text"),
+        (
+            lambda: save_checkpoint("x", MODEL, OPTIMIZER, loader()),
+            "not ElasticDataLoader: give loader.service",
+        ),
+        (
+            lambda: save_checkpoint("x", OPTIMIZER, MODEL, loader().service),
+            "model must be a torch.nn.Module, not SGD: give the model itself, then its optimizer",
+        ),
+        (lambda: save_checkpoint("x", MODEL, OPTIMIZER, None), "not NoneType: give that of the loader"),
+    ],
+)
+def test_a_mistake_is_told_with_its_remedy(give: Callable[[], Any], said: str) -> None:
+    with pytest.raises(EdlError, match=said):
+        give()
+
+
+@pytest.mark.parametrize("records", [[None] * 4, [{"a": 1}, {"b": 1}], [1, "a"]])
+def test_samples_that_make_no_batch_are_refused_in_torchs_words_with_the_remedy(records: list[Any]) -> None:
+    with pytest.raises((TypeError, KeyError)) as caught:
+        first(records)
+    assert "none is None, as of a `transform` that returns nothing" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("transform", [None, dict], ids=["columns", "row by row"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_of_a_csv_have_the_types_that_were_asked_for(
+    tmp_path: Path, transform: Callable[[Any], Any] | None, shuffle: bool
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("x,y,z\n" + "1.5,2,3\n" * 8)
+    reader = CsvReader(file, dtypes={"x": np.float32, "y": "uint8"}, index_dir=tmp_path)
+    batch = first(reader, transform=transform, shuffle=shuffle)
+    assert {name: column.dtype for name, column in batch.items()} == {
+        "x": torch.float32,
+        "y": torch.uint8,
+        "z": torch.int64,
+    }

@@ -27,7 +27,7 @@ CHECK = f"/{SERVICE}/Check"
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,  # it installs what the container has
     pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed"),
 ]
 

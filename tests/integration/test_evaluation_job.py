@@ -9,7 +9,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
-from test_master_datasets import master
+from test_master_process import master
 
 from edl_torch import MasterClient
 

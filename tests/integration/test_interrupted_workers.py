@@ -1,4 +1,4 @@
-"""Ctrl-C at a terminal, or in a notebook: loader workers get it too, and the loop is begun again."""
+"""Loader workers and signals: Ctrl-C at a terminal, SIGTERM to the group, and a trainer that was killed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import preloaded
 import pytest
 import torch
+from processes import alive
 
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.errors import ServiceClosed
+from edl_torch.testing import wait_until
 
 RECORDS, BATCH = 24, 2
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks and signals")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, signals, /proc")
 
 _at_fork: list[Callable[[], object]] = []
 if hasattr(os, "register_at_fork"):
@@ -137,3 +143,115 @@ def test_a_loop_with_workers_that_times_out_anywhere_learns_each_record_once_or_
         signal.signal(signal.SIGALRM, before)
         loader.close()
     assert signal.getsignal(signal.SIGINT) is interrupt_handler
+
+
+# SIGTERM to the whole group ---------------------------------------------------------------------------------
+
+
+TRAINER = Path(__file__).with_name("signalled_trainer.py")
+
+
+def run(method: str, persistent: str, ending: str, signals: int = 1) -> tuple[int, str, str, list[int]]:
+    """Exit status, output, errors, and the workers."""
+    trainer = preloaded.Popen(
+        [sys.executable, str(TRAINER), method, persistent, ending],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert trainer.stdout is not None
+    try:
+        workers = [int(word) for word in trainer.stdout.readline().split()[1:]]
+        for _ in range(signals):
+            os.killpg(trainer.pid, signal.SIGTERM)
+        out, err = trainer.communicate(timeout=100)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(trainer.pid, signal.SIGKILL)
+    return trainer.returncode, out, err, workers
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [
+        ("fork", "persistent"),
+        ("spawn", "once"),
+        pytest.param("fork", "once", marks=pytest.mark.long),
+        pytest.param("spawn", "persistent", marks=pytest.mark.long),
+        pytest.param("forkserver", "once", marks=pytest.mark.long),
+        pytest.param("forkserver", "persistent", marks=pytest.mark.long),
+    ],
+)
+def test_the_trainer_goes_on_with_its_workers(method: str, persistent: str) -> None:
+    status, out, err, workers = run(method, persistent, "closed", signals=3)
+    assert (status, out) == (0, "trained\n"), err
+    assert "Error" not in err
+    assert not any(alive(pid) for pid in workers)
+
+
+@pytest.mark.parametrize("persistent", ["persistent", "once"])
+def test_a_program_that_ends_in_the_middle_of_a_pass_ends_its_workers(persistent: str) -> None:
+    status, out, err, workers = run("fork", persistent, "open")
+    assert (status, out) == (0, "trained\n"), err
+    assert "Error" not in err
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_a_worker_that_is_stuck_is_ended() -> None:
+    status, out, err, workers = run("fork", "once", "stuck")
+    assert (status, out) == (0, "trained\n"), err
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_go_with_a_trainer_that_is_killed() -> None:
+    status, out, err, workers = run("fork", "once", "killed")
+    assert (status, out) == (-signal.SIGKILL, "trained\n"), err
+    wait_until(lambda: not any(alive(pid) for pid in workers), timeout_s=30)
+
+
+def test_what_a_worker_itself_does_with_the_signal_holds() -> None:
+    status, out, err, _ = run("fork", "once", "own")
+    assert (status, out) == (1, "")
+    assert "LoaderWorkerDied" in err or "killed by signal" in err
+
+
+# A trainer that was killed ----------------------------------------------------------------------------------
+
+
+ORPHANING = """
+import sys, time
+import numpy as np
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.system import processes
+from edl_torch.readers import MapDatasetReader
+
+processes.PATIENCE_S = float(sys.argv[1])
+
+class Large:
+    def __len__(self): return 64
+    def __getitem__(self, index): return np.zeros(100_000, dtype=np.uint8)
+
+reader = MapDatasetReader(Large())
+with DataShardService(4, reader=reader) as service:
+    dataset = ShardedDataset(service, reader)
+    for _ in ElasticDataLoader(dataset, num_workers=2, multiprocessing_context="fork"):
+        print("a batch", flush=True)
+        time.sleep(120)
+"""
+
+
+def test_they_end_though_nobody_takes_their_batches() -> None:
+    trainer = preloaded.Popen(
+        [sys.executable, "-W", "ignore", "-c", ORPHANING, "0.1"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert trainer.stdout is not None
+    try:
+        assert trainer.stdout.readline() == b"a batch\n"
+        trainer.kill()
+        assert trainer.communicate(timeout=30) == (b"", None)  # its workers had the pipe's other end too
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(trainer.pid, signal.SIGKILL)

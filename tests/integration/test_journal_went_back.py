@@ -134,10 +134,10 @@ KNOWN_AT_THE_START = [put_back_journal_alone, lose_log, empty_log, cut_log, dama
 @pytest.mark.parametrize(
     "damage",
     [
-        *[put_back, lose_log, cut_log],
+        *[put_back, lose_log],
         *(
             pytest.param(damage, marks=pytest.mark.long)
-            for damage in (put_back_journal_alone, empty_log, damage_log, lose_last_commit)
+            for damage in (cut_log, put_back_journal_alone, empty_log, damage_log, lose_last_commit)
         ),
     ],
 )

@@ -15,6 +15,7 @@ from loader_kit import (
     LookingColumnReader,
     NumberReader,
     PickingReader,
+    SafeReader,
     acknowledged,
     all_records,
     elastic,
@@ -56,6 +57,10 @@ class TornPicking(Torn, PickingReader):
     """With random access."""
 
 
+class TornSafe(Torn, SafeReader):
+    """With random access by several threads."""
+
+
 class TornColumns(Torn, LookingColumnReader):
     """With columnar reads."""
 
@@ -63,20 +68,26 @@ class TornColumns(Torn, LookingColumnReader):
 BAD = [{0}, {5}, {2, 3}, set(FIRST_SHARD), {0, 5, 6, 20, 1004, 2000, 2012}, {1000, 1001, 1002, 1003, 1004}]
 
 
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("reader", [Torn, TornPicking, TornColumns])
+@pytest.mark.parametrize(
+    ("reader", "options", "in_process"),
+    [
+        (Torn, {}, True),
+        (TornPicking, {}, True),
+        (TornColumns, {"batch_size": None}, True),
+        (TornPicking, {"num_workers": 2}, False),
+        (TornSafe, {"num_threads": 2}, True),
+        (TornSafe, {"num_workers": 1, "num_threads": 2}, False),
+    ],
+)
 @pytest.mark.parametrize("bad", BAD, ids=str)
 def test_quarantine_goes_on_and_every_record_has_one_outcome(
-    bad: set[int], reader: Any, num_workers: int, in_process: bool
+    bad: set[int], reader: Any, options: dict[str, Any], in_process: bool
 ) -> None:
     fake = FakeMaster()
-    dataset_arguments = {"on_bad_record": "quarantine", "shuffle": reader is TornPicking}
+    dataset_arguments = {"on_bad_record": "quarantine", "shuffle": issubclass(reader, TornPicking | TornSafe)}
     arguments = {"max_bad_records": 10, "in_process": in_process, "dataset": dataset_arguments}
     with trainer(fake, reader(bad), **arguments) as (service, dataset):
-        loader = elastic(
-            dataset, num_workers=num_workers, **({"batch_size": None} if reader is TornColumns else {})
-        )
+        loader = elastic(dataset, **options)
         seen = take(iter(loader), 2)
         assert acknowledged(fake, service) == once(flat(seen[:1]))
         seen = seen[:1] + take(iter(loader), 100)
@@ -155,13 +166,14 @@ def test_what_is_in_quarantine_can_be_listed_when_the_job_has_failed() -> None:
         assert [bad.index for bad in loader.quarantined()] == [1, 2]
 
 
-@pytest.mark.parametrize("order", ["stored", "shuffled", "picked"])
+@pytest.mark.parametrize("order", ["stored", "shuffled", "picked", "picked by threads"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_raising_reader_names_the_record_and_nothing_is_lost(order: str, num_workers: int) -> None:
     fake = FakeMaster()
-    reader = (TornPicking if order == "picked" else Torn)({2003})
+    reader = {"picked": TornPicking, "picked by threads": TornSafe}.get(order, Torn)({2003})
     with trainer(fake, reader, dataset={"shuffle": order != "stored"}) as (service, dataset):
-        loader = elastic(dataset, num_workers=num_workers)
+        threads = {"num_threads": 3} if order == "picked by threads" else {}
+        loader = elastic(dataset, num_workers=num_workers, **threads)
         seen: list[list[int]] = []
         with pytest.raises(BadRecord, match=r"^record 3 of 'c': OSError: no byte of 2003$") as raised:
             run_through(loader, seen)

@@ -1,13 +1,19 @@
-"""When a source cannot be reached no record is to blame: the loop ends, and nothing goes to quarantine."""
+"""Masters that are away, calls that are lost or repeated, and trainers that share what is left."""
 
 from __future__ import annotations
 
 import errno
+import itertools
+import random
 import socket
+import threading
 import urllib.error
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+import torch
 from loader_kit import (
     SOURCE_STEP,
     UNEVEN,
@@ -16,16 +22,21 @@ from loader_kit import (
     PickingReader,
     acknowledged,
     all_records,
+    each_way,
     elastic,
     flat,
+    numbers,
     once,
     run_through,
     take,
     trainer,
 )
+from torch.utils.data import DataLoader
 
+from edl_torch import DataShardService, ElasticDataLoader
 from edl_torch.errors import (
     BadRecord,
+    ConcurrentIteration,
     DataFormatError,
     EdlError,
     InvalidArgument,
@@ -35,7 +46,7 @@ from edl_torch.errors import (
     SourceUnavailable,
 )
 from edl_torch.readers.base import name_record
-from edl_torch.testing import FakeMaster
+from edl_torch.testing import FakeMaster, Fault
 
 QUARANTINE = {"on_bad_record": "quarantine"}
 
@@ -174,3 +185,232 @@ def test_who_is_to_blame(error: Exception, named: type[EdlError]) -> None:
     assert str(found).startswith("record 7 of 'a': ")
     assert str(error) in str(found)
     assert found.__cause__ is error
+
+
+# Calls and answers that get lost or arrive twice change nothing in what was trained on ----------------------
+
+
+FAULTS = [Fault.LOSE_CALL, Fault.LOSE_ANSWER, Fault.REPEAT]
+
+
+@each_way
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.lower())
+def test_every_call_may_suffer_once(num_workers: int, fault: Fault, in_process: bool) -> None:
+    fake = FakeMaster()
+    for call in ("register", "lease", "report", "snapshot"):
+        fake.faults.plan(call, *[fault] * 1000)
+    with trainer(fake, in_process=in_process, num_epochs=2) as (service, dataset):
+        loader = elastic(dataset, num_workers=num_workers)
+        seen = take(iter(loader), 4)
+        assert acknowledged(fake, service) == once(flat(seen[:3]))
+        service.state_dict()
+        seen = seen[:3] + take(iter(loader), 100)
+        assert sorted(flat(seen)) == all_records()
+        assert sorted(flat(take(iter(loader), 100))) == all_records()
+        assert service.finished
+    fake.outcomes["training"].check_complete(2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_faults_in_a_loop_that_stops_at_random(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    fake = FakeMaster()
+    for call in ("lease", "report"):
+        fake.faults.plan(call, *rng.choices([None, *FAULTS], k=500))
+    finished: list[int] = []
+    with trainer(fake, in_process=bool(seed % 2), shuffle_shards=True, dataset={"shuffle": True}) as (
+        service,
+        dataset,
+    ):
+        while not service.finished:
+            seen = take(iter(elastic(dataset, num_workers=rng.randrange(3))), stop := rng.randrange(1, 8))
+            finished += flat(seen[:-1] if len(seen) == stop else seen)
+            assert acknowledged(fake, service) == once(finished)
+    assert sorted(finished) == all_records()
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.lower())
+def test_a_plain_loop_suffers_too(fault: Fault) -> None:
+    fake = FakeMaster()
+    for call in ("lease", "report"):
+        fake.faults.plan(call, *[None, fault] * 500)
+    with trainer(fake, in_process=False) as (service, dataset):
+        done: list[int] = []
+        for batch in DataLoader(dataset, 4, num_workers=1):
+            done += numbers(batch)
+            service.report_batch_done()
+            assert acknowledged(fake, service) == once(done)
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+# Two `ElasticDataLoader`s in one loop: when one ends, the other gives back what the loop did not get --------
+
+
+LONG, SHORT = 39, 10  # records; batches of 4
+
+Pair = tuple[DataShardService, ElasticDataLoader]
+
+
+@contextmanager
+def two(fake: FakeMaster, num_workers: int, **more: object) -> Iterator[tuple[Pair, Pair]]:
+    """Loaders over a long and a short dataset of one master."""
+    with ExitStack() as stack:
+
+        def make(name: str, size: int) -> Pair:
+            entered = trainer(fake, {name: size}, dataset_name=name, **more)  # type: ignore[arg-type]
+            service, dataset = stack.enter_context(entered)
+            return service, elastic(dataset, num_workers=num_workers)
+
+        yield make("long", LONG), make("short", SHORT)
+
+
+def rest_of(loader: ElasticDataLoader, seen: list[int]) -> list[int]:
+    """All that has been seen once the loader's epoch is over."""
+    for batch in loader:
+        seen += numbers(batch)
+    return sorted(seen)
+
+
+@each_way
+@pytest.mark.timeout(60)
+def test_the_batch_that_zip_threw_away_comes_again(num_workers: int, in_process: bool) -> None:
+    fake = FakeMaster()
+    with two(fake, num_workers, in_process=in_process) as ((long, loader), (short, other)):
+        pairs = [(numbers(a), numbers(b)) for a, b in zip(loader, other, strict=False)]
+        assert [len(pairs), len(loader)] == [3, 10]  # zip drew a fourth batch of the long one, and dropped it
+        seen = list(itertools.chain(*(a for a, _ in pairs)))
+        assert long.record_count == short.record_count == 0
+        assert acknowledged(fake, long) == once(seen)
+        assert acknowledged(fake, short) == once(range(SHORT))
+        assert (short.finished, long.finished) == (True, False)
+        assert list(zip(loader, other, strict=False)) == []  # the short one is over: one more is dropped
+        assert acknowledged(fake, long) == once(seen)
+        assert rest_of(loader, seen) == list(range(LONG))
+        assert long.finished
+    fake.outcomes["long"].check_complete(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.timeout(60)
+def test_with_an_optimizer_zip_is_exact_whichever_comes_first(num_workers: int) -> None:
+    fake = FakeMaster()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    with two(fake, num_workers) as ((long, loader), (short, other)):
+        long.attach(optimizer)
+        short.attach(optimizer)
+        seen: list[int] = []
+        for batch, more in zip(other, loader, strict=False):  # ends before it asks the long one again
+            seen += numbers(more)
+            assert numbers(batch)
+            optimizer.step()
+        assert len(seen) == 12
+        assert acknowledged(fake, long) == once(seen)
+        assert short.finished
+        for (batch,) in zip(loader, strict=True):
+            seen += numbers(batch)
+            optimizer.step()
+        assert sorted(seen) == list(range(LONG))
+        assert long.finished
+    fake.outcomes["long"].check_complete(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.timeout(60)
+def test_a_loop_that_draws_from_two_loaders_may_break_where_one_ends(num_workers: int) -> None:
+    fake = FakeMaster()
+    with two(fake, num_workers) as ((long, loader), (short, other)):
+        seen: list[int] = []
+        shorter = iter(other)
+        for batch in loader:
+            if next(shorter, None) is None:
+                break  # the batch in hand was not trained on
+            seen += numbers(batch)
+        assert acknowledged(fake, long) == once(seen)
+        assert short.finished
+        assert rest_of(loader, seen) == list(range(LONG))
+    fake.outcomes["long"].check_complete(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.timeout(60)
+def test_a_loop_that_begins_the_shorter_one_again_reads_both_to_their_ends(num_workers: int) -> None:
+    fake = FakeMaster()
+    with two(fake, num_workers, num_epochs=4) as ((long, loader), (short, other)):
+        shorter = iter(other)
+        seen: list[int] = []
+        for batch in loader:
+            pair = next(shorter, None)
+            if pair is None:
+                shorter = iter(other)
+                pair = next(shorter)
+            seen += numbers(batch)
+        assert sorted(seen) == list(range(LONG))
+        assert (long.epoch, short.epoch) == (1, 3)
+        del shorter
+        list(other)
+        list(other)
+        fake.outcomes["short"].check_complete(4)
+
+
+@contextmanager
+def of_one_dataset(fake: FakeMaster, num_workers: int, **more: object) -> Iterator[tuple[Pair, Pair]]:
+    """Two loaders that share the long dataset, each with a trainer of its own."""
+    with ExitStack() as stack:
+
+        def make() -> Pair:
+            service, dataset = stack.enter_context(trainer(fake, {"a": LONG}, **more))  # type: ignore[arg-type]
+            return service, elastic(dataset, num_workers=num_workers)
+
+        yield make(), make()
+
+
+@each_way
+@pytest.mark.timeout(60)
+def test_loaders_of_one_dataset_in_one_loop_are_told_that_they_wait_for_each_other(
+    num_workers: int, in_process: bool
+) -> None:
+    fake = FakeMaster()
+    seen: list[int] = []
+    with of_one_dataset(fake, num_workers, in_process=in_process) as ((service, loader), (_, other)):
+        pairs = zip(loader, other, strict=False)
+        with pytest.raises(ConcurrentIteration, match=r"'training'.*same thread.*dataset_name.*close\(\)"):
+            seen.extend(number for pair in pairs for batch in pair for number in numbers(batch))
+        assert len(seen) == len(set(seen))
+        other.close()  # what it holds goes back
+        assert set(range(LONG)) == {*seen, *rest_of(loader, [])}
+        assert service.finished
+    fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.timeout(60)
+def test_a_loader_that_was_left_with_its_iterator_is_named_to_the_one_after_it() -> None:
+    """As where a notebook cell is run again."""
+    fake = FakeMaster()
+    with of_one_dataset(fake, 0) as ((_, loader), (service, again)):
+        left = iter(loader)
+        held = numbers(next(left))  # of a lease of 6
+        with pytest.raises(ConcurrentIteration, match=r"6 record\(s\)"):
+            list(again)
+        loader.close()
+        assert set(held) <= set(rest_of(again, []))
+        assert service.finished
+
+
+@pytest.mark.timeout(60)
+def test_loaders_of_one_dataset_in_threads_of_their_own_wait_for_each_other() -> None:
+    fake = FakeMaster()
+    with of_one_dataset(fake, 0) as ((_, loader), (_, other)):
+        left = iter(loader)
+        held = numbers(next(left))
+        rest: list[int] = []
+        thread = threading.Thread(target=rest_of, args=(other, rest))
+        thread.start()
+        thread.join(2)  # longer than one question to the master waits
+        assert thread.is_alive()
+        held += [number for batch in left for number in numbers(batch)]
+        thread.join(20)
+        assert not thread.is_alive()
+        assert sorted(held + rest) == list(range(LONG))

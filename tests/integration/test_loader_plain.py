@@ -40,9 +40,8 @@ def own_size(batch: Any) -> dict[str, int]:
     return {"batch_size": len(batch)}
 
 
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 @pytest.mark.parametrize("size", [full_size, own_size])
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize(("num_workers", "in_process"), [(0, True), (1, False), (2, True), (3, False)])
 def test_nothing_is_acknowledged_early_and_all_at_the_end(
     num_workers: int, size: Callable[[Any], dict[str, int]], in_process: bool
 ) -> None:

@@ -20,7 +20,9 @@ BATCH = 4
 
 
 def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)  # a step on no gradient is on no batch
+    return torch.optim.SGD([parameter], lr=0.1)
 
 
 def stopped(fake: FakeMaster, service: DataShardService) -> None:

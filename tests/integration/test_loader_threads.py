@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,13 @@ from loader_kit import (
     UNEVEN,
     NumberReader,
     PickingReader,
+    SafeReader,
     acknowledged,
     all_records,
+    blocks_waited_for,
     elastic,
     flat,
-    numbers,
     once,
-    quarantined,
     run_through,
     take,
     trainer,
@@ -32,30 +32,10 @@ from loader_kit import (
 from lockstep_kit import Rank, run_ranks
 from torch.utils.data import get_worker_info
 
-from edl_torch.errors import BadRecord, ConcurrentIteration, LoaderWorkerDied
+from edl_torch.errors import LoaderWorkerDied
 from edl_torch.testing import FakeMaster, wait_until
 
 SHUFFLED: dict[str, Any] = {"shuffle_shards": True, "seed": 3, "dataset": {"shuffle": True}}
-
-
-class Safe(PickingReader):
-    """Several threads may read."""
-
-    thread_safe = True
-
-
-class Torn(Safe):
-    """Raises at some records."""
-
-    def __init__(self, bad: set[int]) -> None:
-        super().__init__(UNEVEN)
-        self.bad = bad
-
-    def number(self, name: str, index: int) -> int:
-        number = super().number(name, index)
-        if number in self.bad:
-            raise OSError(f"no byte of {number}")
-        return number
 
 
 def add_noise(number: int) -> torch.Tensor:
@@ -77,7 +57,7 @@ def batches(num_threads: Any, num_workers: int = 0, epochs: int = 2, **arguments
     dataset = {"shuffle": True, **arguments.pop("dataset", {})}
     loader_arguments = {"num_workers": num_workers, "num_threads": num_threads, **arguments}
     fake, seen = FakeMaster(), []
-    reader = Safe(UNEVEN)
+    reader = SafeReader(UNEVEN)
     with trainer(fake, reader, num_epochs=epochs, shuffle_shards=True, seed=3, dataset=dataset) as (
         service,
         made,
@@ -108,7 +88,7 @@ def enlarge(number: int) -> tuple[torch.Tensor, int]:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_large_batches_keep_their_records_while_others_are_read(num_workers: int) -> None:
-    with trainer(FakeMaster(), Safe(UNEVEN), dataset={"transform": enlarge}) as (_, dataset):
+    with trainer(FakeMaster(), SafeReader(UNEVEN), dataset={"transform": enlarge}) as (_, dataset):
         kept = list(elastic(dataset, num_workers=num_workers, num_threads=2))
     for images, labels in kept:
         assert (images == labels[:, None, None]).all()
@@ -128,72 +108,7 @@ def test_workers_that_are_not_forked_have_threads_too() -> None:
     assert found == batches(None, 0, 1, dataset=dataset)
 
 
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("bad", [{0}, {2, 3, 20, 1004, 2012}, set(range(6))], ids=str)
-def test_quarantine_goes_on_and_every_record_has_one_outcome(
-    bad: set[int], num_workers: int, in_process: bool
-) -> None:
-    fake = FakeMaster()
-    dataset_arguments = {"on_bad_record": "quarantine", "shuffle": True}
-    arguments = {"max_bad_records": 10, "in_process": in_process, "dataset": dataset_arguments}
-    with trainer(fake, Torn(bad), **arguments) as (service, dataset):
-        loader = elastic(dataset, num_workers=num_workers, num_threads=2)
-        seen = take(iter(loader), 2)
-        assert acknowledged(fake, service) == once(flat(seen[:1]))
-        seen = seen[:1] + take(iter(loader), 100)
-        assert sorted(flat(seen)) == [record for record in all_records() if record not in bad]
-        assert quarantined(fake, service) == once(bad)
-        assert service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_record_that_cannot_be_read_is_named_and_nothing_is_lost(num_workers: int) -> None:
-    fake, reader = FakeMaster(), Torn({2003})
-    with trainer(fake, reader) as (service, dataset):
-        loader = elastic(dataset, num_workers=num_workers, num_threads=3)
-        seen: list[list[int]] = []
-        with pytest.raises(BadRecord, match=r"^record 3 of 'c': OSError: no byte of 2003$"):
-            run_through(loader, seen)
-        assert acknowledged(fake, service) == once(flat(seen))
-        reader.bad.clear()
-        assert sorted(flat(seen + take(iter(loader), 100))) == all_records()
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("how", ["break", "exception", "abandoned", "closed"])
-def test_a_loop_that_is_left_gives_back_what_threads_have_read(how: str) -> None:
-    fake, seen = FakeMaster(), []
-    with trainer(fake, Safe(UNEVEN)) as (service, dataset):
-        loader = elastic(dataset, num_threads=2)
-        if how == "abandoned":
-            seen = take(iter(loader), 3)
-        elif how == "closed":
-            iterator = iter(loader)
-            seen = [numbers(next(iterator)) for _ in range(3)]
-            loader.close()
-        elif how == "break":
-            for batch in loader:
-                seen.append(numbers(batch))
-                if len(seen) == 3:
-                    break
-        else:
-            with pytest.raises(RuntimeError, match="the loop"):
-                run_through(loader, seen, lambda count: fail() if count == 3 else None)
-        wait_until(lambda: not reading_threads())
-        assert acknowledged(fake, service) == once(flat(seen[:2]))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a batch in hand that went back
-            assert sorted(flat(seen[:2] + take(iter(loader), 100))) == all_records()
-    fake.outcomes["training"].check_complete(1)
-
-
-def fail() -> None:
-    raise RuntimeError("the loop fails")
-
-
-@pytest.mark.parametrize("kind", [NumberReader, PickingReader, Safe])
+@pytest.mark.parametrize("kind", [NumberReader, PickingReader, SafeReader])
 def test_a_loop_that_is_left_after_a_bad_record_needs_no_garbage_collector(kind: Any) -> None:
     class Broken(kind):  # type: ignore[misc]
         def number(self, name: str, index: int) -> int:
@@ -216,19 +131,21 @@ def test_a_loop_that_is_left_after_a_bad_record_needs_no_garbage_collector(kind:
         gc.enable()
 
 
-def test_ctrl_c_while_a_read_hangs_ends_the_loop_at_once() -> None:
-    hangs, let_go = threading.Event(), threading.Event()
+def test_ctrl_c_while_reads_hang_ends_the_loop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, hangs, let_go = count(), threading.Semaphore(0), threading.Event()
+    waited_for = blocks_waited_for(monkeypatch)
 
-    class Hanging(Safe):
+    class Hanging(SafeReader):
         def read_record(self, name: str, index: int) -> int:
-            if name == "b":
-                hangs.set()
+            if next(reads) >= 9:
+                hangs.release()
                 let_go.wait(20)
             return super().read_record(name, index)
 
     def interrupt() -> None:
-        assert hangs.wait(20)
-        time.sleep(0.2)
+        for _ in range(2):
+            assert hangs.acquire(timeout=20), "a thread does not hang"
+        wait_until(lambda: waited_for and not waited_for[-1].is_batch)
         os.kill(os.getpid(), signal.SIGINT)
 
     fake, seen = FakeMaster(), []
@@ -242,19 +159,6 @@ def test_ctrl_c_while_a_read_hangs_ends_the_loop_at_once() -> None:
         let_go.set()
         assert acknowledged(fake, service) == once(flat(seen))
         assert sorted(flat(seen + take(iter(loader), 100))) == all_records()
-
-
-def test_a_later_iteration_ends_the_older_one() -> None:
-    with trainer(FakeMaster(), Safe(UNEVEN)) as (_, dataset):
-        loader = elastic(dataset, num_threads=2)
-        older = iter(loader)
-        first = numbers(next(older))
-        newer = iter(loader)
-        seen = take(newer, 2)
-        with pytest.raises(ConcurrentIteration):
-            next(older)
-        assert first == seen[0]
-        assert sorted(flat(seen[:1] + take(newer, 100) + seen[1:])) == all_records()
 
 
 def die_at_seven(number: int) -> int:
@@ -278,9 +182,9 @@ def test_a_worker_that_dies_in_a_thread_names_its_records_and_loses_none() -> No
 
 @pytest.mark.parametrize("save_after", [1, 5, 9])
 def test_the_order_after_a_restore_is_that_of_the_undisturbed_run(save_after: int) -> None:
-    with trainer(FakeMaster(), Safe(UNEVEN), **SHUFFLED) as (_, dataset):
+    with trainer(FakeMaster(), SafeReader(UNEVEN), **SHUFFLED) as (_, dataset):
         undisturbed = flat(take(iter(elastic(dataset)), 100))
-    with trainer(FakeMaster(), Safe(UNEVEN), **SHUFFLED) as (service, dataset):
+    with trainer(FakeMaster(), SafeReader(UNEVEN), **SHUFFLED) as (service, dataset):
         loader = elastic(dataset, num_threads=2)
         loop = iter(loader)
         first = flat(take(loop, save_after))
@@ -288,7 +192,7 @@ def test_the_order_after_a_restore_is_that_of_the_undisturbed_run(save_after: in
         take(loop, 1)
         service.load_state_dict(state)
         loader.close()
-    with trainer(FakeMaster(), Safe(UNEVEN), **SHUFFLED) as (service, dataset):
+    with trainer(FakeMaster(), SafeReader(UNEVEN), **SHUFFLED) as (service, dataset):
         service.load_state_dict(state)
         rest = flat(take(iter(elastic(dataset, num_threads=2)), 100))
     assert sorted(first + rest) == all_records()
@@ -297,28 +201,13 @@ def test_the_order_after_a_restore_is_that_of_the_undisturbed_run(save_after: in
 
 def test_synchronous_ranks_with_threads_train_each_record_once() -> None:
     fake = FakeMaster()
-    ranks = run_ranks(fake, 2, Rank.train, Safe(UNEVEN), loader={"num_threads": 2})
+    ranks = run_ranks(fake, 2, Rank.train, SafeReader(UNEVEN), loader={"num_threads": 2})
     assert sorted(record for rank in ranks for record in rank.seen.trained) == all_records()
     assert ranks[0].seen.steps == ranks[1].seen.steps
     fake.outcomes["training"].check_complete(1)
 
 
-def test_attached_optimizers_decide_as_ever() -> None:
-    fake = FakeMaster()
-    with trainer(fake, Safe(UNEVEN)) as (service, dataset):
-        loader = elastic(dataset, num_threads=2)
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        loader.attach(optimizer)
-        for count, batch in enumerate(loader, 1):
-            model(batch.float()[:, None]).sum().backward()
-            if count % 3 == 0 or count == 10:
-                optimizer.step()
-        assert service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
-class Locking(Safe):
+class Locking(SafeReader):
     """Holds a lock while it reads, as a reader with a cache may."""
 
     def __init__(self) -> None:
@@ -352,7 +241,7 @@ def test_a_collate_function_of_the_users_runs_in_one_thread() -> None:
         names.add(threading.current_thread().name)
         return np.array(samples)
 
-    with trainer(FakeMaster(), Safe(UNEVEN)) as (_, dataset):
+    with trainer(FakeMaster(), SafeReader(UNEVEN)) as (_, dataset):
         found = take(iter(elastic(dataset, num_threads=2, collate_fn=collate)), 100)
     assert sorted(flat(found)) == all_records()
     assert names == {threading.current_thread().name}

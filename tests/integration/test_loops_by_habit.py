@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -250,6 +251,28 @@ def an_error_before_the_backward_pass(loader: Any, model: Counts, optimizer: Any
 
 
 @exact
+def an_error_in_the_first_batch(loader: Any, model: Counts, optimizer: Any) -> None:
+    """As in a notebook, where the cell is run again."""
+    for fails in ("before", "after", ""):
+        with suppress(ValueError):
+            for batch in loader:
+                optimizer.zero_grad()
+                if fails == "before":
+                    raise ValueError
+                model(batch).backward()
+                if fails:
+                    raise ValueError
+                optimizer.step()
+
+
+@exact
+def a_look_at_the_first_batch(loader: Any, model: Counts, optimizer: Any) -> None:
+    next(iter(loader))
+    for batch in loader:
+        learn(model, optimizer, batch)
+
+
+@exact
 def out_of_memory_and_once_more(loader: Any, model: Counts, optimizer: Any) -> None:
     """The backward pass fails in its middle; what it has left is thrown away, and half a batch tried."""
     for number, batch in enumerate(loader):
@@ -438,6 +461,43 @@ def compiled(loader: Any, model: Counts, optimizer: Any) -> None:
         optimizer.step()
 
 
+@exact
+def window_of_one_that_steps_at_the_head_of_the_body(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        optimizer.step()  # before the first batch on nothing
+        optimizer.zero_grad()
+        model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@exact
+def window_that_steps_at_the_head_of_the_body(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number % EVERY == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@exact
+def window_of_one_that_steps_at_the_head_and_gives_a_batch_back(
+    loader: Any, model: Counts, optimizer: Any
+) -> None:
+    for number, batch in enumerate(loader):
+        optimizer.step()  # after the batch that went back on nothing
+        optimizer.zero_grad()
+        if number == 5 and not hasattr(model, "gave_back"):
+            model.gave_back = True
+            loader.give_back()
+            continue
+        model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("loop", EXACT, ids=lambda loop: loop.__name__)
 def test_an_exact_loop_is_proven(loop: Loop, tmp_path: Path) -> None:
     model, verdict = judged(tmp_path, loop)
@@ -620,6 +680,18 @@ def left_with_a_gradient_in_place(loader: Any, model: Counts, optimizer: Any) ->
 
 
 @other
+def an_error_in_the_first_batch_with_a_gradient_in_place(loader: Any, model: Counts, optimizer: Any) -> None:
+    for fails in (True, False):
+        with suppress(ValueError):
+            for batch in loader:
+                model(batch).backward()
+                if fails:
+                    raise ValueError
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@other
 def given_back_with_a_gradient_in_place(loader: Any, model: Counts, optimizer: Any) -> None:
     for number, batch in enumerate(loader):
         model(batch).backward()
@@ -663,6 +735,339 @@ def an_old_model_in_the_middle(loader: Any, model: Counts, optimizer: Any) -> No
         learn(model, optimizer, batch)
         if number == 4:
             model.load_state_dict(saved)
+
+
+class SkipsSome(torch.optim.SGD):
+    """Leaves some of its steps out, as optimizers do that find a gradient too large."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls % 5 == 0:
+            return None
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "by itself"])
+def test_a_step_that_an_optimizer_leaves_out_is_not_proven(attach: bool, tmp_path: Path) -> None:
+    model, verdict = judged(tmp_path, zero_grad_first, sgd=SkipsSome, attach=attach)
+    assert not model.is_exact
+    assert verdict.outcome is Outcome.DELIVERED
+    assert verdict.rests_on == {"step": 40, "unseen": 8}
+
+
+class ByData(torch.optim.Optimizer):
+    """Writes behind torch's count of writes, as many optimizers do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.sub_(parameter.grad.data, alpha=group["lr"])
+
+
+def test_steps_that_torch_does_not_count_are_proven_by_their_values(tmp_path: Path) -> None:
+    model, verdict = judged(tmp_path, zero_grad_first, sgd=ByData)
+    assert (model.is_exact, headline(verdict)) == (True, "PROVEN")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_batch_that_was_reported_as_bad_and_learnt_is_not_proven(first: bool, tmp_path: Path) -> None:
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for number, batch in enumerate(loader):
+            optimizer.zero_grad()
+            if number == 3 and first:
+                loader.service.report_batch_done(err_msg="bad")
+            model(batch).backward()
+            if number == 3 and not first:
+                loader.service.report_batch_done(err_msg="bad")
+            optimizer.step()
+
+    model, verdict = judged(tmp_path, loop, max_bad_records=BATCH)
+    assert model.is_exact
+    assert verdict.quarantined == BATCH
+    assert verdict.outcome is Outcome.DELIVERED
+    assert "report_batch_done(err_msg=…)" in lacks(verdict)[0]
+
+
+@pytest.mark.parametrize("how", ["at a loss of 0", "thrown away"])
+def test_a_bad_batch_of_which_nothing_is_learnt_leaves_the_rest_proven(how: str, tmp_path: Path) -> None:
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for number, batch in enumerate(loader):
+            optimizer.zero_grad()
+            loss = model(batch)
+            if number == 3:
+                if how == "thrown away":
+                    loss.backward()
+                loader.service.report_batch_done(err_msg="bad")
+                if how == "thrown away":
+                    optimizer.zero_grad()
+                    continue
+                loss = loss * 0
+            loss.backward()
+            optimizer.step()
+
+    model, verdict = judged(tmp_path, loop, max_bad_records=BATCH)
+    assert int(model.learnt.sum()) == RECORDS - BATCH
+    assert headline(verdict) == f"PROVEN, {BATCH} of {RECORDS} in quarantine"
+
+
+def test_of_two_optimizers_the_one_that_trains_each_second_batch_is_told_in_the_first_line(
+    tmp_path: Path,
+) -> None:
+    other = torch.nn.Parameter(torch.zeros(RECORDS))
+    rarely = torch.optim.SGD([other], lr=1.0)
+
+    def gan(loader: Any, model: Counts, optimizer: Any) -> None:
+        loader.attach(rarely)
+        for number, batch in enumerate(loader):
+            rarely.zero_grad()
+            if number % 2:
+                (-other[batch].sum()).backward()
+            rarely.step()
+            learn(model, optimizer, batch)
+
+    model, verdict = judged(tmp_path, gan)
+    assert model.is_exact
+    assert int(other.detach().sum()) == RECORDS // 2
+    assert headline(verdict) == "PROVEN, 24 of 48 by some of the optimizers"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "by itself"])
+@pytest.mark.parametrize("name", ["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"])
+def test_an_optimizer_that_steps_by_another_is_proven(name: str, attach: bool, tmp_path: Path) -> None:
+    """torch's own wrappers, which call the step of the one inside."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+    def wrapped(parameters: Any, lr: float) -> Any:
+        if name == "ZeroRedundancyOptimizer":
+            return ZeroRedundancyOptimizer([*parameters], optimizer_class=torch.optim.SGD, lr=lr)
+        return PostLocalSGDOptimizer(
+            torch.optim.SGD(parameters, lr=lr), PeriodicModelAverager(period=4, warmup_steps=0)
+        )
+
+    try:
+        model, verdict = judged(tmp_path / "audit", zero_grad_first, attach=attach, sgd=wrapped)
+    finally:
+        dist.destroy_process_group()
+    assert (model.is_exact, lacks(verdict), headline(verdict)) == (True, [], "PROVEN")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_the_one_inside_that_steps_by_itself_too_is_not_proven(tmp_path: Path) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for batch in loader:
+            learn(model, optimizer, batch)
+            optimizer.optim.step()
+
+    def zero(parameters: Any, lr: float) -> Any:
+        return ZeroRedundancyOptimizer([*parameters], optimizer_class=torch.optim.SGD, lr=lr)
+
+    try:
+        model, verdict = judged(tmp_path / "audit", loop, sgd=zero)
+    finally:
+        dist.destroy_process_group()
+    assert not model.is_exact
+    assert verdict.outcome is Outcome.DELIVERED
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "by itself"])
+@pytest.mark.parametrize("what", ["the step", "the body"])
+def test_a_compiled_step_is_proven(what: str, attach: bool, tmp_path: Path, caplog: Any) -> None:
+    """torch.compile leaves our hooks alone: it can compile neither what they look at, nor a new number of a
+    backward pass each time."""
+
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        def body(batch: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(batch).backward()
+            optimizer.step()
+
+        if what == "the step":
+            optimizer.step = torch.compile(optimizer.step, backend="eager")
+        else:
+            body = torch.compile(body, backend="eager")
+        for batch in loader:
+            body(batch)
+
+    model, verdict = judged(tmp_path, loop, attach=attach)
+    assert (model.is_exact, headline(verdict)) == (True, "PROVEN")
+    assert "edl_torch" not in caplog.text
+
+
+def test_a_step_at_the_head_of_the_body_is_no_error_without_attach(tmp_path: Path) -> None:
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for number, batch in enumerate(loader):
+            if number:
+                optimizer.step()
+            optimizer.zero_grad()
+            model(batch).backward()
+        optimizer.step()
+
+    model, verdict = judged(tmp_path, loop, attach=False)
+    assert model.is_exact
+    assert verdict.outcome is Outcome.DELIVERED
+    assert "loader.attach(optimizer)" in lacks(verdict)[0]
+
+
+def test_a_step_counts_the_batches_that_a_wrapper_passes_on_at_the_step_alone(tmp_path: Path) -> None:
+    """torchtitan's own trainer does, where it is not ours: gradients come before their batch is passed on."""
+
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        waiting: list[torch.Tensor] = []
+
+        def pass_on(*_: Any) -> None:
+            for _batch in waiting:
+                loader.passed_on()
+            waiting.clear()
+
+        hook = optimizer.register_step_pre_hook(pass_on)
+        for number, batch in enumerate(loader, 1):
+            waiting.append(batch)
+            model(batch).backward()
+            if number % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                assert loader.progress().acknowledged == int(model.learnt.detach().sum())
+        hook.remove()
+        loader.passed_on()
+
+    model, verdict = judged(tmp_path, loop, lookahead="manual")
+    assert model.is_exact
+    assert verdict.acknowledged == RECORDS
+    assert verdict.outcome is Outcome.DELIVERED  # which batch the gradients are of is not seen
+
+
+@pytest.mark.parametrize("how", ["add_", "+=", "another"])
+@pytest.mark.parametrize("none", [True, False], ids=["none", "zeros"])
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "by itself"])
+def test_a_window_that_is_gathered_by_hand_is_delivered(
+    attach: bool, none: bool, how: str, tmp_path: Path
+) -> None:
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        weight = model.learnt
+        for number, batch in enumerate(loader, 1):
+            (gradient,) = torch.autograd.grad(model(batch), [weight])
+            if weight.grad is None or how == "another":
+                weight.grad = gradient if weight.grad is None else weight.grad + gradient
+            elif how == "add_":
+                weight.grad.add_(gradient)
+            else:
+                weight.grad += gradient
+            if number % EVERY == 0:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=none)
+
+    model, verdict = judged(tmp_path, loop, attach=attach)
+    assert model.is_exact
+    assert (verdict.outcome, verdict.rests_on.get("unstepped", 0)) == (Outcome.DELIVERED, 0)
+
+
+def prefetched(loader: Any, ahead: int) -> Iterator[torch.Tensor]:
+    waiting: list[torch.Tensor] = []
+    for batch in loader:
+        waiting.append(batch)
+        if len(waiting) > ahead:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "by itself"])
+@pytest.mark.parametrize("twice", [None, 10, 11], ids=["once", "the last but one", "the last"])
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_what_a_wrapper_has_read_ahead_is_in_several_steps_where_it_is(
+    ahead: int, twice: int | None, attach: bool, tmp_path: Path
+) -> None:
+    """Where the pass is at its end nobody tells which of its last batches the loop has."""
+
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for number, batch in enumerate(prefetched(loader, ahead)):
+            for _ in range(1 + (number == twice)):
+                learn(model, optimizer, batch)
+
+    model, verdict = judged(tmp_path, loop, attach=attach, lookahead=ahead)
+    assert model.is_exact == (twice is None)
+    assert headline(verdict) == (
+        "PROVEN" if twice is None else f"PROVEN, {BATCH} of {RECORDS} in several steps"
+    )
+
+
+@pytest.mark.parametrize("attach", [True, False], ids=["attached", "by itself"])
+@pytest.mark.parametrize("leaves", [True, False], ids=["left", "skipped"])
+@pytest.mark.parametrize("place", [10, 11], ids=["the last but one", "the last"])
+@pytest.mark.parametrize("ahead", [2, 3])
+def test_a_batch_that_a_wrapper_has_read_to_the_end_and_the_loop_does_not_learn_is_not_proven(
+    ahead: int, place: int, leaves: bool, attach: bool, tmp_path: Path
+) -> None:
+    """Each gradient that comes after the end of the pass is of one of its last batches, and not of all."""
+
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for number, batch in enumerate(prefetched(loader, ahead)):
+            if number == place and float(model.learnt.detach().sum()) < RECORDS:  # in the first epoch
+                if leaves:
+                    break
+                continue
+            learn(model, optimizer, batch)
+
+    model, verdict = judged(tmp_path, loop, attach=attach, lookahead=ahead, num_epochs=2)
+    assert sorted(set(model.learnt.tolist())) == [1, 2]
+    assert verdict.outcome is Outcome.DELIVERED
+
+
+def test_windows_behind_a_wrapper_that_has_read_to_the_end_are_proven(tmp_path: Path) -> None:
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        in_windows(prefetched(loader, 1), model, optimizer, total=len(loader))
+
+    model, verdict = judged(tmp_path, loop, lookahead=1)
+    assert model.is_exact
+    assert (headline(verdict), verdict.rests_on) == ("PROVEN", {"step": RECORDS})
+
+
+def test_a_batch_whose_gradient_was_thrown_away_before_the_end_is_not_the_one_that_follows(
+    tmp_path: Path,
+) -> None:
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for number, batch in enumerate(prefetched(loader, 1), 1):
+            model(batch).backward()
+            if number != RECORDS // BATCH - 1:
+                optimizer.step()
+            optimizer.zero_grad()
+
+    model, verdict = judged(tmp_path, loop, lookahead=1)
+    assert not model.is_exact
+    assert verdict.outcome is not Outcome.PROVEN
+
+
+def test_that_batches_are_learnt_again_is_said_once(tmp_path: Path) -> None:
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for leaves in (True, False, True, False, False):
+            for batch in loader:
+                model(batch).backward()
+                if leaves:
+                    break
+                optimizer.step()
+                optimizer.zero_grad()
+                break
+
+    with pytest.warns(UserWarning, match="an optimizer stepped on gradients") as found:
+        judged(tmp_path, loop)
+    assert len(found) == 1
 
 
 @pytest.mark.filterwarnings("ignore:an optimizer stepped on gradients", "ignore:Using backward")

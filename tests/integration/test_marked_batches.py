@@ -9,6 +9,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 from edl_torch import ElasticDataLoader
-from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.audit.verdict import Outcome, audit, judge
+from edl_torch.cli.audit_page import render
 from edl_torch.cli.verdict_words import headline, inexact, undecided
 from edl_torch.integrations.adapter import read_ahead
 
@@ -398,7 +400,6 @@ WRITTEN = "were written after"
         (rolled_back_by_version, WRITTEN),
         (rolled_back_unseen_by_autograd, WRITTEN),
         (unsaid_read_ahead, UNSEEN),
-        (step_at_the_top, UNSEEN),
         (skipped, UNSEEN),
         (gradients_in_buffers, UNSEEN),
         (thrown_away_in_a_window, UNSEEN),
@@ -426,6 +427,13 @@ def test_a_loop_whose_model_lacks_records_is_not_proven(loop: Loop, why: str, tm
     assert why in lacks
 
 
+def test_a_step_at_the_top_that_leaves_out_the_last_batch_is_not_proven(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"4 record\(s\) .* handed out after the last optimizer"):
+        model, outcome, _, _ = judged(tmp_path, step_at_the_top)
+    assert int(model.learnt.detach().sum()) == RECORDS - 4
+    assert outcome is Outcome.INEXACT
+
+
 def bounded(loader: Any, model: Counts, optimizer: Any) -> None:
     for batch in loader:
         learn(model, optimizer, batch)
@@ -438,19 +446,29 @@ def test_weights_that_are_bounded_after_each_step_are_one_model_by_its_users_wor
     assert judged(tmp_path / "unsaid", bounded)[1] is Outcome.DELIVERED
 
 
-def test_what_a_scaler_steps_over_stands_in_the_first_line(tmp_path: Path) -> None:
-    def overflowing(loader: Any, model: Counts, optimizer: Any) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+def overflowing(loader: Any, model: Counts, optimizer: Any, *, is_known: bool = False) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    if is_known:
         loader.attach(optimizer, scaler=scaler)
-        for number, batch in enumerate(loader):
-            optimizer.zero_grad()
-            scaler.scale(model(batch) * (float("inf") if number == 3 else 1.0)).backward()
-            scaler.step(optimizer)
-            scaler.update()
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        scaler.scale(model(batch) * (float("inf") if number == 3 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
-    model, _, first_line, _ = judged(tmp_path, overflowing)
+
+def test_a_scaler_that_nobody_named_is_asked_for(tmp_path: Path) -> None:
+    _, outcome, _, lacks = judged(tmp_path, overflowing)
+    assert outcome is Outcome.DELIVERED
+    assert "loader.attach(optimizer, scaler=scaler)" in lacks
+
+
+def test_what_a_scaler_steps_over_stands_in_the_first_line(tmp_path: Path) -> None:
+    model, _, first_line, _ = judged(tmp_path, partial(overflowing, is_known=True))
     assert int((model.learnt == 0).sum()) == 4
     assert first_line == "PROVEN, 4 of 48 stepped over by a GradScaler"
+    page = render(list(judge([tmp_path])), [str(tmp_path)], written="now")
+    assert "one model has learnt 44 of them. 4 of 48 were stepped over by a GradScaler." in page
 
 
 def test_an_optimizer_that_is_detached_leaves_its_parameters_to_python() -> None:

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import logging
 import math
 import random
 import re
+import subprocess
+import sys
+import tarfile
 import threading
+import uuid
+import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+from mixture_proof import Broken, prove
+from torch.utils.data import TensorDataset
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.cli.main import main
 from edl_torch.cli.status import as_json, as_table
 from edl_torch.core.calls import RegisterCall, SetWeightsCall
+from edl_torch.core.changes import Changes
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.persistence import dump, load
 from edl_torch.core.registration import new_spec
 from edl_torch.elasticdl.tasks import ForeignDataset
 from edl_torch.elasticdl.wire import check_expressible
-from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError, Unsupported
-from edl_torch.shard import Component, MixtureWeights, Registration, Source
+from edl_torch.errors import (
+    BadRecord,
+    DatasetConflict,
+    InvalidArgument,
+    SourceChanged,
+    StaleLease,
+    TokenError,
+    Unsupported,
+)
+from edl_torch.readers.registry import open_reader
+from edl_torch.readers.shared.files import OPEN_FILES
+from edl_torch.shard import Component, MixtureWeights, Registration, Shard, Source, Task
 from edl_torch.testing import ThreadPeers
 
 ROOT = Path(__file__).parents[2]
+PROOF = Path(__file__).parents[1] / "mixture_proof.py"
 SIZES = {"code": 37, "math": 5, "web": 400}
 WEIGHTS = {"web": 0.6, "code": 0.3, "math": 0.1}
 
@@ -54,7 +80,7 @@ STARTS = {name: 1000 * place for place, name in enumerate(sorted(SIZES))}
 
 
 def mixture(**more: Any) -> Mixture:
-    parts = {name: Numbers(STARTS[name], size) for name, size in SIZES.items()}
+    parts: dict[str, Any] = {name: Numbers(STARTS[name], size) for name, size in SIZES.items()}
     return Mixture(parts, **{"weights": WEIGHTS, "num_records": 1000, **more})
 
 
@@ -91,12 +117,34 @@ class Book:
         while len(self.found) < index:
             may = [n for n in self.names if self.shares[n] and self.lags[n] + self.shares[n] > 0]
             due = {n: math.ceil((1 - self.lags[n]) / self.shares[n]) for n in may}
-            first = min(may, key=lambda n: (due[n], n))
+            self.lags = {n: self.lags[n] + self.shares[n] for n in self.names}
+            now = [n for n in may if due[n] <= 1]
+            first = min(now, key=lambda n: (-self.lags[n], n)) if now else min(may, key=lambda n: (due[n], n))
             number = self.counts[first]
             self.found.append((first, number // SIZES[first], number % SIZES[first]))
             self.counts[first] += 1
-            self.lags = {n: self.lags[n] + self.shares[n] - (n == first) for n in self.names}
+            self.lags[first] -= 1
         return self
+
+
+class Proof(NamedTuple):
+    """What a program that knows nothing of the package makes of audit logs."""
+
+    said: dict[str, Any]
+    found: list[Found]
+
+
+def proven(folder: Path) -> Proof:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(PROOF), str(folder), "--records"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *lines = done.stdout.splitlines()
+    records = [line.split() for line in lines]
+    return Proof(json.loads(first), [(name, int(turn), int(number)) for name, turn, number in records])
 
 
 def records_of(one: ElasticDataLoader, batch: Sequence[int]) -> list[Found]:
@@ -140,6 +188,59 @@ def test_a_loop_is_given_what_the_weights_say(reading: dict[str, Any]) -> None:
     assert Counter(name for name, _, _ in found) == {"web": 600, "code": 300, "math": 100}
 
 
+class Together(Numbers):
+    """Numbers that are read many at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self.first + index for index in indices]
+
+
+def tensors(first: int, count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(first, first + count), torch.arange(count).repeat(2, 1).T.contiguous())
+
+
+@pytest.mark.parametrize("reading", READING[:3], ids=str)
+@pytest.mark.parametrize("records_per_shard", [7, 64, 900])  # batches of several leases, and leases of many
+@pytest.mark.parametrize("make", [Together, tensors])
+def test_records_that_are_read_together_come_in_their_order(
+    make: Callable[[int, int], Any], records_per_shard: int, reading: dict[str, Any]
+) -> None:
+    parts: dict[str, Any] = {name: make(STARTS[name], size) for name, size in SIZES.items()}
+    if make is Together:
+        parts["math"] = Numbers(STARTS["math"], SIZES["math"])  # beside one that is not
+    mixed = Mixture(parts, WEIGHTS, num_records=1000)
+    options = {"batch_size": 16, "records_per_shard": records_per_shard, "shuffle": True, **reading}
+    found = []
+    with ElasticDataLoader(mixed, seed=3, **options) as one:
+        for batch in one:
+            values = batch[0] if make is tensors else batch
+            found += records_of(one, values.tolist())
+            if make is tensors:
+                starts = torch.tensor([STARTS[component] for component, _, _ in found[-len(values) :]])
+                assert torch.equal(batch[1], (values - starts).repeat(2, 1).T)
+                assert batch[1].untyped_storage().nbytes() == batch[1].nbytes
+    turns = [name for name, _, _ in Book(WEIGHTS).upto(1000).found]
+    assert Counter(name for name, _, _ in found) == Counter(turns)
+    assert [name for name, _, _ in found] == turns or "num_workers" in reading
+
+
+@pytest.mark.parametrize("make", [Numbers, tensors])
+def test_a_dataset_that_shrank_is_told_and_no_record_is_bad(make: Callable[[int, int], Any]) -> None:
+    parts = {name: make(STARTS[name], size) for name, size in SIZES.items()}
+    options: dict[str, Any] = {"on_bad_record": "quarantine", "max_bad_records": 9, "records_per_shard": 10}
+    with ElasticDataLoader(Mixture(parts, WEIGHTS, num_records=1000), 10, seed=3, **options) as one:
+        loop = iter(one)
+        next(loop)
+        web = parts["web"]
+        if make is tensors:
+            web.tensors = tuple(tensor[:3] for tensor in web.tensors)
+        else:
+            web.count, web.first = 3, None
+        with pytest.raises(SourceChanged, match="had 400 records when the job began, and has 3 now"):
+            list(loop)
+        assert not one.quarantined()
+
+
 def test_each_pass_over_a_component_that_is_shuffled_is_another_permutation() -> None:
     parts = {
         name: MixtureComponent(Numbers(STARTS[name], size), shuffle=True) for name, size in SIZES.items()
@@ -157,6 +258,15 @@ def test_a_component_has_its_own_transform_and_the_loaders_after_it() -> None:
     mixed = Mixture(parts, {"a": 1, "b": 1}, num_records=4, with_component=True)
     with ElasticDataLoader(mixed, 4, transform=lambda n: n * 2, collate_fn=list) as one:
         assert next(iter(one)) == [("a", 22), ("b", 14), ("a", 24), ("b", 14)]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_component_has_its_own_transform_or_its_name(named: bool) -> None:
+    transform = None if named else (lambda n: n + 10)
+    parts = {"a": MixtureComponent([1, 2], transform=transform), "b": [7]}
+    mixed = Mixture(parts, {"a": 1, "b": 1}, num_records=2, with_component=named)
+    with ElasticDataLoader(mixed, 2, collate_fn=list) as one:
+        assert next(iter(one)) == ([("a", 1), ("b", 7)] if named else [11, 7])
 
 
 def test_a_record_of_a_small_component_is_augmented_otherwise_in_each_pass() -> None:
@@ -364,6 +474,7 @@ def test_the_status_says_what_each_component_was_to_give_and_has_given() -> None
         ({"shuffle_window": 3}, "MixtureComponent"),
         ({"fingerprint": "v1"}, "reader of each"),
         ({"target_transform": str}, "MixtureComponent"),
+        ({"storage_options": {"key": "k"}}, "no component is one"),
     ],
 )
 def test_what_a_mixture_does_not_have_is_refused(more: dict[str, Any], said: str) -> None:
@@ -377,6 +488,7 @@ def test_what_a_mixture_does_not_have_is_refused(more: dict[str, Any], said: str
         ({"weights": {"web": 1}}, "code, math: no weight"),
         ({"weights": WEIGHTS | {"wbe": 1}}, "wbe: no component"),
         ({"weights": [(5, WEIGHTS)]}, "begin at"),
+        ({"weights": [0.5, 0.3, 0.2]}, "weights are given by name, as {'code': …, 'math': …, 'web': …}"),
         ({"stopping_strategy": "first_exhausted"}, "not both"),
         ({"stopping_strategy": "never", "num_records": None}, "'never'"),
         ({"num_records": 0}, "num_records is 0"),
@@ -412,7 +524,7 @@ def test_another_mixture_is_not_taken_for_it() -> None:
             pytest.raises(DatasetConflict, match="weights: registered"),
         ):
             next(iter(two))
-    with loader(other) as two, pytest.raises(TokenError, match="'math'"):
+    with loader(other) as two, pytest.raises(TokenError, match="has not: math"):
         two.load_state_dict(token)
 
 
@@ -420,7 +532,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first block with data of five sources, of which a few batches are read, and its second in the
     loop."""
     page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
-    mix, change = re.findall(r"```python\n(.*?)```", page, re.S)
+    mix, change, _ = re.findall(r"```python\n(.*?)```", page, re.S)
     monkeypatch.chdir(tmp_path)
     for name in ("web", "code", "books", "math", "chat"):
         folder = tmp_path / "data" / name
@@ -443,6 +555,42 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"web": 0.6, "code": 0.2, "books": 0.1, "math": 0.05, "chat": 0.05}, abs=0.002
     )
     assert seen[-1600:].count("code") == 480
+
+
+class Labelled:
+    """Inputs, and a label that follows from them or does not."""
+
+    def __init__(self, *, is_noise: bool) -> None:
+        noise = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(200, 4, generator=noise)
+        follows = (self.inputs[:, 0] > 0).long()
+        self.labels = torch.randint(2, (200,), generator=noise) if is_noise else follows
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.labels[index]
+
+
+def test_weights_follow_losses_as_the_page_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
+    recipe = re.findall(r"```python\n(.*?)```", page, re.S)[2]
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    mixed = Mixture(
+        {name: Labelled(is_noise=name == "noise") for name in ("noise", "rule")}, num_records=8000
+    )
+    with ElasticDataLoader(mixed, 16, shuffle=True, audit_dir=tmp_path) as one:
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        exec(recipe, {"torch": torch, "loader": one, "model": model, "optimizer": optimizer})
+        shares = {c.name: c.share for c in one.service.session.master.dataset_status("training").components}
+    assert shares["noise"] > 0.57  # nothing is to be learnt there, so its part of the losses grows
+    said = audit(tmp_path, capsys)
+    assert (said["verdict"], said["records"]) == ("PROVEN", 8000)
+    proof = prove([str(tmp_path)])
+    assert proof["components"]["noise"]["given"] > 4200
+    assert not proof["calm"]
 
 
 def audit(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -478,6 +626,344 @@ def test_an_audit_says_what_each_component_was_to_give_and_gave(
     assert wanted == pytest.approx({name: book.counts[name] + float(book.lags[name]) for name in book.names})
     assert main(["audit", str(tmp_path), "--expect", "delivered"]) == 0
     assert "of 3 components: code " in capsys.readouterr().out
+    proof = proven(tmp_path)
+    assert proof.found == found
+    assert proof.said["lineages"] == 2
+    for name, one in proof.said["components"].items():
+        assert one == pytest.approx(
+            {"given": given[name], "share": wanted[name], "passes": given[name] / SIZES[name]}
+        )
+
+
+def changed(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, text
+    return text.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shard": 0}, "acknowledged twice"),
+        ({"counts": [1, 0, -1]}, "begins with"),
+        ({"lags": [1, -1, 0]}, "lags"),
+        ({"start": -1}, "begins with"),
+    ],
+)
+def test_the_proof_from_logs_alone_sees_what_does_not_fit(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    with loader(audit_dir=tmp_path, records_per_shard=20) as one:
+        loop = iter(one)
+        for _ in range(5):
+            next(loop)
+        start = one.set_weights({"code": 2, "math": 2, "web": 1})
+        for _ in loop:
+            pass
+    (log,) = tmp_path.glob("*.audit")
+    assert prove([str(tmp_path)])["records"] == 1000
+    text = log.read_text()
+    if "shard" in change:
+        text = changed(text, "\n0 1 0 20 2 1 ", "\n0 0 0 20 2 1 ")
+    else:
+        counts = [3 * start // 10, start // 10, 6 * start // 10]
+        more = {"start": 0, "counts": [0, 0, 0], "lags": [0, 0, 0], **change}
+        other = [one + another for one, another in zip(counts, more["counts"], strict=True)]
+        old, new = ([start, counts, [0, 0, 0]], [start + more["start"], other, more["lags"]])
+        told = [
+            json.dumps([at, [2, 2, 1], of, lags], separators=(",", ":"))[1:-1] for at, of, lags in (old, new)
+        ]
+        text = changed(text, *told)
+    log.write_text(text)
+    with pytest.raises(Broken, match=said):
+        prove([str(tmp_path)])
+
+
+def test_an_audit_says_of_which_components_the_least_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(20)))
+    for audit_dir, parts, least, said in (
+        ("all", {"a": str(tmp_path / "a.txt"), "b": range(9)}, "sampled", "data: sampled: "),
+        (
+            "some",
+            {"a": str(tmp_path / "a.txt"), "b": Numbers(0, 9)},
+            "none",
+            "data of b (of other components",
+        ),
+    ):
+        with ElasticDataLoader(
+            Mixture(parts, num_records=30), 5, audit_dir=tmp_path / audit_dir, collate_fn=list
+        ) as one:
+            for _ in one:
+                pass
+        found = audit(tmp_path / audit_dir, capsys)
+        assert found["known_by"] == least
+        assert {c["name"]: c["known_by"] for c in found["components"]} == {"a": "sampled", "b": least}
+        main(["audit", str(tmp_path / audit_dir)])
+        assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_writes_to_a_record_that_is_read_again_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    """In a loader worker, too, which has a copy of its own and reads it again in each pass."""
+    rows, counts = torch.zeros(20), list(range(20))
+    parts = {"code": MixtureComponent(rows, transform=lambda row: float(row.add_(1))), "web": counts}
+    with loader(
+        Mixture(parts, {"code": 1, "web": 1}, num_records=100), audit_dir=tmp_path, num_workers=workers
+    ) as one:
+        learnt = [value for batch in one for value in batch]
+    assert max(value for value in learnt if isinstance(value, float)) > 1  # another record in each pass
+    said = audit(tmp_path, capsys)
+    assert said["verdict"] == "INEXACT"
+    assert ("in a loader worker" in str(said["inexact"])) == bool(workers)
+
+
+def test_a_dataset_joins_when_a_job_goes_on_with_it_in_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def mixed(*names: str, **more: Any) -> Mixture:
+        parts = {name: Numbers(STARTS.get(name, 9000), SIZES.get(name, 11)) for name in names}
+        return Mixture(parts, **{"num_records": 1000, "weights": dict.fromkeys(names, 1), **more})
+
+    with loader(mixed(*SIZES), audit_dir=tmp_path, records_per_shard=20) as one:
+        loop = iter(one)
+        for _ in range(13):  # in the middle of a lease
+            next(loop)
+        token = one.state_dict()
+    with loader(mixed(*SIZES, "books"), audit_dir=tmp_path, records_per_shard=20) as one:
+        with caplog.at_level(logging.WARNING):
+            one.load_state_dict(token)
+        found = Counter(
+            name.partition(":")[0] for batch in one for name, _ in one.records if batch is not None
+        )
+        token = one.state_dict()
+    start = int(re.findall(r"index (\d+) on", caplog.text)[0])
+    assert start in (140, 160)
+    assert sum(found.values()) == 1000 - 130
+    assert found["books"] == (1000 - start) // 4
+    said = audit(tmp_path, capsys)
+    assert (said["verdict"], said["lost"], said["acknowledged"]) == ("DELIVERED", 0, 1000)
+    proof = prove([str(tmp_path)])
+    assert (proof["records"], proof["missing"], proof["lineages"]) == (1000, 0, 2)
+    assert {one["name"]: one["acknowledged"] for one in said["components"]} == {
+        name: one["given"] for name, one in proof["components"].items()
+    }
+    with loader(mixed(*SIZES)) as one, pytest.raises(TokenError, match="the program has not: books"):
+        one.load_state_dict(token)
+
+
+@pytest.mark.parametrize("goes_on", ["on its master", "from a token"])
+def test_datasets_join_and_leave_and_what_is_left_of_them_is_counted(
+    goes_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [*SIZES, "books"]
+    data = {name: Numbers(STARTS.get(name, 9000), SIZES.get(name, 11)) for name in names}
+    audits = tmp_path / "audit"
+    on_its_master = goes_on == "on its master"
+    dispatcher, token, found = Dispatcher(ledger_id="first"), "", list[str]()
+
+    def stage(parts: Mapping[str, Any], batches: int | None, weights: Any = None) -> None:
+        """Train with these components, as a program that was edited and started again."""
+        nonlocal dispatcher, token
+        if token and on_its_master:  # which was killed meanwhile, too
+            rows = {key: json.loads(json.dumps(row)) for key, row in dump(dispatcher).items()}
+            dispatcher = load(rows, ledger_id=dispatcher.ledger_id, now=0.0, changes=Changes())
+        elif token:
+            dispatcher = Dispatcher(ledger_id=uuid.uuid4().hex)
+        weights = weights or {name: 1 for name, part in parts.items() if part is not None}
+        with loader(
+            Mixture(parts, weights, num_records=1000),
+            audit_dir=audits,
+            records_per_shard=20,
+            master_client=LocalMaster(dispatcher=dispatcher),
+        ) as one:
+            if token and not on_its_master:
+                one.load_state_dict(token)
+            for number, _ in enumerate(one, 1):
+                found.extend(name.partition(":")[0] for name, _ in one.records)
+                if number == batches:
+                    one.stepped()
+                    break
+            token = one.state_dict()
+
+    stage({name: data[name] for name in SIZES}, 13)
+    assert Counter(found).keys() == SIZES.keys()
+    stage(data, 16)
+    assert Counter(found)["books"] in range(30, 40)
+    without = {**data, "web": None}
+    refused = DatasetConflict if on_its_master else TokenError
+    with pytest.raises(refused, match=r"records without an outcome.* of web\. Give these their data once"):
+        stage(without, 1)  # the half of a lease is open
+    stage(data, 5, {"web": 0, "books": 1, "math": 1, "code": 1})
+    gone = Counter(found)["web"]
+    stage(without, 6, {"books": 1, "math": 1, "code": 2})
+    with pytest.raises(refused, match="'web': it has left; what comes back needs another name"):
+        stage(data, 1)
+    with pytest.raises(refused, match=r"'web': registered alone|program has not: web\. Leave them in"):
+        stage({name: data[name] for name in names if name != "web"}, 1)
+    stage(without, 3, {"books": 0, "math": 1, "code": 1, "web": 0})
+    stage({**without, "books": None, "films": Numbers(7000, 3)}, None)
+    parts = dispatcher.dataset_status("training").components
+    assert len(found) == 1000
+    told = Counter(found)
+    assert told["web"] == gone
+    assert {one.name: one.given for one in parts} == told
+    assert {one.name: (one.size, one.share) for one in parts if one.name in ("web", "books")} == {
+        "web": (0, 0),
+        "books": (0, 0),
+    }
+    said = audit(audits, capsys)
+    assert (said["verdict"], said["lost"], said["acknowledged"]) == ("DELIVERED", 0, 1000)
+    proof = proven(audits)
+    assert Counter(name for name, _, _ in proof.found) == told
+    assert (proof.said["records"], proof.said["missing"]) == (1000, 0)
+    assert {one["name"]: one["acknowledged"] for one in said["components"]} == told
+    assert all(one["size"] for one in said["components"])  # of those that have left, too
+
+
+@pytest.mark.parametrize("goes_on", ["on its master", "from a token"])
+def test_a_component_leaves_that_weights_of_a_call_gave_a_share(goes_on: str) -> None:
+    parts: dict[str, Any] = {"a": Numbers(0, 50), "b": Numbers(100, 50)}
+    master = LocalMaster()
+    with loader(
+        Mixture(parts, {"a": 1, "b": 0}, num_records=200), records_per_shard=20, master_client=master
+    ) as one:
+        loop = iter(one)
+        next(loop)
+        assert one.set_weights({"a": 1, "b": 1}) == 20
+        found = [value for _ in range(9) for value in next(loop)]
+        one.stepped()
+        token = one.state_dict()
+    assert any(value >= 100 for value in found)
+    if goes_on == "from a token":
+        master = LocalMaster()
+    with loader(
+        Mixture(parts | {"b": None}, {"a": 1}, num_records=200), records_per_shard=20, master_client=master
+    ) as one:
+        if goes_on == "from a token":
+            one.load_state_dict(token)
+        rest = [value for batch in one for value in batch]
+    assert len(rest) == 100
+    assert max(rest) < 100
+
+
+def test_a_component_that_has_left_has_no_weight_and_no_data() -> None:
+    parts: dict[str, Any] = {"a": Numbers(0, 5), "b": None}
+    with pytest.raises(InvalidArgument, match="b has left the mixture: give it no weight"):
+        Mixture(parts, {"a": 1, "b": 1})
+    with loader(Mixture(parts, num_records=20)) as one:
+        with pytest.raises(InvalidArgument, match="b has left mixture 'training'"):
+            one.set_weights({"a": 1, "b": 1})
+        assert one.set_weights({"a": 2}) == 0
+        assert [value for batch in one for value in batch] == [*range(5)] * 4
+    with pytest.raises(InvalidArgument, match="weights are all 0"), loader(Mixture({"b": None})):
+        pass
+
+
+def test_a_dataset_joins_a_master_only_when_no_other_trainer_takes_part() -> None:
+    master = LocalMaster()
+    more = Mixture({"a": Numbers(0, 5), "b": Numbers(9, 5)}, num_records=20)
+    with loader(Mixture({"a": Numbers(0, 5)}, num_records=20), master_client=master) as one:
+        next(iter(one))
+        with (
+            pytest.raises(
+                DatasetConflict, match=r"cannot read what joins .*'b': asked alone.*: stop them all"
+            ),
+            loader(more, master_client=master) as other,
+        ):
+            next(iter(other))
+    with loader(more, master_client=master, batch_size=5) as other:
+        assert max(value for batch in other for value in batch) >= 9
+
+
+LIMITS: list[dict[str, Any]] = [
+    {"math": 2},
+    {"math": 2, "code": 3},
+    {"math": 1, "web": 1},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("change", [False, True])
+def test_a_components_share_ends_after_its_passes_and_goes_to_the_others(
+    limits: dict[str, int], change: bool, tmp_path: Path
+) -> None:
+    new = {"web": 1, "code": 1, "math": 1}
+    parts = {
+        name: MixtureComponent(Numbers(STARTS[name], size), max_passes=limits.get(name))
+        for name, size in SIZES.items()
+    }
+    with loader(Mixture(parts, WEIGHTS, num_records=1000), records_per_shard=20, audit_dir=tmp_path) as one:
+        loop = iter(one)
+        found = [record for _ in range(5) for record in records_of(one, next(loop))]
+        start = one.set_weights(new if change else WEIGHTS)
+        assert one.set_weights(new if change else WEIGHTS) == start
+        token = one.state_dict()
+        for _ in loop:
+            pass
+        one.load_state_dict(token)
+        found += trained(one)
+    book = Book(WEIGHTS)
+    now = WEIGHTS
+    left = {name: limits[name] * SIZES[name] for name in limits}
+    for index in range(1000):
+        if change and index == start:
+            now = new
+            book.leave({n: w * (book.counts[n] < left.get(n, 9999)) for n, w in now.items()})
+        book.upto(index + 1)
+        if book.counts[book.found[-1][0]] == left.get(book.found[-1][0]):
+            book.leave({n: w * (book.counts[n] < left.get(n, 9999)) for n, w in now.items()})
+    assert found == book.found
+    assert prove([str(tmp_path)])["found"] == found
+
+
+def test_a_mixture_whose_components_all_have_max_passes_ends_with_them() -> None:
+    parts = {
+        name: MixtureComponent(Numbers(STARTS[name], size), max_passes=2) for name, size in SIZES.items()
+    }
+    with loader(Mixture(parts, WEIGHTS)) as one:
+        assert one.service.size == 2 * sum(SIZES.values())
+        found = Counter(trained(one))
+    assert found == Counter(
+        (name, turn, n) for name, size in SIZES.items() for turn in (0, 1) for n in range(size)
+    )
+    for more, said in (
+        ({"num_records": 5000}, "has 884 records"),
+        ({"num_records": 1000, "weights": {"web": 0, "code": 1, "math": 1}}, "has 84 records"),
+    ):
+        wrong = Mixture(parts, **{"weights": WEIGHTS, **more})
+        with loader(wrong) as one, pytest.raises(InvalidArgument, match=said):
+            next(iter(one))
+    with pytest.raises(InvalidArgument, match="max_passes of component 'a' must be 1 or more"):
+        loader(Mixture({"a": MixtureComponent([1], max_passes=0), "b": [2]}))
+
+
+def test_an_audit_names_records_without_an_outcome_by_component_and_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with loader(audit_dir=tmp_path, records_per_shard=20) as one:
+        loop = iter(one)
+        found = [record for _ in range(5) for record in records_of(one, next(loop))]
+        one.set_weights({"code": 2, "math": 2, "web": 1})
+        found += [record for batch in loop for record in records_of(one, batch)]
+    (log,) = tmp_path.glob("*.audit")
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if not line.startswith(("0 1 0 20 ", "0 30 0 20 "))))
+    said = audit(tmp_path, capsys)
+    assert (said["verdict"], said["lost"]) == ("REFUTED", 40)
+    named = [
+        (finding["records"]["name"].partition(":")[0], finding["records"]["epoch"], number)
+        for finding in said["findings"]
+        for number in range(finding["records"]["start"], finding["records"]["end"])
+    ]
+    assert sorted(named) == sorted(found[20:40] + found[600:620])
+    page = tmp_path / "audit.html"
+    main(["audit", str(tmp_path), "--html", str(page)])
+    (name, turn, number), *_ = sorted(named)
+    assert f"pass {turn}: records {number} to " in capsys.readouterr().out
+    assert name in page.read_text()
 
 
 def test_an_audit_of_an_endless_mixture_and_of_one_whose_end_moved(
@@ -599,6 +1085,29 @@ def test_a_bad_record_of_a_small_component_is_one_bad_record_however_many_passes
     assert Counter(found) == expected
 
 
+@pytest.mark.parametrize("reading", READING, ids=str)
+def test_bad_records_of_one_component_may_be_left_out_and_those_of_another_end_the_job(
+    reading: dict[str, Any],
+) -> None:
+    def opened(math: Any, code: Any, **more: Any) -> ElasticDataLoader:
+        parts = {
+            "web": Numbers(STARTS["web"], 400),
+            "math": MixtureComponent(Torn(STARTS["math"], 5), on_bad_record=math),
+            "code": MixtureComponent(Torn(STARTS["code"], 37), on_bad_record=code),
+        }
+        weights = {**WEIGHTS, "code": more.pop("weight", 1)}
+        return loader(Mixture(parts, weights, num_records=100), max_bad_records=2, **reading, **more)
+
+    with opened("quarantine", "raise") as one, pytest.raises(BadRecord, match="record 2 of 'code:"):
+        trained(one)
+    with opened("quarantine", None, weight=0) as one:
+        trained(one)
+        assert {(bad.name, bad.index) for bad in one.quarantined()} == {("math:Torn", 2)}
+    strict = opened("raise", None, on_bad_record="quarantine")
+    with strict as one, pytest.raises(BadRecord, match="record 2 of 'math:"):
+        trained(one)
+
+
 def test_people_are_shown_components_and_no_end_where_there_is_none() -> None:
     master = LocalMaster()
     with loader(mixture(num_records=None), master_client=master) as one:
@@ -643,3 +1152,62 @@ def test_elasticdl_has_no_words_for_it() -> None:
     call = RegisterCall(session="s", worker_id="w", batch_size=4, registration=registration)
     with pytest.raises(Unsupported, match="is a mixture"):
         ForeignDataset(call)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+def test_a_mixture_of_many_files_has_few_of_them_open(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OPEN_FILES, "limit", 20)
+    parts = {f"f{n:02}": str(tmp_path / f"{n}.{kind}") for n in range(60)}
+    for path in map(Path, parts.values()):
+        rows = [{"a": f"{path.name}/{row}"} for row in range(3)]
+        match kind:
+            case "csv":
+                path.write_text("a,n\n" + "".join(f"{row['a']},1\n" for row in rows))
+            case "parquet":
+                pq.write_table(pa.Table.from_pylist(rows), path)
+            case _:
+                with tarfile.open(path, "w") as tar:
+                    for number, row in enumerate(rows):
+                        about = tarfile.TarInfo(f"{number}.txt")
+                        about.size = len(row["a"])
+                        tar.addfile(about, io.BytesIO(row["a"].encode()))
+    reader = open_reader(parts["f00"])
+    next(iter(reader.read_records(Task(shard=Shard(name=parts["f00"], start=0, end=3)))))
+    assert _open_below(tmp_path) == 1
+    del reader
+    gc.collect()
+    most, found = _open_below(tmp_path), Counter[str]()
+    assert not most
+    with loader(Mixture(parts, dict.fromkeys(parts, 1), num_records=360)) as one:
+        for batch in one:
+            found.update(name.partition(":")[0] for name, _ in one.records)
+            assert len(batch) == 10
+            most = max(most, _open_below(tmp_path))
+    assert found == dict.fromkeys(parts, 6)
+    assert 0 < most <= 20
+
+
+@pytest.mark.parametrize("reading", [{}, {"num_threads": 2}, {"num_workers": 1}], ids=str)
+def test_readers_of_a_mixture_end_with_its_loader(reading: dict[str, Any], tmp_path: Path) -> None:
+    """They are let go, with the files that they hold, and not by the collector's grace alone."""
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("x\n" + "1\n" * 50)
+    readers: dict[str, Any] = {name: open_reader(str(tmp_path / f"{name}.csv")) for name in "ab"}
+    readers["c"] = Numbers(0, 50)
+    there = [weakref.ref(reader) for reader in readers.values()]
+    with loader(Mixture(readers, num_records=100), **reading) as one:
+        assert sum(len(batch) for batch in one) == 100
+    del one
+    readers.clear()
+    gc.collect()
+    assert [ref() for ref in there] == [None] * 3
+
+
+def _open_below(folder: Path) -> int:
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the folder that is being read
+            found += str(descriptor.readlink()).startswith(f"{folder}/")
+    return found

@@ -16,7 +16,7 @@ import grpc
 import pytest
 import torch
 import torch.distributed as dist
-from loader_kit import NumberReader, all_records, elastic, flat, numbers, run_through, take, trainer
+from loader_kit import NumberReader, all_records, elastic, flat, numbers, take, trainer
 from lockstep_kit import Failed, Rank, run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -60,22 +60,6 @@ def one_warning(text: str) -> Iterator[None]:
 # More passes than epochs ------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_passes_after_the_last_epoch_warn_once(in_process: bool) -> None:
-    with trainer(FakeMaster(), num_epochs=2, in_process=in_process) as (_, dataset):
-        loader = elastic(dataset)
-        seen: list[list[int]] = []
-        with no_warning():
-            for _ in range(2):
-                run_through(loader, seen)
-        assert len(flat(seen)) == 2 * len(all_records())
-        with one_warning(
-            r"2 epoch\(s\) of 'training' are over.*num_epochs=.*for epoch in loader\.epochs\(\)"
-        ):
-            for _ in range(3):
-                assert list(loader) == []
-
-
 def test_a_pass_that_finds_nothing_since_others_were_quicker_does_not_warn() -> None:
     fake = FakeMaster()
     with trainer(fake) as (_, quick), trainer(fake) as (service, slow):
@@ -99,18 +83,6 @@ def test_a_job_that_went_back_to_its_beginning_has_epochs_again() -> None:
 AGAIN = r"batch in hand of 'training'.*read again.*loader\.attach\(optimizer\).*loader\.stepped\(\) before"
 
 
-@BOTH
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loop_left_with_a_batch_in_hand_warns_at_the_first_time(num_workers: int, in_process: bool) -> None:
-    with trainer(FakeMaster(), in_process=in_process) as (service, dataset):
-        loader = elastic(dataset, num_workers=num_workers)
-        with one_warning(AGAIN):
-            for _ in range(2):
-                for _ in loader:
-                    break
-                assert not service.finished
-
-
 def test_islice_warns_with_the_call_that_ends_its_pass_and_not_before() -> None:
     with trainer(FakeMaster()) as (service, dataset):
         loader = elastic(dataset)
@@ -125,38 +97,19 @@ def test_an_iterator_that_is_closed_or_superseded_with_a_batch_in_hand_warns() -
         with trainer(FakeMaster()) as (_, dataset):
             loader = elastic(dataset)
             kept = iter(loader)
-            take(kept, 1)
+            take(kept, 2)  # of the first alone a step may still show that it was not trained on
             with one_warning(AGAIN):
                 leave(loader)
 
 
-def test_a_loop_that_is_left_with_nothing_to_lose_does_not_warn() -> None:
-    with no_warning(), trainer(FakeMaster(), num_epochs=9, max_bad_records=4) as (service, dataset):
-        loader = elastic(dataset)
-        list(loader)  # to the end of the pass
-        for _ in loader:
-            service.report_batch_done()
-            break
-        for _ in loader:
-            service.state_dict()  # counts the batch in hand
-            break
-        for _ in loader:
-            service.report_batch_done(err_msg="blurred")
-            break
-        sgd = optimizer()
-        service.attach(sgd)
-        for _ in loader:
-            break
-        assert not service.finished
-
-
 def test_the_thread_in_which_another_trainer_asks_does_not_warn() -> None:
     fake = FakeMaster()
-    with trainer(fake, {"a": 4}) as (_, left), trainer(fake, {"a": 4}) as (_, other):
+    with trainer(fake, {"a": 8}) as (_, left), trainer(fake, {"a": 8}) as (_, other):
         with no_warning():
-            for _ in elastic(left):
-                break
-            assert flat(take(iter(elastic(other)), 9)) == [0, 1, 2, 3]  # it got what the first has given back
+            for number, _ in enumerate(elastic(left)):
+                if number:
+                    break
+            assert flat(take(iter(elastic(other)), 9)) == [4, 5, 6, 7]  # it got what the first has given back
         with one_warning(AGAIN):
             assert list(elastic(left)) == []
 
@@ -172,19 +125,6 @@ def test_a_loop_whose_batch_others_took_hears_of_it_at_the_latest_when_its_servi
 
 
 # Optimizers that do not step --------------------------------------------------------------------------------
-
-
-@BOTH
-def test_an_attached_optimizer_that_never_steps_warns_after_its_first_epoch(in_process: bool) -> None:
-    with trainer(FakeMaster(), num_epochs=4, in_process=in_process) as (service, dataset):
-        loader = elastic(dataset)
-        sgd = optimizer()
-        service.attach(sgd)
-        with no_warning():
-            assert len(flat(take(iter(loader), 100))) == len(all_records())
-        with one_warning(r"SGD, attached for 'training', did not step.*no batch counts.*loader\.detach"):
-            for _ in range(3):
-                assert len(flat(take(iter(loader), 100))) == len(all_records())
 
 
 def test_an_optimizer_that_steps_late_or_has_nothing_to_step_on_does_not_warn() -> None:
@@ -358,6 +298,7 @@ def test_who_waits_for_a_master_that_is_away_says_so(caplog: pytest.LogCaptureFi
     assert 65 <= said[1] < 80
     assert len(said) == len(caplog.messages) == 2
     assert "no answer from the master at m:1 for 5 s" in caplog.messages[0]
+    assert "No master has answered there so far: is the address right?" in caplog.messages[0]
     assert "connection refused" in caplog.messages[0]
     assert "master_timeout_s" in caplog.messages[0]
     assert "up to 600 s" in caplog.messages[0]
@@ -461,13 +402,6 @@ def test_several_trainers_drop_their_own_windows(tmp_path: Path) -> None:
         assert [service.finished for service, _ in made] == [True, True]
     fake.outcomes["training"].check_complete(1)
     assert verdict_of(tmp_path).unstepped == 40
-
-
-def test_a_window_that_is_left_between_epochs_is_covered_by_the_next_step() -> None:
-    fake = FakeMaster()
-    with trainer(fake, {"a": 20}, num_epochs=2) as (service, dataset), no_warning():
-        accumulate(service, elastic(dataset), 5, [])
-    fake.outcomes["training"].check_complete(2)
 
 
 def test_synchronous_ranks_drop_their_windows_together(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import preloaded
 import pytest
 from every_reader import made
 from image_files import write_image_folder
-from test_master_datasets import master
+from test_master_process import master
 
 from edl_torch import MasterClient
 

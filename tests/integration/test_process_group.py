@@ -6,17 +6,14 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import preloaded
 import pytest
 import torch
 import torch.distributed as dist
 from master_kit import MasterProcess
-
-from edl_torch.data.ranks.process_group import ProcessGroupPeers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -104,28 +101,3 @@ def check(
         counts = Counter(number for job in jobs for number in job["trained"])  # type: ignore[attr-defined]
         assert counts == Counter(dict.fromkeys(range(records), EPOCHS))
     return found
-
-
-@pytest.fixture
-def alone() -> Iterator[ProcessGroupPeers]:
-    """The only rank of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield ProcessGroupPeers()
-    dist.destroy_process_group()
-
-
-def test_a_batch_that_is_lent_comes_to_the_borrowers_own_accelerator(
-    alone: ProcessGroupPeers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where: list[str] = []
-
-    def take(storage: Any, location: str) -> Any:
-        where.append(location)
-        return storage
-
-    kind = (0, lambda storage: "accelerator:3", take)
-    monkeypatch.setattr(torch.serialization, "_package_registry", [kind])
-    lent = alone.lend({"x": torch.arange(3), "name": "a"})
-    assert lent["name"] == "a"
-    assert torch.equal(lent["x"], torch.arange(3))
-    assert where[-1] == "accelerator"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from tar_files import samples_tar
@@ -35,7 +35,7 @@ def shards(folder: Path, sizes: list[int]) -> int:
 def run(*arguments: object) -> int:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
     command = [sys.executable, str(PROGRAM), *map(str, arguments)]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    ran = preloaded.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert ran.returncode in (0, -signal.SIGKILL), ran.stderr
     return ran.returncode
 
@@ -58,7 +58,9 @@ def kill_and_prove(
     assert "PROVEN, data the same by samples" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("kills", "workers", "seed"), [(2, 0, 1), (1, 2, 2)])
+@pytest.mark.parametrize(
+    ("kills", "workers", "seed"), [pytest.param(2, 0, 1, marks=pytest.mark.long), (1, 2, 2)]
+)
 def test_each_record_counts_once_though_the_job_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kills: int, workers: int, seed: int
 ) -> None:

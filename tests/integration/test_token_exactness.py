@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import acknowledged, all_records, elastic, flat, numbers, once, take, trainer
+from loader_kit import acknowledged, all_records, each_way, elastic, flat, numbers, once, take, trainer
 
 from edl_torch import DataShardService, ElasticDataLoader
 from edl_torch.core.calls import (
@@ -79,7 +79,9 @@ def loops(
 
 
 @pytest.mark.parametrize(("service_order", "dataset_order"), ORDERS)
-@pytest.mark.parametrize(("steps", "num_workers"), [(0, 0), (9, 0), (20, 0), (14, 2)])
+@pytest.mark.parametrize(
+    ("steps", "num_workers"), [(0, 0), (9, 0), (20, 0), pytest.param(14, 2, marks=pytest.mark.long)]
+)
 def test_a_token_of_eight_trainers_restores_on_three_and_every_record_counts_once(
     steps: int, num_workers: int, service_order: Any, dataset_order: Any
 ) -> None:
@@ -140,11 +142,12 @@ def test_a_token_taken_while_others_have_batches_in_hand_counts_none_of_those() 
 
 
 def optimizer() -> torch.optim.Optimizer:
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)  # a step on no gradient is on no batch
+    return torch.optim.SGD([parameter], lr=0.1)
 
 
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@each_way
 @pytest.mark.parametrize("saved_after", [1, 2, 3, 4, 5, 9, 10])
 def test_a_token_in_an_accumulation_window_counts_exactly_the_batches_stepped_on(
     saved_after: int, num_workers: int, in_process: bool

@@ -19,7 +19,7 @@ from network_hosts import Host, Network, why_not
 
 PEERS = Path(__file__).with_name("peers_process.py")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

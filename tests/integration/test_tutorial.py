@@ -1,4 +1,4 @@
-"""The tutorial, as a reader follows it: each file saved, each command run, in order, in an empty folder."""
+"""The programs of the tutorial and of the page on DDP run as they stand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import preloaded
 import pytest
+import torch
+from cases import cases
+from ddp_counts import RECORDS
 
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.main import main
+from edl_torch.cli.verdict_words import inexact, undecided
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
@@ -91,3 +98,78 @@ def test_the_tutorial_in_a_shell(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert_said(printed, ran.stdout)
+
+
+# DDP --------------------------------------------------------------------------------------------------------
+
+
+DDP_PAGE = Path(__file__).parents[2] / "docs" / "ddp.md"
+DIES = """
+                if steps in (30, 50) and dist.get_rank() == 1 and loader.epoch < 2:
+                    __import__("os").kill(__import__("os").getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_job_of_the_page_is_killed_and_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", DDP_PAGE.read_text(encoding="utf-8"), re.S)
+    (command,) = re.findall(r"^\$ torchrun (.*) train\.py$", DDP_PAGE.read_text(encoding="utf-8"), re.M)
+    assert "steps += 1\n" in program
+    (tmp_path / "train.py").write_text(program.replace("steps += 1\n", "steps += 1" + DIES), encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
+    env |= {"OMP_NUM_THREADS": "1"}
+    ran = {}
+    for ranks, restarts in ((2, 1), (3, 3)):
+        options = command.replace("--nproc-per-node=2", f"--nproc-per-node={ranks}")
+        options = options.replace("--max-restarts=3", f"--max-restarts={restarts}")
+        ran[ranks] = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *options.split(), "train.py"],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+    assert ran[2].returncode != 0, "it was killed twice, and may be started again once"
+    assert ran[3].returncode == 0, ran[3].stderr
+    assert main(["audit", str(tmp_path / "audit")]) == 0
+    assert "acknowledged 4000 " in capsys.readouterr().out
+
+
+# DDP with gradient accumulation on two ranks: what is proven is in the model --------------------------------
+
+
+RANK = Path(__file__).with_name("ddp_counts.py")
+TORCHRUN = Path(__file__).parents[1] / "preloaded_torchrun.py"
+
+
+@pytest.mark.slow
+@cases(
+    "gradients, before",
+    [("copy", "keep"), ("view", "zero"), ("copy", "ignored"), ("view", "back")],
+    [*product(["copy", "view"], ["keep", "zero", "unweighed"]), ("copy", "ignored"), ("view", "back")],
+)
+def test_windows_of_ddp_are_proven_where_the_model_has_each_record(
+    tmp_path: Path, gradients: str, before: str
+) -> None:
+    run = [sys.executable, str(TORCHRUN), "--standalone", "--nproc-per-node=2"]
+    done = preloaded.run(
+        [*run, str(RANK), str(tmp_path), gradients, before], timeout=110, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    learnt = torch.load(tmp_path / "learnt.pt", weights_only=True)
+    (verdict,) = audit([tmp_path / "audit"])
+    is_exact = learnt.tolist() == [1.0] * RECORDS
+    assert is_exact == (before == "keep")
+    assert (verdict.outcome is Outcome.PROVEN) == is_exact
+    if before == "unweighed":
+        assert {1.0, 2.0} <= set(learnt.tolist())
+        assert verdict.outcome is Outcome.INEXACT
+        assert verdict.padding >= 1
+        assert any("loader.weigh(loss)" in said for said in inexact(verdict))
+    if before == "ignored":
+        assert any("loader.weight" in said for said in undecided(verdict))
+    if before == "back":
+        assert verdict.outcome is Outcome.INEXACT
+        assert any("given back" in said or "went back" in said for said in inexact(verdict))

@@ -61,8 +61,9 @@ class Interpreter:
         self.heir: Interpreter | None = None  # that went on from what was saved
         self._batches = 0
         self._epoch = 0
-        self._overflowed = False
-        self._unsure: set[int] = set()  # optimizers of whose gradients the loop threw away a part
+        self._restored = False  # it went on from a token
+        self._overflowed: set[int] = set()  # optimizers whose gradients are not finite
+        self._unsure: set[int] = set()  # of whose gradients a part is gone, or was scaled by something else
         self._kept: list[Any] = []
         self._scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if program.scaler else None
 
@@ -220,7 +221,7 @@ class Interpreter:
     @property
     def _may_be_empty(self) -> bool:
         """Where nothing but records that are dropped, or cannot be read, is left of an epoch."""
-        data, left = self.program.data, self.program.is_left_early
+        data, left = self.program.data, self.program.is_left_early or self._restored
         if left and data.unreadable:
             return True
         return self.program.loader.drop_last and (
@@ -279,18 +280,37 @@ class Interpreter:
                 self.model.mean_loss(numbers)
         for below in self.model.below:
             below.requires_grad_(not self.program.freezes or at % 2 == 0)
+        if self.program.delayed:
+            self._step(self._is_due, before_hand=True)
+            self.books.check(self.reference)
         self._backward(numbers, held, at)
         self._happens(at, Place.BACKWARD)
-        self._step(lambda n: len(self.reference.windows[n]) >= self.program.optimizers[n].every)
+        if not self.program.delayed:
+            self._step(self._is_due)
+        if self.program.swaps:
+            self._swap()
         self.books.check(self.reference)
         if any((i.at, i.kind) == (at, Kind.AGAIN) for i in self.program.incidents):
             self._backward(numbers, held, -1)
-            self._step(lambda n: len(self.reference.windows[n]) >= self.program.optimizers[n].every)
+            self._step(self._is_due)
         self._report(held)
         if self._happens(at, Place.STEPPED):
             return
         self.books.check(self.reference)
         held.passed = True
+
+    def _is_due(self, number: int) -> bool:
+        """A loop that steps at its head does so before its first batch too, where it steps on each."""
+        every = self.program.optimizers[number].every
+        return len(self.reference.windows[number]) >= every or (self.program.delayed and every == 1)
+
+    def _swap(self) -> None:
+        """As an average of the weights is put in their place for an evaluation, and they are put back."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                values = parameter.clone()
+                parameter.mul_(0.5)
+                parameter.copy_(values)
 
     def _happens(self, at: int, place: Place) -> bool:
         """Incidents of this place; whether the body ends with them."""
@@ -309,6 +329,20 @@ class Interpreter:
             case Kind.QUARANTINE:
                 self._quarantine()
                 return True
+            case Kind.GIVE_BACK:
+                hand = self.reference.hand
+                assert hand is not None
+                self._loader.give_back()
+                self.reference.left([hand])
+                hand.back = True
+                return True
+            case Kind.ROLLBACK:
+                if self.saved is not None:
+                    self.model.load(self.saved[1])
+                    self.reference.learnt = [Counter(learnt) for learnt in self.saved[2].learnt]
+                    self.reference.zeroed()
+                    self._overflowed.clear()
+                    self._unsure = set(range(len(self.program.optimizers)))
             case Kind.ZERO_GRAD:
                 self._unsure |= {n for n, window in enumerate(self.reference.windows) if window}
                 self._zero_grad()
@@ -330,7 +364,17 @@ class Interpreter:
     def _backward(self, numbers: torch.Tensor, held: Batch, at: int) -> None:
         kinds = {incident.kind for incident in self.program.incidents if incident.at == at}
         self.model.fails = bool(kinds & {Kind.FAILS, Kind.RETRIES})
-        self.reference.backward(held)
+        plans = self.program.optimizers
+        trained = [n for n, plan in enumerate(plans) if at < 0 or at % plan.trains == 0]
+        if any(plan.trains > 1 for plan in plans):
+            for n, (below, head) in enumerate(zip(self.model.below, self.model.heads, strict=True)):
+                below.requires_grad_(n in trained)
+                head.requires_grad_(n in trained)
+        self.reference.backward(held, trained)
+        if self._scaler is not None and Kind.OVERFLOW in kinds:
+            self._overflowed |= set(trained)
+        if not trained:
+            return
         try:
             self._pass_back(numbers, at)
         except MemoryError:
@@ -343,8 +387,9 @@ class Interpreter:
             else:
                 self.reference.partial.append(held)
                 self._unsure |= set(range(len(self.program.optimizers)))
-        if self.program.clips:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e12)
+        if self.program.clips:  # each optimizer's alone: of all of them one overflow makes 0
+            for pair in zip(self.model.heads, self.model.below, strict=True):
+                torch.nn.utils.clip_grad_norm_(pair, 1e12)
 
     def _pass_back(self, numbers: torch.Tensor, at: int) -> None:
         match self.program.way:
@@ -355,6 +400,12 @@ class Interpreter:
                 loss = self._loss(numbers, at, 0.5)
                 loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
                 loss.backward()  # type: ignore[no-untyped-call]
+            case Way.BY_HAND:
+                trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+                gradients = torch.autograd.grad(self._loss(numbers, at, 1.0), trained)
+                for parameter, gradient in zip(trained, gradients, strict=True):
+                    new = gradient.clone()  # it may be a view that is stretched
+                    parameter.grad = new if parameter.grad is None else parameter.grad + new
             case _:
                 self._loss(numbers, at, 1.0).backward()  # type: ignore[no-untyped-call]
 
@@ -365,7 +416,6 @@ class Interpreter:
         if self._scaler is not None:
             if any(i.kind is Kind.OVERFLOW and i.at == at for i in self.program.incidents):
                 loss = loss * float("inf")
-                self._overflowed = True
             loss = self._scaler.scale(loss)
         return loss
 
@@ -383,23 +433,23 @@ class Interpreter:
     def _zero_grad(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=not self.program.in_place)
+        self._overflowed.clear()
         self.reference.zeroed()
 
     # Steps ------------------------------------------------------------------------------------------------
 
-    def _step(self, is_due: Any) -> None:
+    def _step(self, is_due: Any, *, before_hand: bool = False) -> None:
         due = [n for n, plan in enumerate(self.program.optimizers) if plan.every and is_due(n)]
-        overflowed, stepped = self._overflowed, False
+        skips = self._overflowed.intersection(due)
         for number in due:
-            self._step_one(number, overflowed)
-            stepped = True
-        if stepped and self._scaler is not None:
+            self._step_one(number, before_hand)
+        if due and self._scaler is not None:
             self._scaler.update()
-        if not any(self.reference.windows):
-            self._overflowed = False
+        if skips:  # another scale holds from here on, and what is gathered has the old one
+            self._unsure |= {n for n, window in enumerate(self.reference.windows) if window}
 
-    def _step_one(self, number: int, overflowed: bool) -> None:
-        optimizer = self._optimizers[number]
+    def _step_one(self, number: int, before_hand: bool) -> None:
+        optimizer, overflowed = self._optimizers[number], number in self._overflowed
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
         if isinstance(self._loader, ElasticDataLoader) and self.program.weighed:
@@ -411,10 +461,11 @@ class Interpreter:
         if overflowed:
             self.reference.windows[number] = []
         else:
-            self.reference.stepped(number)
+            self.reference.stepped(number, before_hand=before_hand)
         self._call_step(number, optimizer)
         optimizer.zero_grad(set_to_none=not self.program.in_place)
         self._unsure.discard(number)
+        self._overflowed.discard(number)
 
     def _call_step(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         if self._scaler is not None:
@@ -483,5 +534,6 @@ class Interpreter:
             self.model.load(weights)
         self.reference.restored(counted)
         self.books.restart()
-        self._overflowed = False
+        self._overflowed.clear()
+        self._restored = True
         self._unsure = set(range(len(self.program.optimizers)))

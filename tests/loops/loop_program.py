@@ -59,6 +59,7 @@ class Way(Word):
     RETAIN = "retain_graph"  # two backward passes through one graph
     CHECKPOINT = "checkpoint"  # activations are computed again in the backward pass
     REENTRANT = "reentrant"  # in a backward pass of their own
+    BY_HAND = "by hand"  # torch.autograd.grad, and the loop puts them in place
 
 
 class Kind(Word):
@@ -72,6 +73,8 @@ class Kind(Word):
     BREAK = "break"
     RAISE = "raise"  # an exception, caught around the loop
     QUARANTINE = "quarantine"  # report_batch_done(err_msg=…) instead of training on the batch
+    GIVE_BACK = "give_back"  # instead of training on the batch
+    ROLLBACK = "rollback"  # the model alone goes back to what was saved last
     ZERO_GRAD = "zero_grad"  # gradients gathered so far are thrown away
     OVERFLOW = "overflow"  # an infinite loss: a GradScaler skips the step
     REPORT = "report"  # report_batch_done() once
@@ -134,6 +137,7 @@ class Optimizer(Value):
     closure: str = ""  # "": step(); "none": step(closure=None); "given": step(closure)
     rate: float = 0.125
     fused: bool = False
+    trains: int = 1  # on every so many batches; it has no gradient of the others
 
 
 class Flush(Word):
@@ -155,6 +159,8 @@ class Program(Value):
     clips: bool = False  # gradients, after each backward pass
     looks: bool = False  # at each batch without gradients, before it trains on it
     freezes: bool = False  # a part of the model at every other batch
+    swaps: bool = False  # parameters for others, and back, after each batch
+    delayed: bool = False  # steps at the head of the body, on the batches before
     in_place: bool = False  # zero_grad(set_to_none=False)
     report: Report = Report.NONE
     counted_epochs: bool = False  # `for epoch in range(…)` instead of `while not service.finished`
@@ -190,13 +196,14 @@ class Program(Value):
     def shows_gradients(self) -> bool:
         """Whether what is gathered can be told from what was made 0: else it is not proven, by decision 0056.
 
-        What the loop writes into gradients is looked at when the next batch comes, and a wrapper that does
-        not tell has the last ones when none comes any more; of one that reads further ahead nobody can say
-        which batch it has. A loop that reports counts by its own word.
+        What is in gradients that the loop puts in place by hand nobody can say, nor which batch a wrapper has
+        that reads far ahead and does not tell. A loop that reports counts by its own word.
         """
         if self.has(Kind.REPORT):
             return False
-        return self.told or not self.lookahead or (self.lookahead == 1 and not self.clips)
+        if self.way is Way.BY_HAND and self.gathers:
+            return False
+        return self.told or self.lookahead < 2
 
     @property
     def is_left_early(self) -> bool:
@@ -215,12 +222,14 @@ class Program(Value):
     @property
     def gathers(self) -> bool:
         """Whether some step is on the gradients of several batches."""
-        return any(optimizer.every != 1 for optimizer in self.optimizers)
+        return self.delayed or any(optimizer.every != 1 for optimizer in self.optimizers)
 
     @property
     def steps_on_all(self) -> bool:
         """Whether the model learns every batch that the loop is done with, by each of its optimizers."""
-        if self.has(Kind.ZERO_GRAD, Kind.OVERFLOW, Kind.REPORT, Kind.CONTINUE):
+        if self.has(Kind.ZERO_GRAD, Kind.OVERFLOW, Kind.REPORT, Kind.CONTINUE, Kind.ROLLBACK):
+            return False
+        if any(optimizer.trains > 1 for optimizer in self.optimizers):
             return False
         if not all(optimizer.every for optimizer in self.optimizers):
             return False
@@ -250,9 +259,13 @@ class Program(Value):
         plans = self._deciding
         if not plans:
             return self.take != 1
-        longest = max(plan.every for plan in plans)
+        if any(plan.trains > 1 for plan in plans):
+            return False
+        longest = max(plan.every for plan in plans) + self.delayed
         if not all(plan.every for plan in plans) or self.has(Kind.ZERO_GRAD, Kind.OVERFLOW, Kind.CONTINUE):
             return False  # a batch without a step of its own
+        if self.has(Kind.GIVE_BACK) and (self.counted_epochs or self.take):
+            return False
         return longest == 1 or not (self.flush is Flush.NEVER or 0 < self.take < longest)
 
     @property

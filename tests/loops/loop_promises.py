@@ -113,7 +113,7 @@ def check_verdict(program: Program, reference: Reference, folder: Path) -> Judge
         return judged
     if reference.is_broken:
         raise BrokenPromise("proven though broken", "a step was on a part of a gradient")
-    said = verdict.several or verdict.rests_on.get("skipped")  # in the first line
+    said = verdict.several or verdict.partly or verdict.rests_on.get("skipped")  # in the first line
     if said or not (program.steps_on_all or len(program.attached) == len(program.optimizers)):
         return judged
     bad = reference.bad() + unreadable(program)

@@ -23,6 +23,7 @@ class Batch:
     declared: bool = False  # reported as done, or counted in a token
     passed: bool = False  # the body was done with it, and the next one asked for
     bad: bool = False  # reported with err_msg
+    back: bool = False  # given back
 
     @property
     def records(self) -> list[Record]:
@@ -68,13 +69,21 @@ class Reference:
         self.batches.append(self.hand)
         return self.hand
 
-    def backward(self, batch: Batch) -> None:
-        for window in self.windows:
-            window.append(batch)
+    def backward(self, batch: Batch, optimizers: Iterable[int] | None = None) -> None:
+        for number, window in enumerate(self.windows):
+            if optimizers is None or number in optimizers:
+                window.append(batch)
 
     def steps(self, optimizer: int) -> None:
         """An optimizer is about to step, and its parameters have gradients."""
-        if self.attached or self.plain or self.hand is None or self.done(self.hand) or self.hand.bad:
+        if (
+            self.attached
+            or self.plain
+            or self.hand is None
+            or self.done(self.hand)
+            or self.hand.bad
+            or self.hand.back
+        ):
             return
         for batch in self.batches:
             batch.declared = self.done(batch)
@@ -85,14 +94,15 @@ class Reference:
         if self.by_itself:
             self.attached, self.by_itself = frozenset(), False
 
-    def stepped(self, optimizer: int) -> None:
+    def stepped(self, optimizer: int, *, before_hand: bool = False) -> None:
         """It changed its parameters by its window's gradients, which are gone then."""
         for batch in self.windows[optimizer]:
             self.learnt[optimizer].update(batch.records)
             self.is_broken |= batch in self.partial
         self.windows[optimizer] = []
         for batch in self.batches:
-            batch.stepped_by.add(optimizer)
+            if batch is not self.hand or not before_hand:
+                batch.stepped_by.add(optimizer)
 
     def zeroed(self) -> None:
         self.partial = []
@@ -130,7 +140,7 @@ class Reference:
 
     def done(self, batch: Batch) -> bool:
         """Whether the loop is done with a batch, by the rule that it goes by."""
-        if batch.bad:
+        if batch.bad or batch.back:
             return False
         if batch.declared:
             return True

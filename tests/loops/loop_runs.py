@@ -11,6 +11,7 @@ from pathlib import Path
 
 from loop_interpreter import Interpreter
 from loop_program import Program
+from loop_settings import count_run
 
 from edl_torch.testing import FakeMaster
 
@@ -18,6 +19,7 @@ from edl_torch.testing import FakeMaster
 def run(program: Program) -> Interpreter:
     """Raises BrokenPromise."""
     print(f"program: {program!r}")
+    count_run()
     job = Interpreter(program)
     with tempfile.TemporaryDirectory() as folder:
         job.run(FakeMaster(), Path(folder))

@@ -119,7 +119,9 @@ def elastic_programs(
         looks=draw(st.integers(0, 3)) == 0,
         freezes=draw(st.integers(0, 3)) == 0,
         in_place=draw(st.integers(0, 3)) == 0,
+        swaps=draw(st.integers(0, 3)) == 0,
     )
+    program = _with_a_way_of_its_own(draw, program)
     if lookahead and not program.attached:
         program = replace(program, counted_epochs=False)  # the last batches count when another pass begins
     kinds = [Kind.ZERO_GRAD, Kind.REPORT, Kind.SAVE, Kind.RESTORE]
@@ -127,15 +129,39 @@ def elastic_programs(
         kinds += [*LEAVING, Kind.QUARANTINE]
     kinds += [Kind.OVERFLOW] * scaler
     kinds += [Kind.CONTINUE]
+    if not lookahead and program.attached:
+        kinds += [Kind.GIVE_BACK]
     if all(
         plan.every == 1 for plan in program.optimizers
     ):  # else both passes may be in one step, as of two losses
         kinds += [Kind.AGAIN]
-    if not (program.freezes or scaler):
-        if len(program.attached) == len(program.optimizers):
+    all_attached = len(program.attached) == len(program.optimizers)
+    if all_attached and all(plan.rate for plan in program.optimizers):
+        kinds += [Kind.ROLLBACK]
+    if program.delayed:
+        kinds = [kind for kind in kinds if kind not in (Kind.AGAIN, Kind.RESTORE)]
+    elif not (program.freezes or scaler or program.way is Way.BY_HAND) and _all_train(program):
+        if all_attached:
             kinds += [Kind.FAILS]  # else it may be in the first batch, before the optimizer attaches itself
         kinds += [Kind.RETRIES] * (not program.in_place)  # whether a part was made 0 there is not known
     return _with_incidents(draw, program, kinds)
+
+
+def _all_train(program: Program) -> bool:
+    return all(plan.trains == 1 for plan in program.optimizers)
+
+
+def _with_a_way_of_its_own(draw: Any, program: Program) -> Program:
+    """Some of the loops step at their head, and some of several optimizers train on every other batch."""
+    all_attached = len(program.attached) == len(program.optimizers)
+    match draw(st.integers(0, 5)):
+        case 0 if all_attached and not program.scaler and (program.told or not program.lookahead):
+            return replace(program, delayed=True, weighed=False, freezes=False)
+        case 1 if all_attached and len(program.optimizers) > 1 and not program.scaler:
+            first = replace(program.optimizers[0], trains=2)
+            plans = (first, *program.optimizers[1:])
+            return replace(program, optimizers=plans, weighed=False, freezes=False, way=Way.PLAIN)
+    return program
 
 
 @st.composite
@@ -216,7 +242,7 @@ def _places(kind: Kind, program: Program) -> st.SearchStrategy[Place]:
     match kind:
         case Kind.BREAK | Kind.RAISE:
             return st.sampled_from(Place)
-        case Kind.QUARANTINE | Kind.CONTINUE:
+        case Kind.QUARANTINE | Kind.CONTINUE | Kind.GIVE_BACK:
             return st.just(Place.FETCHED)
         case Kind.ZERO_GRAD | Kind.OVERFLOW:
             return st.just(Place.BACKWARD)

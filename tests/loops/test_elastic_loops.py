@@ -13,6 +13,7 @@ from loop_promises import BrokenPromise, is_bare_proof
 from loop_runs import run
 
 from edl_torch import ElasticDataLoader, LocalMaster
+from edl_torch.audit.verdict import Outcome
 from edl_torch.errors import AccountingError
 from edl_torch.testing import FakeMaster
 
@@ -76,6 +77,18 @@ def test_a_last_step_that_a_scaler_skips_counts_in_the_end(fused: bool) -> None:
     assert job.error is None
 
 
+def test_a_scaler_skips_the_steps_of_those_optimizers_alone_whose_gradients_overflowed() -> None:
+    """The other still has the infinite gradient among what it gathers, when the first steps again."""
+    overflow = Incident(at=0, kind=Kind.OVERFLOW, place=Place.BACKWARD)
+    plans = (Optimizer(), Optimizer(every=2))
+    job = run(Program(optimizers=plans, weighed=False, scaler=True, incidents=(overflow,)))
+    first, second = job.model.heads
+    assert first.detach().any()
+    assert second.detach().any()
+    assert set(job.reference.learnt[0]) == {(0, n) for n in range(2, 8)}
+    assert set(job.reference.learnt[1]) == {(0, n) for n in range(4, 8)}
+
+
 @pytest.mark.parametrize("counted_epochs", [False, True])
 def test_new_optimizers_each_epoch_in_place_of_the_old_ones(counted_epochs: bool) -> None:
     program = Program(data=Data(epochs=3), optimizers=ATTACHED, renew="detach", counted_epochs=counted_epochs)
@@ -97,6 +110,14 @@ def test_an_optimizer_that_never_steps_ends_in_an_error() -> None:
 @pytest.mark.parametrize("kind", [Kind.BREAK, Kind.RAISE])
 def test_a_batch_trained_on_and_given_back_is_no_bare_proof(kind: Kind) -> None:
     run(Program(incidents=(Incident(at=1, kind=kind),)))
+
+
+def test_a_step_at_the_head_after_a_report_does_not_count_the_batch_in_hand() -> None:
+    two = Optimizer(attached=True), Optimizer(attached=True)
+    few = Data(records=2, batch_size=1, records_per_shard=1, picked=False)
+    reported = (Incident(at=0, kind=Kind.REPORT),)
+    told = Program(data=few, optimizers=two, delayed=True, lookahead=1, told=True, incidents=reported)
+    run(replace(told, weighed=False, in_place=True, zeroes=False, clips=True, looks=True, swaps=True))
 
 
 def test_islice_gives_its_last_batch_back_and_that_is_no_bare_proof() -> None:
@@ -174,6 +195,16 @@ def test_a_token_in_mid_loop_is_the_instant_of_its_model(at: int, every: int) ->
     save = Incident(at=at, kind=Kind.SAVE, place=Place.BACKWARD)
     optimizers = (Optimizer(every=every, attached=True),)
     run(Program(data=Data(epochs=2), optimizers=optimizers, incidents=(save,), resume=True))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_token_before_records_that_are_dropped_leaves_a_pass_of_none(attached: bool) -> None:
+    save = Incident(at=2, kind=Kind.SAVE, place=Place.STEPPED)
+    data, optimizer = Data(records=7, epochs=2), Optimizer(attached=attached)
+    loop = Program(data=data, loader=Loader(drop_last=True), optimizers=(optimizer,), incidents=(save,))
+    job = run(replace(loop, resume=True))
+    assert job.heir is not None
+    assert job.heir.finished
 
 
 @pytest.mark.parametrize("attached", [False, True])
@@ -334,11 +365,16 @@ def test_steps_after_the_end_on_what_the_loop_has_let_go() -> None:
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("way", Way)
 def test_however_a_gradient_is_made_its_batch_is_proven(way: Way, every: int) -> None:
+    """But for those that the loop adds up by hand: nobody can say which batches are in them."""
     optimizers = (Optimizer(every=every, attached=True),)
-    job = run(Program(optimizers=optimizers, way=way, looks=True, freezes=True, clips=True, weighed=False))
+    program = Program(optimizers=optimizers, way=way, looks=True, freezes=True, clips=True, weighed=False)
+    job = run(program)
     assert job.judged is not None
     assert job.judged.exact
-    assert is_bare_proof(job.judged.verdict)
+    # What a loop gathers by hand nobody can tell: decision 0056.
+    assert is_bare_proof(job.judged.verdict) is not (way is Way.BY_HAND and program.gathers)
+    told = Outcome.DELIVERED if way is Way.BY_HAND and program.gathers else Outcome.PROVEN
+    assert job.judged.verdict.outcome is told
 
 
 @pytest.mark.parametrize("way", Way)
@@ -350,6 +386,29 @@ def test_a_step_on_what_a_failed_backward_pass_has_left_is_not_proven(way: Way, 
     assert job.reference.is_broken
     assert job.judged is not None
     assert not is_bare_proof(job.judged.verdict)
+
+
+def test_a_failed_backward_pass_of_a_batch_that_was_read_ahead_is_not_proven() -> None:
+    """The pass is over before the wrapper hands its only batch on: no batch is in hand when it fails."""
+    plans = (Optimizer(attached=True, rate=0.0), Optimizer(attached=True, every=2))
+    failed = Incident(at=0, kind=Kind.FAILS)
+    data = Data(records=1, batch_size=1)
+    run(Program(data=data, optimizers=plans, weighed=False, lookahead=1, incidents=(failed,)))
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_batch_may_be_reported_as_bad_while_a_layer_is_frozen(attached: bool) -> None:
+    failed = Incident(at=2, kind=Kind.QUARANTINE, place=Place.FETCHED)
+    data = Data(records=1, batch_size=1, epochs=3)
+    optimizers = (Optimizer(attached=attached),)
+    run(Program(data=data, optimizers=optimizers, weighed=False, freezes=True, incidents=(failed,)))
+
+
+def test_a_step_on_a_part_beside_older_gradients_counts_the_batch_in_hand() -> None:
+    plans = (Optimizer(attached=True), Optimizer(attached=True, every=2))
+    failed = Incident(at=1, kind=Kind.FAILS)
+    data = Data(records=2, batch_size=1)
+    run(Program(data=data, optimizers=plans, weighed=False, take=2, zeroes=False, incidents=(failed,)))
 
 
 @pytest.mark.parametrize("way", Way)

@@ -69,3 +69,13 @@ def test_a_token_of_ranks_is_the_instant_of_their_model(save: int, heirs: int) -
 def test_whatever_batch_all_ranks_left_at_comes_again(leave: int, attached: bool) -> None:
     """The last one of an epoch too: the ranks have agreed by then that there is none after it."""
     run(Ranks(data=Data(epochs=2), attached=attached, weighed=False, leave=leave))
+
+
+@pytest.mark.parametrize(("size", "records"), [(1, 8), (2, 24), (3, 36)])
+@pytest.mark.parametrize("every", [2, 3])
+def test_ranks_that_reduce_by_hand_after_they_left_their_loop_are_proven(
+    every: int, size: int, records: int
+) -> None:
+    """The sum of all ranks' gradients takes a gradient's place, and is not of the batch that a rank had."""
+    program = Ranks(size=size, data=Data(records=records, batch_size=4), every=(every,), leave=1)
+    assert run(program) == ""

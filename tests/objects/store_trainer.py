@@ -32,6 +32,17 @@ class Counts(nn.Module):
         return -self.learnt[numbers].sum()
 
 
+def numbers_of(batch: Any) -> torch.Tensor:
+    """The numbers of a batch's records: of rows their column `n`, of lines and bytes the first word, of
+    pictures the first pixel."""
+    if isinstance(batch, dict):
+        return torch.as_tensor(batch["n"]).long()
+    if isinstance(batch[0], str | bytes):
+        return torch.tensor([int(record.split()[0]) for record in batch])
+    pixels = batch[0][:, 0, 0].long()
+    return pixels[:, 0] + 250 * pixels[:, 1]
+
+
 def main(folder: Path, settings: dict[str, Any]) -> None:
     """Run to the end of the job, from the checkpoint where there is one."""
     model = Counts(settings["records"])
@@ -56,10 +67,9 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
             model.load_state_dict(state["model"])
             loader.load_state_dict(json.loads(state["loader"]))
         for _ in loader.epochs():
-            for number, (images, _) in enumerate(loader):
-                pixels = images[:, 0, 0].long()
+            for number, batch in enumerate(loader):
                 optimizer.zero_grad()
-                model(pixels[:, 0] + 250 * pixels[:, 1]).backward()
+                model(numbers_of(batch)).backward()
                 optimizer.step()
                 print(number, flush=True)
                 if number % EVERY == 0:

@@ -44,6 +44,7 @@ class Weed:
         self._folder = folder
         self._ports = free_ports(4)
         self.address = f"http://127.0.0.1:{self._ports[3]}"
+        self.filer_port = self._ports[2]
         self.process: subprocess.Popen[bytes] | None = None
         identity = {
             "name": "tests",
@@ -128,6 +129,13 @@ def put(client: Any, names: dict[str, bytes]) -> None:
         client.put_object(Bucket=BUCKET, Key=key, Body=body)
 
 
+class Server(ThreadingHTTPServer):
+    """One that many clients may call at once."""
+
+    daemon_threads = True
+    request_queue_size = 512
+
+
 @dataclass
 class Request:
     """One request as the proxy saw it."""
@@ -147,7 +155,8 @@ class Proxy:
     """An HTTP proxy before one server. `fault` names what is done to a request:
 
     `503` (SlowDown), `500`, `403` (ExpiredToken), `reset` before an answer, `short` (half of the body, then
-    the end), `wrong` (another range than was asked for), `trickle` (a byte, and then nothing for a while).
+    the end), `wrong` (another range than was asked for), `trickle` (a byte, and then nothing for a while),
+    `stale` (a listing as it was answered before).
     """
 
     address: str
@@ -158,7 +167,9 @@ class Proxy:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
         self._under_way = 0
+        self._listed: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self._ended = threading.Event()
         proxy = self
 
@@ -184,12 +195,8 @@ class Proxy:
 
             do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 512
-            block_on_close = False
-
         self._server = Server(("127.0.0.1", 0), Handler)
+        self._server.block_on_close = False
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -207,6 +214,10 @@ class Proxy:
             if one.method == "GET" and "list-type" not in one.path and one.status < 300
         ]
 
+    def ranges(self) -> set[tuple[str, str]]:
+        """Objects and ranges of them that were answered: a slow answer is asked for again."""
+        return {(one.path, one.range) for one in self.gets()}
+
     def lists(self) -> list[Request]:
         """Requests for listings that were answered."""
         return [one for one in self.log if "list-type" in one.path and one.status < 300]
@@ -223,8 +234,14 @@ class Proxy:
                 self._ended.wait(self.latency_s)
             self._do(handler, body, request, self.fault(request))
         finally:
-            with self._lock:
+            with self._answered:
                 self._under_way -= 1
+                self._answered.notify_all()
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so after an answer."""
+        with self._answered:
+            assert self._answered.wait_for(is_so, timeout=30)
 
     def _do(self, handler: BaseHTTPRequestHandler, body: bytes, request: Request, fault: str) -> None:
         if fault == "reset":
@@ -237,7 +254,12 @@ class Proxy:
             said = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told</Message></Error>".encode()
             self._send(handler, request, int(fault), {"content-length": str(len(said))}, said)
             return
+        if fault == "stale" and request.path in self._listed:
+            self._send(handler, request, *self._listed[request.path])
+            return
         status, said_headers, data = self._ask(handler, body, dict(handler.headers))
+        if "list-type" in request.path and status == 200:
+            self._listed[request.path] = status, said_headers, data
         if fault == "wrong" and "content-range" in said_headers:  # the request's range is signed
             first = int(said_headers["content-range"].partition("-")[0].removeprefix("bytes ")) + 1
             total, data = said_headers["content-range"].partition("/")[2], data[:1]
@@ -298,6 +320,17 @@ class Proxy:
 
 
 @contextlib.contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server on loopback that answers by `handler`, as its URL."""
+    with Server(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@contextlib.contextmanager
 def web_server(folder: Path) -> Iterator[str]:
     """A plain web server of a folder: it knows ranges, and neither listings nor ETags."""
 
@@ -326,13 +359,19 @@ def web_server(folder: Path) -> Iterator[str]:
             self.wfile.write(part)
             return None
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 512
+    with served(Handler) as url:
+        yield url
 
-    with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+
+@dataclass
+class Place:
+    """A kind of place; `of` puts a folder's files there, and returns the URL or path."""
+
+    kind: str
+    options: dict[str, Any]
+    of: Callable[[Path], str]
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """The files of a folder by their names below it."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}

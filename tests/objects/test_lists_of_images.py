@@ -1,8 +1,7 @@
-"""COCO files and lists of images in a store: the records are those of the same files here."""
+"""COCO files and lists of images in a store; `test_readers` reads the same files at every place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,18 @@ from edl_torch import ElasticDataLoader
 from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import (
     CocoCaptionsReader,
-    CocoDetectionReader,
+    CsvReader,
     ImageManifestReader,
     open_reader,
 )
-from edl_torch.readers.images.files import ImageFilesReader
-from edl_torch.testing import check_reader
+from edl_torch.shard import TaskType
 
-Make = Callable[[str, dict[str, Any]], ImageFilesReader]  # of a folder or URL, and further arguments
-KINDS: dict[str, Make] = {
-    "captions": lambda at, more: CocoCaptionsReader(
-        f"{at}/images", f"{at}/annotations/captions.json", **more
-    ),
-    "captions of images": lambda at, more: CocoCaptionsReader(
-        f"{at}/images", f"{at}/annotations/captions.json", "image", **more
-    ),
-    "detection": lambda at, more: CocoDetectionReader(
-        f"{at}/images", f"{at}/annotations/instances.json", masks=True, **more
-    ),
-    "manifest": lambda at, more: ImageManifestReader(f"{at}/manifest.csv", **more),
-}
+
+def manifest(at: str, **more: Any) -> ImageManifestReader:
+    return ImageManifestReader(f"{at}/manifest.csv", **more)
 
 
 def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(np.array_equal(one, other))
@@ -50,46 +36,27 @@ def both(tmp_path: Path, bucket: Any, request: pytest.FixtureRequest) -> tuple[s
     """The files here, and the URL of the same files there."""
     write_coco(tmp_path)
     write_manifest(tmp_path)
-    prefix = f"lists/{request.node.callspec.id if hasattr(request.node, 'callspec') else request.node.name}"
+    prefix = f"lists/{request.node.name}"
     files = {str(f.relative_to(tmp_path)): f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
     put(bucket, {f"{prefix}/{name}": data for name, data in files.items()})
     return str(tmp_path), f"s3://{BUCKET}/{prefix}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_records_are_those_of_the_same_files_here(both, weed, kind):
-    here, there = both
-    options = {"storage_options": weed.options()}
-    local, stored = KINDS[kind](here, {}), KINDS[kind](there, options)
-    assert stored.count == local.count > 3
-    assert all(same(stored.load(n), local.load(n)) for n in range(local.count))
-    begun = stored.begin(range(stored.count))
-    assert begun is not None
-    assert all(same(begun.record(n), local.load(n)) for n in range(local.count))
-    assert stored.fingerprint() == local.fingerprint()
-    assert stored.fingerprint(whole=True) == local.fingerprint(whole=True)
-    check_reader(lambda: KINDS[kind](there, options))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_web_server_lists_none_and_is_asked_for_each(tmp_path, kind):
-    write_coco(tmp_path)
+def test_a_web_server_lists_none_and_is_asked_for_each(tmp_path):
     write_manifest(tmp_path, [1, 2, 3, 0, 2])
     (tmp_path / "images" / "0001.png").rename(tmp_path / "images" / "a b%20ü.png")
     listed = (tmp_path / "manifest.csv").read_text().replace("0001.png", "a b%20ü.png")
     (tmp_path / "manifest.csv").write_text(listed)
-    local = KINDS[kind](str(tmp_path), {})
+    local = manifest(str(tmp_path))
     with web_server(tmp_path) as url:
-        stored = KINDS[kind](url, {})
+        stored = manifest(url)
         assert all(same(stored.load(n), local.load(n)) for n in range(local.count))
         assert stored.fingerprint() == local.fingerprint()
-        check_reader(lambda: KINDS[kind](url, {}))
         (tmp_path / "images" / "a b%20ü.png").unlink()
-        if kind == "manifest":
-            with pytest.raises(SourceChanged, match="it is gone"):
-                stored.load(1)
-            with pytest.raises(BadRecord, match="the file is missing"):
-                KINDS[kind](url, {}).load(1)
+        with pytest.raises(SourceChanged, match="it is gone"):
+            stored.load(1)
+        with pytest.raises(BadRecord, match="the file is missing"):
+            manifest(url).load(1)
 
 
 def test_a_list_in_a_store_is_enough(both, weed):
@@ -109,10 +76,10 @@ def test_a_list_here_may_have_its_images_there(both, weed):
 
 def test_an_image_that_is_not_there_is_its_records_fault(both, weed, bucket):
     _, there = both
-    reader = KINDS["manifest"](there, {"storage_options": weed.options()})
+    reader = manifest(there, storage_options=weed.options())
     name = reader.image_files.path(1)
     bucket.delete_object(Bucket=BUCKET, Key=name.removeprefix(f"s3://{BUCKET}/"))
-    reader = KINDS["manifest"](there, {"storage_options": weed.options()})
+    reader = manifest(there, storage_options=weed.options())
     begun = reader.begin(range(4))
     for read in (reader.load, begun.record):
         with pytest.raises(BadRecord, match=f"image '{name}' cannot be read: the file is missing"):
@@ -130,5 +97,19 @@ def test_what_is_wrong_with_lists_there(both, weed, bucket):
             f"{there}/no-images", f"{there}/annotations/captions.json", storage_options=options
         )
     put(bucket, {"lists/rows.csv": b"a,b,c\n1,2,3\n"})
+    assert type(open_reader(f"s3://{BUCKET}/lists/rows.csv", storage_options=options)) is CsvReader
     with pytest.raises(ReaderError, match="is no folder with files; check the bucket and the path, or name"):
-        open_reader(f"s3://{BUCKET}/lists/rows.csv", storage_options=options)
+        open_reader(f"s3://{BUCKET}/lists/none", storage_options=options)
+
+
+def test_of_a_table_the_first_lines_tell_that_it_lists_no_images(bucket, weed, proxy):
+    put(bucket, {"lists/long.csv": b"a,b\n" + b"1,2\n" * 300_000})
+    options = weed.options(proxy.url)
+    assert (
+        ImageManifestReader.arguments_for(
+            f"s3://{BUCKET}/lists/long.csv", TaskType.TRAINING, {"storage_options": options}
+        )
+        is None
+    )
+    (head,) = proxy.gets()
+    assert head.range == "bytes=0-65535"

@@ -5,6 +5,7 @@
     python tests/simulation/run.py --trainers 12 --shards 3000 --seed 7 --faults 300 --restores 3
     python tests/simulation/run.py --models 500 --jobs 2     # jobs with one model, whose weights are watched
     python tests/simulation/run.py --models 1 --seed 17      # one of them again
+    python tests/simulation/run.py --mixtures 100            # mixtures whose weights change
 
 A seed and the numbers beside it fix every event; `digest` is of all of them. Time is the cluster's own.
 """
@@ -19,12 +20,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for who runs it from a checkout
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sim_cluster import Cluster, Options, Result
+from sim_mixture import MixtureModel
 from sim_model import BrokenPromise
 from sim_model_job import ModelJob, ModelResult, model_options
 from sim_trainer import Job
@@ -55,6 +59,23 @@ def options(seed: int, *, trainers: int, shards: int, faults: int, restores: int
     return Options(seed=seed, trainers=trainers, job=job, faults=faults, restores=restores)
 
 
+def mixture_options(seed: int, *, shards: int, faults: int, restores: int) -> Options:
+    """A mixture of two to ten components, some of which are read many times over, under faults."""
+    chance = random.Random(f"mixture {seed}")
+    sizes = tuple(chance.choice((1, 3, 50, 700, 4000)) for _ in range(chance.randint(2, 10)))
+    whole = options(seed, trainers=chance.randint(1, 12), shards=shards, faults=faults, restores=restores)
+    job = replace(
+        whole.job,
+        components=sizes,
+        epochs=1,
+        shuffle_shards=False,
+        shuffle_window=None,
+        drop_last=False,
+        saves=0.01,
+    )
+    return replace(whole, job=job)
+
+
 def report(seed: int, result: Result, wall_s: float) -> str:
     """One paragraph."""
     faults = ", ".join(f"{kind} {count}" for kind, count in sorted(result.faults.items()))
@@ -82,6 +103,31 @@ def runs(arguments: argparse.Namespace) -> Iterator[Options]:
     yield options(
         arguments.seed or 1, trainers=trainers, shards=shards, faults=faults, restores=arguments.restores
     )
+
+
+def mixtures(seeds: range) -> int:
+    """Many of them. Returns the exit status."""
+    began = time.process_time()
+    sums: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    for seed in seeds:
+        cluster = Cluster(mixture_options(seed, shards=800, faults=150, restores=3))
+        try:
+            result = cluster.run()
+        except BrokenPromise as broken:
+            sums["broken"] += 1
+            print(f"seed {seed}: BROKEN: {broken}", flush=True)
+            continue
+        assert isinstance(cluster.model, MixtureModel)
+        sums.update(events=result.events, changes=cluster.model.changes, read=cluster.model.read)
+        faults.update(result.faults)
+    print(
+        f"{len(seeds)} seeds, {sums['broken']} broken: {sums['events']} events in "
+        f"{time.process_time() - began:.0f} s of processor time; {sums['changes']} changes of weights, "
+        f"{sums['read']} records read, each the one that the book has\n  faults: {_listed(faults)}",
+        flush=True,
+    )
+    return 1 if sums["broken"] else 0
 
 
 def play(seed: int) -> ModelResult | str:
@@ -146,6 +192,7 @@ def main() -> int:
     parser.add_argument(
         "--models", type=int, metavar="SEEDS", help="so many jobs with one model, from --seed on (1)"
     )
+    parser.add_argument("--mixtures", type=int, metavar="SEEDS", help="so many mixtures, from --seed on (1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes for --models")
     parser.add_argument(
         "--progress", action="store_true", help="a line on stderr each 10 s of simulated time"
@@ -155,6 +202,9 @@ def main() -> int:
     if arguments.models:
         first = arguments.seed or 1
         return models(range(first, first + arguments.models), arguments.jobs)
+    if arguments.mixtures:
+        first = arguments.seed or 1
+        return mixtures(range(first, first + arguments.mixtures))
     for each in runs(arguments):
         began = time.monotonic()
         cluster = Cluster(each, tell) if arguments.progress else Cluster(each)

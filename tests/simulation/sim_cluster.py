@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sim_hub import Hub
 from sim_master import DATASET, SimMaster
+from sim_mixture import MixtureModel, Reweigher
 from sim_model import BrokenPromise, Model
 from sim_network import Network, Weather
 from sim_trainer import Job, Trainer
@@ -31,6 +32,7 @@ ALL_FAULTS: dict[str, int] = {
     "join": 4,
     "leave": 4,
     "forge": 10,
+    "weights": 40,  # of mixtures
 }
 
 
@@ -85,7 +87,7 @@ class Cluster:
         self.hub = Hub()
         self.chance = random.Random(options.seed)
         spec = job.spec()
-        self.model = watch(Plan(spec), job.batch)
+        self.model = (MixtureModel if job.components else watch)(Plan(spec), job.batch)
         self.master = SimMaster(
             self.hub,
             self.model,
@@ -205,7 +207,9 @@ class Cluster:
             self._restores -= 1
             kind = "restore"
         else:
-            kinds = [kind for kind in ALL_FAULTS if kind != "master" or self.hub.now > self._spared_until]
+            never = () if self.options.job.components else ("weights",)
+            never += () if self.hub.now > self._spared_until else ("master",)
+            kinds = [kind for kind in ALL_FAULTS if kind not in never]
             kind = self.chance.choices(kinds, [ALL_FAULTS[kind] for kind in kinds])[0]
         self.counts[kind] += 1
         self.model.note(self.hub.now, kind)
@@ -275,6 +279,11 @@ class Cluster:
 
     def _leave(self, trainer: Trainer) -> None:
         trainer.leave = True
+
+    def _weights(self, _: Trainer) -> None:
+        """Somebody gives the mixture other weights."""
+        assert isinstance(self.model, MixtureModel)
+        Reweigher(self.hub, self.master, self.model, self.chance).begin()
 
     def _forge(self, trainer: Trainer) -> None:
         """A late or misled outcome: another's lease, or another attempt. It must be refused."""

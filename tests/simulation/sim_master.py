@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from edl_torch.core.calls import (
     ReportCall,
     Request,
     RestoreCall,
+    SetWeightsCall,
     SnapshotCall,
     StatusCall,
 )
@@ -33,7 +35,8 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.persistence import load, update
 from edl_torch.core.status import DatasetStatus, MasterStatus
-from edl_torch.errors import EdlError, SessionLost, Unsupported
+from edl_torch.errors import EdlError, SessionLost, StaleLease, Unsupported
+from edl_torch.shard import MixtureSegment
 
 if TYPE_CHECKING:
     from sim_network import Heartbeat, SimCall
@@ -247,6 +250,12 @@ class SimMaster:
             self._see(self.model.restored, position, lineage)
         return lineage
 
+    def _set_weights(self, call: SetWeightsCall) -> MixtureSegment:
+        segment = self.dispatcher.set_weights(call, self.hub.now)
+        self.model.note(self.hub.now, "weights", segment.start)
+        self._see(self.model.reweighed, call, segment)
+        return segment
+
     def _progress(self, call: ProgressCall) -> DatasetStatus:
         return self.dispatcher.progress(call, self.hub.now)
 
@@ -312,7 +321,8 @@ class SimMaster:
     def forge(self, call: ReportCall) -> None:
         """A report that no trainer sent: of a lease that is another session's, or another attempt."""
         if self.up:
-            self._report(call)
+            with suppress(StaleLease):  # of a history that is over: refused as a whole
+                self._report(call)
             self._answer(None, None, None)
 
     # Presence -------------------------------------------------------------------------------------------

@@ -11,11 +11,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edl_torch.core.calls import Grant, LeaseAnswer, LeaseCall, ReportAnswer, ReportCall
+from edl_torch.core.calls import (
+    Fence,
+    Grant,
+    LeaseAnswer,
+    LeaseCall,
+    ReportAnswer,
+    ReportCall,
+    SetWeightsCall,
+)
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.plan import Plan
 from edl_torch.core.state import Released
-from edl_torch.shard import Slice
+from edl_torch.shard import MixtureSegment, Slice
 from edl_torch.trainer.vocabulary import Ticket
 
 WAITING, LENT, DONE, BAD = range(4)
@@ -69,6 +77,12 @@ class History:
 
     def leased(self, call: LeaseCall, answer: LeaseAnswer) -> None:
         """A lease call was answered."""
+
+    def begun(self, fence: Fence, cut: Slice, plan: Plan) -> None:
+        """A trainer begins to read what it was lent."""
+
+    def reweighed(self, call: SetWeightsCall, segment: MixtureSegment) -> None:
+        """A change of weights was carried out, or repeated."""
 
     def handed(self, session: str, ticket: Ticket) -> None:
         """A batch goes to a training loop."""

@@ -24,7 +24,7 @@ from edl_torch.core.status import DatasetStatus
 from edl_torch.core.token import Token
 from edl_torch.errors import EdlError, MasterUnavailable, ServiceClosed, StaleLease
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.state import Config
+from edl_torch.trainer.state import TrainerConfig
 from edl_torch.trainer.trainer import Trainer
 from edl_torch.trainer.vocabulary import (
     Action,
@@ -60,7 +60,7 @@ class SimSession:
         self.id = name
         self.description = description
         self.checkpoints: dict[str, str] = {}  # by folder: the one that this session loaded or saved last
-        config = Config(
+        config = TrainerConfig(
             session=name,
             dataset=description.name,
             batch_size=description.batch_size,

@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 from sim_hub import Hub, Sleep
 from sim_master import DATASET, SimMaster
+from sim_mixture import reader_of
 from sim_model import BrokenPromise, History
 from sim_network import Network
 from sim_session import SimSession
 
 from edl_torch.client.description import Description
 from edl_torch.core.calls import Grant
+from edl_torch.core.registration import new_spec
 from edl_torch.errors import AccountingError, EdlError, InvalidArgument
 from edl_torch.shard import DatasetSpec, Source
 from edl_torch.trainer.vocabulary import Procedure, Tally, Ticket, Wait, ticket_size
@@ -48,9 +50,13 @@ class Job:
     step_s: float = 0.5
     data: int = 0  # which data they are
     follows_data: bool = False  # whether it goes on, on purpose, from a token of other data
+    components: tuple[int, ...] = ()  # sizes, of a mixture
 
     def spec(self) -> DatasetSpec:
         """As a master has it."""
+        if self.components:
+            description = self.description()
+            return new_spec(description.in_full(description.sources() or ()), self.batch)
         return DatasetSpec(
             name=DATASET,
             sources=(Source(name="", count=self.size),),
@@ -64,6 +70,15 @@ class Job:
 
     def description(self) -> Description:
         """As a service describes it."""
+        if self.components:
+            return Description(
+                name=DATASET,
+                batch_size=self.batch,
+                reader=reader_of(self.components, self.size, self.seed),
+                records_per_shard=self.records_per_shard,
+                seed=self.seed,
+                max_bad_records=self.size if self.bad_every else 0,
+            )
         return Description(
             name=DATASET,
             batch_size=self.batch,
@@ -305,13 +320,16 @@ class Trainer:
 
     def begun(self, stream: str, grant: Grant) -> None:
         """A reading process begins to read a lease."""
+        plan = self._trainer.state.registered.plan
+        if plan is not None:
+            self._model.begun(self._trainer.state.fence, grant.slice, plan)
 
     def read_batch(self, stream: str, tally: Tally) -> Procedure[Ticket]:
         """Return the batch that a reading process has drawn."""
         self.batches_read += 1
         if self.pace.read_s:
             yield Sleep(self.pace.read_s)
-        return tally.take()
+        return tally.take()[0]
 
     def first_bad(self, stream: str, grant: Grant, first: int, stop: int) -> int:
         """The first position from `first` on that cannot be read; the same for whoever reads it.

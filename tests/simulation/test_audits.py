@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import sim_cluster
-from run import options
+from mixture_proof import prove
+from run import mixture_options, options
 from sim_cluster import Cluster
 from sim_master import DATASET
+from sim_mixture import MixtureModel
 from sim_model import Model
 
 from edl_torch.audit.chain import FinalWord, final_words
@@ -27,7 +29,8 @@ from edl_torch.core.plan import Plan
 from edl_torch.shard import Slice
 from edl_torch.trainer.vocabulary import Ticket
 
-SEEDS = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "2 5 8").split()]
+GIVEN = [int(word) for word in os.environ.get("EDL_SIMULATION_SEEDS", "").split()]
+SEEDS = GIVEN or [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in (5, 8))]
 SHORT = {"trainers": 8, "shards": 400, "faults": 100}
 CUT_OFF = {"stop": 15, "cut": 10, "stream": 15, "hang": 8, "master": 4}
 
@@ -88,6 +91,24 @@ def test_logs_of_trainers_under_random_faults_prove_every_record(
         assert verdict.quarantined == model.bad
         if words:  # else a record that nobody answered for is taken for trained on, not for a remainder
             assert verdict.acknowledged == model.done
+
+
+@pytest.mark.parametrize("restores", [0, 3])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_logs_of_a_mixture_prove_shares_and_records(tmp_path: Path, seed: int, restores: int) -> None:
+    job = replace(mixture_options(seed, shards=400, faults=100, restores=restores), audit_dir=tmp_path)
+    cluster = Cluster(job)
+    cluster.run()
+    model = cluster.model
+    assert isinstance(model, MixtureModel)
+    verdict = judged(tmp_path, final_words(cluster.master.dispatcher))
+    assert verdict.delivered
+    assert (verdict.acknowledged, verdict.quarantined) == (model.done, model.bad)
+    proof = prove([str(tmp_path)])
+    assert (proof["records"], proof["quarantined"], proof["missing"]) == (model.done, model.bad, 0)
+    assert {c.name: c.acknowledged for c in verdict.components} == {
+        name: one["given"] for name, one in proof["components"].items()
+    }
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -17,17 +17,21 @@ from typing import Any
 
 import pytest
 import sim_cluster
-from run import options
+from run import mixture_options, options
 from sim_cluster import Cluster
+from sim_master import SimMaster
+from sim_mixture import MixtureModel
 from sim_model import BrokenPromise
 from sim_network import Weather
 
+from edl_torch.core import ledger, mixture
+from edl_torch.core.backlog import Backlog
 from edl_torch.core.changes import Changes, Mark
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Lease, Leases
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.errors import StaleLease
-from edl_torch.shard import Slice
+from edl_torch.shard import MixtureSegment, Slice
 from edl_torch.trainer.elastic import ElasticPasses
 from edl_torch.trainer.registrar import Confirmer
 from edl_torch.trainer.vocabulary import Evidence, Procedure, Ticket
@@ -44,6 +48,20 @@ def test_whatever_happens_every_promise_holds(seed: int) -> None:
     result = Cluster(options(seed, **SHORT)).run()
     print(result)
     assert result.faults.total() == SHORT["faults"]
+
+
+MIXED = {"shards": 500, "faults": 100, "restores": 3}
+
+
+@pytest.mark.parametrize(
+    "seed", [1, 4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, *range(5, 60)))]
+)
+def test_each_index_of_a_mixture_is_the_record_of_its_book_whatever_happens(seed: int) -> None:
+    cluster = Cluster(mixture_options(seed, **MIXED))
+    cluster.run()
+    assert isinstance(cluster.model, MixtureModel)
+    assert cluster.model.changes
+    assert cluster.model.read >= cluster.options.job.size
 
 
 def test_it_is_fast_enough_to_be_of_use() -> None:
@@ -196,6 +214,52 @@ def broken_tickets(patch: pytest.MonkeyPatch) -> None:
 def broken_confirming(patch: pytest.MonkeyPatch) -> None:
     """A trainer that was cut off does not ask what is still its own."""
     patch.setattr(Confirmer, "ensure", lambda self: iter(()))
+
+
+def broken_token(patch: pytest.MonkeyPatch) -> None:
+    """A token does not say which weights hold."""
+    patch.setattr(ledger, "needed", lambda segments, index: ())
+
+
+def broken_start(patch: pytest.MonkeyPatch) -> None:
+    """New weights hold for what is lent, too."""
+    patch.setattr(Backlog, "passed", property(lambda self: max(0, self.plan.size - self._ahead - 8)))
+
+
+def broken_lags(patch: pytest.MonkeyPatch) -> None:
+    """What a component was owed is forgotten when weights change."""
+    settled = mixture._settled
+    patch.setattr(mixture, "_settled", lambda lags, *more: settled([0] * len(lags), *more))
+
+
+def broken_promise(patch: pytest.MonkeyPatch) -> None:
+    """Who gives other weights is answered before they are in the journal."""
+    answer = SimMaster._answer
+
+    def early(self: SimMaster, reply: Any, value: Any, error: Any) -> None:
+        if isinstance(value, MixtureSegment):
+            reply.send(value, error)
+            reply = None
+        answer(self, reply, value, error)
+
+    patch.setattr(SimMaster, "_answer", early)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "seed", "promise"),
+    [
+        (broken_token, 6, "another record"),
+        (broken_start, 1, "new weights hold for what is lent|lost or doubled"),
+        (broken_lags, 1, "another order"),
+        (broken_promise, 1, "answered and are not kept"),
+    ],
+)
+def test_code_that_breaks_a_promise_of_mixtures_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, break_it: Any, seed: int, promise: str
+) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(BrokenPromise, match=promise):
+        Cluster(mixture_options(seed, **MIXED)).run()
 
 
 @pytest.mark.parametrize(

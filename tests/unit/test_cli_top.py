@@ -70,7 +70,7 @@ def test_it_shows_what_a_batch_takes_to_read_and_to_transform() -> None:
         assert "a batch is read in 1.2 s, transformed in 500 µs" in " ".join(text.split())
         assert "1.2 s" in row
         assert "500 µs" in row
-        assert "1 s" in row  # since it was heard of
+        assert "1.0 s" in row  # since it was heard of
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
-"""What the tests of a framework import, the processes that they start find, whatever is installed here."""
+"""What the tests with frameworks have in common, and the page that lists them."""
 
 from __future__ import annotations
 
 import ast
 import os
+import random
+import re
 import runpy
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import framework_folder
 import pytest
+from kill_matrix import KILLS, LATER, lives
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = sorted(path.parent for path in TESTS.glob("*_*/conftest.py") if "hooks_of" in path.read_text())
@@ -67,3 +70,56 @@ def test_every_framework_has_its_folder() -> None:
     makefile = (TESTS.parent / "Makefile").read_text(encoding="utf-8")
     assert [folder for folder in FOLDERS if f"pytest -q tests/{folder.name} " not in makefile] == []
     assert len(FOLDERS) == 8
+
+
+# docs/frameworks.md names tests that there are, for every adapter -------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`(tests/\S+\.py)::(\w+)`", PAGE)
+
+
+def functions_of(file: str) -> set[str]:
+    """By its source: no environment has all frameworks."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_that_it_names_exists() -> None:
+    assert len(NAMED) > 20
+    assert [name for file, name in NAMED if name not in functions_of(file)] == []
+
+
+def test_every_adapter_has_jobs_and_a_case_of_plain_use() -> None:
+    proven, plain = PAGE.split("## Without the adapter")
+    folders = {path.name for path in (ROOT / "tests").iterdir() if re.match("with_|on_ray", path.name)}
+    assert len(folders) == 8
+    for folder in folders:
+        assert f"tests/{folder}/" in plain, folder
+        assert f"tests/{folder}/" in proven or folder == "with_tensorflow"
+
+
+# The plan of ten deaths: a job has not come to its end before the tenth -------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("keeps", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("same", [False, True])
+def test_a_job_is_not_over_before_its_tenth_death(ranks: int, keeps: float, same: bool) -> None:
+    """Whatever part of what a life has read its checkpoints keep."""
+    batches = 404
+    for seed in range(100):
+        done, ends = 0, 0
+        planned = lives(ranks, lambda: batches - done, random.Random(seed), same=same)  # noqa: B023
+        several = []
+        for number, life in enumerate(planned):
+            if life.ends_epoch:
+                ends += 1
+                assert number == KILLS - 1 or done < batches // 2, "the first epoch is over already"
+                done = ends * batches // 2
+            else:
+                done += int((life.batches + LATER) * life.ranks * keeps)
+            assert number == KILLS - 1 or done < batches
+            several.append(life.ranks)
+        assert sorted(several) == [ranks if same else 1] * 3 + [ranks] * 7

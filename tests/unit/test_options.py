@@ -15,7 +15,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import OPTIONS, DatasetOptions, DatasetSpec, Registration
 
 PACKAGE = Path(edl_torch.__file__).parent
-MIXTURE = ["components", "weights", "stops"]  # what a dataset is made of, as its sources are: no option
+MIXTURE = ["components", "weights", "stops", "turn"]  # what a dataset is made of: no option
 ORDER_BY_OTHER_WORDS = {"shuffle", "shuffle_shards", "shuffle_in_shard"}  # which loaders and services put so
 
 

@@ -32,7 +32,9 @@ from edl_torch.readers import ImageFolderReader
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 10,
+    "docs/training.md": 3,
+    "docs/training-reference.md": 5,
+    "docs/readers.md": 2,
     "docs/elasticdl.md": 1,
     "docs/testing.md": 1,
     "docs/threads.md": 1,
@@ -44,16 +46,16 @@ RUN_ELSEWHERE = {
     "docs/deepspeed.md": "with_deepspeed/test_deepspeed_page.py",
     "docs/images.md": "unit/readers/test_image_docs.py",
     "docs/lightning.md": "with_lightning/test_lightning_page.py",
-    "docs/maxcompute.md": "unit/readers/odps/test_odps_docs.py",
+    "docs/maxcompute.md": "unit/readers/odps/test_odps_iterator.py",
     "docs/mixtures.md": "integration/test_mixtures.py",
     "docs/objects.md": "objects/test_images.py",
     "docs/parquet.md": "integration/test_file_readers.py",
     "docs/recordio.md": "integration/test_file_readers.py",
     "docs/tar.md": "integration/test_file_readers.py",
     "docs/synchronous.md": "unit/test_pages.py",
-    "docs/tensorflow.md": "with_tensorflow/test_tf_page.py",
+    "docs/tensorflow.md": "with_tensorflow/test_tf_dataset.py",
     "docs/text-and-csv.md": "integration/test_file_readers.py",
-    "docs/torchtitan.md": "with_torchtitan/test_titan_page.py",
+    "docs/torchtitan.md": "with_torchtitan/test_titan_loader.py",
     "docs/tutorial.md": "integration/test_tutorial.py",
 }
 ONLY_READ = {"docs/ray.md", "docs/slurm.md", "docs/torchrun.md"}
@@ -136,7 +138,7 @@ def test_the_readme_is_short_and_its_program_is_proven(
 def test_the_loop_that_looks_for_notices_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = (block for block in blocks("docs/training.md") if "loader.preempted" in block)
+    (block,) = (block for block in blocks("docs/training-reference.md") if "loader.preempted" in block)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
     program: dict[str, object] = {"__name__": "page"}
@@ -258,7 +260,7 @@ def test_the_loop_of_synchronous_ranks_runs(
 def test_the_whole_program_of_ddp_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_rank: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the only rank; `integration/test_ddp_page.py` has two, of which one is killed."""
+    """As the only rank; `integration/test_tutorial.py` has two, of which one is killed."""
     monkeypatch.chdir(tmp_path)
     (program,) = blocks("docs/ddp.md")
     module = ModuleType("page_ddp")

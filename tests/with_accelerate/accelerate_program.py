@@ -1,7 +1,4 @@
-"""A job of Accelerate's, which goes on from Accelerate's own states: one process of it, as tests start it.
-
-Under torchrun the last process is killed in its first life.
-"""
+"""A program of one rank that trains with Accelerate, and its model."""
 
 from __future__ import annotations
 
@@ -10,19 +7,35 @@ import os
 import sys
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch._dynamo  # else the first optimizer does, in every attempt
 from accelerate import Accelerator
-from accelerate_model import Remembers
 from framework_jobs import TOLD, Death, note_step
-from memory_model import BATCH, EPOCHS, RECORDS, Tally
+from memory_model import BATCH, EPOCHS, RECORDS, Tally, fresh_counts, learnt
 
 from edl_torch import ElasticDataLoader
 from edl_torch.client.torchrun import init_process_group
 from edl_torch.integrations.accelerate import prepare
+
+
+class Remembers(torch.nn.Module):
+    """Counts what it learns."""
+
+    def __init__(self, records: int = RECORDS) -> None:
+        super().__init__()
+        self.counts = fresh_counts(records)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -self.counts[batch]
+
+    @property
+    def learnt(self) -> Counter[int]:
+        """How often each record was learnt."""
+        return learnt(self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate_model import Remembers
+from accelerate_program import Remembers
 from memory_model import BATCH, EPOCHS, RECORDS, Tally, each
 from torch.utils.data import DataLoader
 

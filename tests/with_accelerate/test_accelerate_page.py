@@ -1,4 +1,4 @@
-"""docs/accelerate.md: its program runs before and after the change, and its table has tests."""
+"""The page of Accelerate, and jobs that are killed and resumed as it says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from accelerate_model import Remembers
+from accelerate_program import Remembers, Settings
+from kill_matrix import EVERY, each_job
+from memory_jobs import (
+    KILLED,
+    TOLD_TO_END,
+    Start,
+    kill_and_check,
+    kill_ten_times_and_check,
+    kill_under_torchrun_and_check,
+    tell_and_check,
+)
 from memory_model import EPOCHS, RECORDS, Tally, each
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accelerate.md").read_text("utf-8")
@@ -101,3 +111,34 @@ def test_what_the_page_says_of_plain_use_has_a_test() -> None:
     rows = re.findall(r"^\| (?!use|---)", table, re.M)
     tests = Path(__file__).with_name("test_accelerate.py").read_text("utf-8")
     assert len(rows) == tests[tests.index("# Plain use") :].count("\ndef test_")
+
+
+# Jobs that are killed, and go on from their checkpoints -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "workers", "accumulate", "every", "seed"), KILLED)
+def test_a_job_that_is_killed_learns_each_record_of_each_epoch_once(
+    start_job: Start, ranks: int, workers: int, accumulate: int, every: int, seed: int
+) -> None:
+    settings = Settings(ranks=ranks, workers=workers, accumulate=accumulate, every=every)
+    kill_and_check(start_job, settings, seed, {"epoch over": EPOCHS, "saving": EPOCHS})
+
+
+@each_job
+def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
+    start_job: Start, ranks: int, workers: int, accumulate: int
+) -> None:
+    settings = Settings(ranks=ranks, workers=workers, accumulate=accumulate, every=EVERY[accumulate])
+    kill_ten_times_and_check(start_job, settings, {"saving": settings.every}, ["epoch over"])
+
+
+@pytest.mark.parametrize(("ranks", "workers", "accumulate"), TOLD_TO_END)
+def test_a_job_that_is_told_to_end_saves_and_loses_no_step(
+    start_job: Start, ranks: int, workers: int, accumulate: int
+) -> None:
+    settings = Settings(ranks=ranks, workers=workers, accumulate=accumulate, every=100, step_s=0.02)
+    tell_and_check(start_job, settings)
+
+
+def test_under_torchrun_a_killed_rank_costs_a_restart_and_no_record(tmp_path: Path) -> None:
+    kill_under_torchrun_and_check(Path(__file__).with_name("accelerate_program.py"), tmp_path)

@@ -1,8 +1,4 @@
-"""A job of Lightning's, which goes on from Lightning's own checkpoint: one rank of it, as tests start it.
-
-Under torchrun it is the program of docs/lightning.md with several ranks; the last rank is killed in its first
-life.
-"""
+"""A program of one rank that trains with Lightning, and its model."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import os
 import sys
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,37 @@ import torch
 import torch._dynamo  # else the first optimizer does, in every attempt
 from framework_jobs import Death, note_step
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning_model import Remembers
-from memory_model import BATCH, EPOCHS, RECORDS
+from memory_model import BATCH, EPOCHS, RECORDS, Tally, fresh_counts, learnt
 
 from edl_torch import ElasticDataLoader
 from edl_torch.client.torchrun import init_process_group
 from edl_torch.integrations.lightning import ElasticCallback
+
+
+class Remembers(pl.LightningModule):
+    """Counts what it learns. `loader` is a synchronous one, whose losses are weighed."""
+
+    def __init__(self, loader: Any = None, records: int = RECORDS) -> None:
+        super().__init__()
+        self.counts = fresh_counts(records)
+        self.loader = loader
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        """A sum over records: their shares in a window's gradient are equal."""
+        if self.loader is None:
+            return -self.counts[batch].sum()
+        return self.loader.weigh(-self.counts[batch].mean())
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        return Tally(self.counts, mean=self.loader is not None)
+
+    @property
+    def learnt(self) -> Counter[int]:
+        """How often each record was learnt."""
+        return learnt(self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning_model import Remembers
+from lightning_program import Remembers
 from memory_model import BATCH, EPOCHS, RECORDS, Tally, each
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset

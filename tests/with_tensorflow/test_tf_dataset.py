@@ -1,6 +1,9 @@
-"""The dataset alone, in a loop of one's own: prefetched is not trained."""
+"""Datasets of TensorFlow's over shards, and the page."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,3 +81,18 @@ def test_padded_batches_of_samples_that_differ_in_length():
     assert [batch.shape for batch in batches] == [(4, 4), (2, 6)]
     assert batches[1][0].tolist() == [4, 4, 4, 4, 4, 0]
     assert service.finished
+
+
+# The page ---------------------------------------------------------------------------------------------------
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tensorflow.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_block_runs(number, monkeypatch):
+    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert len(BLOCKS) == 2
+    exec(compile(BLOCKS[number] + "\n    assert service.finished\n", f"block {number}", "exec"), {})

@@ -1,7 +1,11 @@
-"""`ElasticLoader` by itself: whole batches, whole steps, and what counts when."""
+"""Loaders under torchtitan's trainer, and the page."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +78,7 @@ def test_what_is_no_row_is_refused(record: Any) -> None:
 
 def test_a_loader_that_knows_no_optimizer_is_refused() -> None:
     dataloader = loader_of(ROWS)
-    with dataloader.loader, pytest.raises(InvalidArgument, match=r"ElasticTrainer\.Config"):
+    with dataloader.loader, pytest.raises(InvalidArgument, match=r"TitanTrainer\.Config"):
         next(iter(dataloader))
 
 
@@ -123,6 +127,8 @@ def test_a_position_counts_whole_steps_alone(optimizer: torch.optim.Optimizer) -
     next(batches)
     assert dataloader.loader.progress().acknowledged == 0
     next(batches)
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.sum().backward()
     optimizer.step()
     dataloader.state_dict()
     assert dataloader.loader.progress().acknowledged == 8
@@ -153,3 +159,37 @@ def test_a_window_of_shards_is_said_in_the_configuration(
     assert [len(shards) for shards in windows] == [3, 2], "shards of two rows, three in a window"
     assert firsts[:6] != sorted(firsts[:6])
     dataloader.loader.close()
+
+
+# The page ---------------------------------------------------------------------------------------------------
+
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[1] / "docs" / "torchtitan.md").read_text(encoding="utf-8")
+
+
+def test_five_lines_of_torchtitans_own_configuration_change() -> None:
+    (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
+    assert len(re.findall(r"^\+", block, re.M)) <= 5
+    assert len(re.findall(r"^-", block, re.M)) <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_torchtitans_own_model_trains_to_the_end_of_the_data(tmp_path: Path) -> None:
+    tokens = [[(7 * n + i) % 2048 for i in range(3 + n)] for n in range(11)]  # the last is short of its batch
+    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "rows.parquet")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    said = subprocess.run(
+        [sys.executable, str(HERE / "page_trainer.py")],
+        cwd=tmp_path,
+        env=kept
+        | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(quiet_port()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == "5 22 True\n"
+    assert (tmp_path / "checkpoint" / "step-5" / ".metadata").exists()

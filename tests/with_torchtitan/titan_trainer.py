@@ -38,7 +38,7 @@ from torchtitan.config.configs import ParallelismConfig, TrainingConfig
 from torchtitan.protocols import BaseModel
 from torchtitan.protocols.model_spec import ModelSpec
 
-from edl_torch.integrations.torchtitan import ElasticLoader, ElasticTrainer
+from edl_torch.integrations.torchtitan import ElasticLoader, TitanTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ def pipeline(model: Any, *, parallel_dims: Any, training: Any, parallelism: Any,
     return schedule, [model], not is_last, is_last
 
 
-def config_of(job: Job) -> ElasticTrainer.Config:
+def config_of(job: Job) -> TitanTrainer.Config:
     """The configuration, as a registry of torchtitan would have it."""
     memory = ModelSpec(
         name="memory",
@@ -218,7 +218,7 @@ def config_of(job: Job) -> ElasticTrainer.Config:
         state_dict_adapter=None,
     )
     sgd = ParamGroupConfig(pattern=".*", optimizer_name="SGD", optimizer_kwargs={"lr": 1.0})
-    return ElasticTrainer.Config(
+    return TitanTrainer.Config(
         model_spec=memory,
         dump_folder=job.folder,
         tokenizer=NoTokenizer.Config(),

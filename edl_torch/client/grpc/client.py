@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.convert import ROUTES, MasterStub
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
+from edl_torch.system.backoff import backoff
 from edl_torch.system.processes import ForkGuard
 from edl_torch.trainer.liveness import FIRST_S, WaitLogSchedule
 
@@ -53,15 +53,6 @@ class HeartbeatStub(Protocol):
 
     Attend: Callable[..., Any]
     Heartbeat: Callable[..., Any]
-
-
-def backoff(longest_s: float = 1.0) -> Iterator[float]:
-    """Endless jittered pauses in seconds: short at first, then at most `longest_s`."""
-    jitter = random.Random()  # its own: the user's random numbers stay as they were
-    pause = 0.05
-    while True:
-        yield jitter.uniform(0.5, 1.0) * pause
-        pause = min(longest_s, 2 * pause)
 
 
 class Heartbeat:
@@ -242,9 +233,10 @@ class Caller:
 
     def say_waiting(self, waited_s: float, why: str) -> None:
         """Log that the master has been waited for."""
+        unknown = "" if self._answered else " No master has answered there so far: is the address right?"
         log.warning(
-            "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s)",
-            *(self._address, waited_s, why, self.timeout_s),
+            "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s).%s",
+            *(self._address, waited_s, why, self.timeout_s, unknown),
         )
 
     def _explain_or_raise(self, error: EdlError, left_s: float, is_first: bool) -> None:

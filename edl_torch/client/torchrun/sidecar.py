@@ -260,10 +260,10 @@ def _host(job: Job, *, open_anyway: bool) -> Address:
     """Where it listens: on the way to the other nodes, if there are or may be any."""
     if job.nodes == 1 and not (job.most_nodes > 1 or open_anyway):
         return ipaddress.IPv4Address("127.0.0.1")
-    return _this_side(job)
+    return this_side(job)
 
 
-def _this_side(job: Job, source: Source | None = None) -> Address:
+def this_side(job: Job, source: Source | None = None) -> Address:
     """This machine's address on its way to the job's store; nothing is sent."""
     try:
         return address_towards(job.host, job.port, source)

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from edl_torch import errors
 from edl_torch.core.calls import Grant
 from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.plan import Plan
-from edl_torch.errors import EdlError, ServiceClosed
+from edl_torch.errors import EdlError, InvalidArgument, ServiceClosed
 from edl_torch.shard import DatasetSpec, MixtureSegment
 from edl_torch.trainer.counting import Deliveries
 from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
@@ -282,6 +283,21 @@ log = logging.getLogger("edl_torch.client")
 
 ACCEPT_PAUSE_S = 0.05
 JOIN_S = 1.0
+
+
+def _listener() -> Listener:
+    """Listen at a socket in TMPDIR. Raises InvalidArgument where its path is too long."""
+    try:
+        return Listener(backlog=64)
+    except OSError as exc:
+        if "too long" not in str(exc):
+            raise
+        raise InvalidArgument(
+            f"TMPDIR is '{tempfile.gettempdir()}', too long for the sockets that loader workers "
+            "need: set TMPDIR to a folder with a shorter path, as /tmp"
+        ) from exc
+
+
 KNOCK_S = 30.0  # for a caller to show the key; a loader worker on a machine that swaps may be slow
 MOST_KNOCKING = 128  # callers without a key so far, each with a thread of its own
 
@@ -298,7 +314,7 @@ class LinkServer:
         self._knock_s = knock_s
         self._most_knocking = most_knocking
         self._key = secrets.token_bytes(32)
-        self._listener = Listener(backlog=64)
+        self._listener = _listener()
         self._address = self._listener.address
         self._connections: dict[Connection[Any, Any], threading.Thread] = {}
         self._knocking: list[Connection[Any, Any]] = []  # of those, the ones without a key so far, in order

@@ -15,7 +15,7 @@ from edl_torch.data.batches.transport import packed, unpacked
 from edl_torch.data.reading.sample_reading import ReadingTimes, Times
 from edl_torch.data.reading.seeding import Generators
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.vocabulary import Tally, Ticket, ticket_size
+from edl_torch.trainer.vocabulary import Tally, Ticket
 
 
 @dataclass(slots=True)
@@ -73,9 +73,8 @@ class TicketedCollate:
     def __call__(self, samples: Any) -> Envelope:
         if self._generators.lent is not None:  # a call less for each batch
             self._generators.put_back()
-        ticket = self._tally.take()
+        ticket, size = self._tally.take()
         times = self._times.take() if self._times.timing else None
-        size = ticket_size(ticket)
         made = type(samples) is Collated
         count = samples.size if made else len(samples) if self._batched else size
         if size != count:

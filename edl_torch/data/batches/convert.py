@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, BatchMemory, is_p
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.map_dataset import MapDatasetReader
+from edl_torch.readers.mixture import MixtureReader
+from edl_torch.shard import IndexArray, Indices
 
 # A batch that exists before its samples do --------------------------------------------------------------
 
@@ -121,10 +123,10 @@ def _is_usual(value: Any) -> bool:
 _HELD_BY_TORCH = frozenset("biufc")
 
 
-def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
+def to_batch(samples: list[Any], rows: Rows | None = None, *, components: str = "") -> Any:
     """torch's `default_collate`: the same batch, but no shared memory in a worker for small tensors, no
     tensor of its own for each small array, and numbers through an array, in a fifth of the time. Tensors that
-    are all of the `rows` of one are that one."""
+    are all of the `rows` of one are that one. Errors name the `components` of a mixture."""
     table: dict[Any, Any] = torchs.default_collate_fn_map
     # Where another function than torch's stands, a user has put his own there.
     faster = dict(table)
@@ -141,11 +143,17 @@ def to_batch(samples: list[Any], rows: Rows | None = None) -> Any:
             if columns is not None:
                 return [torchs.collate(column, collate_fn_map=faster) for column in columns]
         return torchs.collate(samples, collate_fn_map=faster)
-    except (TypeError, KeyError) as exc:
-        exc.add_note(
-            "All samples of a batch need the same keys and types, and none is None, as of a `transform` that "
-            "returns nothing; collate_fn=list keeps the records as they are"
-        )
+    except (TypeError, KeyError, InvalidArgument) as exc:
+        if not isinstance(exc, InvalidArgument):
+            exc.add_note(
+                "All samples of a batch need the same keys and types, and none is None, as of a `transform` "
+                "that returns nothing; collate_fn=list keeps the records as they are"
+            )
+        if components:
+            exc.add_note(
+                f"A batch of this mixture has samples of {components}: where they are not alike, give each "
+                f"MixtureComponent a `transform` that makes them so"
+            )
         raise
 
 
@@ -240,35 +248,123 @@ def _array(column: npt.NDArray[Any]) -> Any:
         return torch.from_numpy(column.astype(column.dtype.newbyteorder("="), order="C"))
 
 
-# Batches of a TensorDataset -----------------------------------------------------------------------------
+# Batches of TensorDatasets ------------------------------------------------------------------------------
+
+
+_AT_ONCE = 4 << 20  # bytes of a mixture's rows that are gathered at once
+_FEW = 32  # TensorDatasets: of more there are few rows of each in a lease
+_SMALL_ROW = 1 << 13  # bytes of a row that takes less to copy twice than to have a tensor of its own
 
 
 class TensorRows:
     """Makes batches of row numbers: what `to_batch` makes of those rows. `numbers` reads the numbers."""
 
     def __init__(self, reader: MapDatasetReader) -> None:
-        self.numbers = MapDatasetReader(range(reader.count), reader.name)
+        self.numbers: AbstractDataReader = MapDatasetReader(range(reader.count), reader.name)
         self._dataset: TensorDataset = reader.dataset
 
     def batch(self, numbers: Sequence[int]) -> Collated:
         """Return the batch of these rows."""
-        tensors = self._dataset.tensors
-        # Where another function than torch's stands, a user has put his own there.
-        if torchs.default_collate_fn_map.get(torch.Tensor) is torchs.collate_tensor_fn and all(
-            map(is_plain, tensors)
-        ):
-            index = torch.from_numpy(np.fromiter(numbers, np.int64, len(numbers)))
-            made: Any = [_gathered(tensor, index) for tensor in tensors]
-        else:
-            made = to_batch([self._dataset[number] for number in numbers])
-        return Collated(made, len(numbers))
+        return _batch_of(self._dataset.tensors, np.fromiter(numbers, np.int64, len(numbers)))
 
 
-def tensor_rows(reader: AbstractDataReader) -> TensorRows | None:
-    """Return what makes batches of a reader's rows, where these are a `TensorDataset`'s."""
+class MixedTensorRows:
+    """The same for a mixture of them. Rows are gathered a lease at once, and called by a running number."""
+
+    def __init__(self, reader: MixtureReader) -> None:
+        self.numbers = self._gathered = _GatheredRows(reader)
+
+    def batch(self, numbers: Sequence[int]) -> Collated:
+        """Return the batch of these rows."""
+        held = self._gathered.held
+        while (rows := held[0]).after <= numbers[-1]:
+            del held[0]
+            if rows.after > numbers[0]:  # it has the first rows, and the next one the others
+                held[0] = rows.joined(held[0])
+        first = numbers[0] - rows.after
+        return _batch_of(rows.tensors, rows.places[first:][: len(numbers)])
+
+
+class _Gathered(NamedTuple):
+    """Rows up to number `after`; `places` says where each lies in `tensors`."""
+
+    after: int
+    tensors: list[torch.Tensor]
+    places: IndexArray
+
+    def joined(self, other: _Gathered) -> _Gathered:
+        tensors = list(map(torch.cat, zip(self.tensors, other.tensors, strict=True)))
+        places = np.concatenate((self.places, other.places + len(self.places)))
+        return _Gathered(other.after, tensors, places)
+
+
+class _GatheredRows(MixtureReader):
+    """Reads the rows of a mixture into `held`, many at once, and yields their numbers."""
+
+    def __init__(self, reader: MixtureReader) -> None:
+        super().__init__(reader.parts, weights=(), size=0)
+        self.held: list[_Gathered] = []
+        self._next = 0
+
+    def read_each(self, indices: Indices) -> Iterator[int]:
+        """Yield the number of each row, when it is gathered."""
+        size = _AT_ONCE // _SMALL_ROW
+        parts = (indices[start : start + size] for start in range(0, len(indices), size))
+        return chain.from_iterable(map(self._gather, parts))
+
+    def _gather(self, indices: Indices) -> range:
+        components = self.ways(indices.names).places[indices.sources]
+        by_component = np.argsort(components, kind="stable")
+        numbers = torch.from_numpy(indices.numbers[by_component])
+        found, after = [], 0
+        for part, length in zip(self.parts, np.bincount(components).tolist(), strict=False):
+            if length:
+                assert isinstance(part.reader, MapDatasetReader)
+                part.reader.check_unchanged()
+                own, after = numbers[after : after + length], after + length
+                found.append([tensor.index_select(0, own) for tensor in part.reader.dataset.tensors])
+        places = np.empty_like(by_component)
+        places[by_component] = np.arange(after)
+        first, self._next = self._next, self._next + after
+        self.held.append(_Gathered(self._next, list(map(torch.cat, zip(*found, strict=True))), places))
+        return range(first, self._next)
+
+
+def tensor_rows(reader: AbstractDataReader) -> TensorRows | MixedTensorRows | None:
+    """Return what makes batches of a reader's rows: a `TensorDataset`'s, or small ones of a few."""
     if type(reader) is MapDatasetReader and type(reader.dataset) is TensorDataset:
         return TensorRows(reader)
+    if type(reader) is MixtureReader and not reader.tagged and len(reader.parts) <= _FEW:
+        kinds = {_kind_of_row(part.reader) for part in reader.parts if not part.left}
+        if len(kinds) == 1 and None not in kinds:
+            return MixedTensorRows(reader)
     return None
+
+
+def _kind_of_row(reader: AbstractDataReader) -> tuple[tuple[torch.dtype, torch.Size], ...] | None:
+    """Types and shapes of a TensorDataset's small rows; None of others."""
+    if type(reader) is not MapDatasetReader or type(reader.dataset) is not TensorDataset:
+        return None
+    tensors = reader.dataset.tensors
+    small = all(map(is_plain, tensors)) and sum(map(_row_bytes, tensors)) <= _SMALL_ROW
+    return tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors) if small else None
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.element_size() * tensor.shape[1:].numel()
+
+
+def _batch_of(tensors: Sequence[torch.Tensor], numbers: IndexArray) -> Collated:
+    """Make a batch of some rows."""
+    # Where another function than torch's stands, a user has put his own there.
+    if torchs.default_collate_fn_map.get(torch.Tensor) is torchs.collate_tensor_fn and all(
+        map(is_plain, tensors)
+    ):
+        index = torch.from_numpy(numbers)
+        made: Any = [_gathered(tensor, index) for tensor in tensors]
+    else:
+        made = to_batch([tuple(tensor[number] for tensor in tensors) for number in numbers.tolist()])
+    return Collated(made, len(numbers))
 
 
 def _gathered(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,12 @@ It is made when it first reads. It does not know when a batch has been trained o
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 import torch
@@ -18,9 +21,10 @@ from torch.utils.data._utils import signal_handling
 
 from edl_torch.data.batches.collate import Envelope, TicketedCollate
 from edl_torch.data.batches.convert import to_batch, to_tensors
-from edl_torch.data.dataset import IterationSetup, ShardedDataset
-from edl_torch.data.reading.threaded_reading import Threading
+from edl_torch.data.dataset import ShardedDataset
+from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.data.reading.worker_start import WorkerStart, end_by_kill, started_beside
+from edl_torch.errors import InvalidArgument
 
 _TORCHS_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # in its profiler's tables
 
@@ -103,41 +107,62 @@ class InnerLoader:
             )  # they are only told to begin anew, which may take as long as they like
         else:
             signal_handling._set_SIGCHLD_handler()  # torch does so in the main thread alone
-            iterator = started_beside(partial(_iterate, loader, _device()), loader.multiprocessing_context)
+            try:
+                iterator = started_beside(
+                    partial(_iterate, loader, _device()), loader.multiprocessing_context
+                )
+            except (pickle.PicklingError, AttributeError, TypeError) as exc:
+                if self._start_method != "fork":
+                    self._check_pickles(exc)
+                raise
         end_by_kill(iterator)
         self._working = weakref.ref(iterator)
         return cast("Iterator[Envelope]", iterator)
 
+    @property
+    def _start_method(self) -> str:
+        context = self._arguments.get("multiprocessing_context")
+        return str(getattr(context, "_name", context) or multiprocessing.get_start_method())
+
+    def _check_pickles(self, why: Exception) -> None:
+        """Raise InvalidArgument for what cannot be sent to loader workers that are not forked."""
+        own = vars(self._dataset)
+        sent = {name: own.get(name) for name in ("transform", "target_transform")}
+        sent |= {name: self._arguments.get(name) for name in ("collate_fn", "worker_init_fn")}
+        sent["data"] = self._dataset.reader
+        for name, value in sent.items():
+            try:
+                ForkingPickler.dumps(value)
+            except (pickle.PicklingError, AttributeError, TypeError) as exc:
+                raise InvalidArgument(
+                    f"{name}= cannot be sent to loader workers that are started by {self._start_method!r}: "
+                    f"{exc}. Have functions and classes at the top of a module, no lambda and none inside a "
+                    f"function; or give multiprocessing_context='fork'"
+                ) from why
+
     def _make(self) -> DataLoader[Any]:
-        size = self._batch_size
+        size, collate = self._batch_size, self._arguments.get("collate_fn")
+        components = self._dataset.components
+        by_default = partial(to_batch, components=components) if components else to_batch
         list_size = 0 if size is None or not self._dataset.makes_lists else size
-        self._setup = IterationSetup(
+        setup = IterationSetup(
             columnar=self.columnar,
             list_size=list_size,
-            collates=self._arguments.get("collate_fn") is None,
-            threading=self._threading(list_size),
+            collate=by_default if collate is None else None,
+            threads=self._threads,
+            ahead=self._ahead,
         )
-        setup = self._setup
-        collate = TicketedCollate(
-            self._user_collate(), setup.tally, setup.times, setup.generators, batched=size is not None
+        self._setup = setup
+        if collate is None:
+            collate = to_tensors if size is None else by_default
+        ticketed = TicketedCollate(
+            collate, setup.tally, setup.times, setup.generators, batched=size is not None
         )
-        arguments = {**self._arguments, "collate_fn": collate, "drop_last": False}
+        arguments = {**self._arguments, "collate_fn": ticketed, "drop_last": False}
         if self._arguments.get("num_workers"):
             arguments["worker_init_fn"] = WorkerStart(self._arguments.get("worker_init_fn"))
             self._dataset.service.session.loaders.add(self)
         return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
-
-    def _threading(self, batch_size: int) -> Threading | None:
-        if not self._threads:
-            return None
-        collate = None if self._arguments.get("collate_fn") is not None else to_batch
-        return Threading(threads=self._threads, ahead=self._ahead, batch_size=batch_size, collate=collate)
-
-    def _user_collate(self) -> Callable[[Any], Any]:
-        given: Callable[[Any], Any] | None = self._arguments.get("collate_fn")
-        if given is not None:
-            return given
-        return to_tensors if self._batch_size is None else to_batch
 
     def end_threads(self) -> None:
         """End the threads that read in this process."""

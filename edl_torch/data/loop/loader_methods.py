@@ -12,8 +12,7 @@ from edl_torch.client.service import DataShardService, Progress
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.loop.notice import Notice
-from edl_torch.data.padding import Statistics
-from edl_torch.data.weights import Weights
+from edl_torch.data.weights import Statistics, Weights
 from edl_torch.integrations.engines import check_not_hidden
 from edl_torch.shard import Indices
 from edl_torch.system.user_warnings import warn_user
@@ -61,7 +60,7 @@ class ServiceMethods:
         is_again, has_begun = self._came_to_the_end, False
         while not (self.notice.seen or self.service.finished):
             has_begun = True
-            yield self.service.epoch
+            yield self._running_epoch()
         self._came_to_the_end = not self.notice.seen
         if is_again and not has_begun and self._came_to_the_end:
             warn_user(
@@ -69,6 +68,11 @@ class ServiceMethods:
                 f"nothing, as it was run to its end before. To train more make another loader, with more "
                 f"num_epochs; or go back to the beginning with loader.load_state_dict(None)"
             )
+
+    def _running_epoch(self) -> int:
+        """The epoch that the next pass reads; the same on all synchronous ranks, which ask together."""
+        lockstep = self.service.session.lockstep
+        return self.service.epoch if lockstep is None else self.service.position.epoch_of_all(lockstep)
 
     def attach(
         self, optimizer: SteppingOptimizer, *, scaler: SteppingScaler | None = None, one_model: str = ""
@@ -109,6 +113,7 @@ class ServiceMethods:
         optimizer steps.
         """
         session = self.service.session
+        session.gradients.look_first()
         session.run(session.passes.give_back(window=window))
 
     def state_dict(self) -> dict[str, Any]:

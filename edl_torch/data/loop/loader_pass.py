@@ -62,11 +62,16 @@ class LoaderPass(Iterator[Any]):
         return self._session.open(self._epoch)
 
     def __next__(self) -> Any:
+        if self._pid != os.getpid():
+            raise ServiceClosed("this iterator belongs to the process that this one was forked from")
         asked_at = self._stopwatch.clock()
-        self._request()
         going_on = False
         try:
+            if self._closed or not self._session.request(self._number):
+                self._end_early()
             batch, records = self._step()
+            if not self._is_told:  # else the wrapper says of each when it passes it on
+                self._weights.step(records)
             going_on = True
         finally:
             if not going_on:
@@ -78,29 +83,13 @@ class LoaderPass(Iterator[Any]):
     def _step(self) -> tuple[Any, int]:
         """Return the batch of the next step, and its records; 0 for a padding batch. Raises StopIteration at
         the end of the epoch."""
-        envelope = self._pull(self._more, self._session.hand)
+        envelope = self._pull(lambda: self._session.run(self._passes.more_to_read()), self._session.hand)
         if envelope is None:
             raise StopIteration
-        if not self._is_told:  # else the wrapper says of each when it passes it on
-            self._weights.step(envelope.size)
         return envelope.batch, envelope.size
 
-    def _more(self) -> bool:
-        return self._session.run(self._passes.more_to_read())
-
-    def _request(self) -> None:
-        """The loop asks for a batch. Raises StopIteration where the pass has ended."""
-        if self._pid != os.getpid():
-            raise ServiceClosed("this iterator belongs to the process that this one was forked from")
-        try:
-            is_open = not self._closed and self._session.request(self._number)
-        except BaseException:
-            self.close()
-            raise
-        if not is_open:
-            self._end_early()
-
     def _end_early(self) -> NoReturn:
+        """The pass has ended before its loop. Raises StopIteration, or what says why."""
         closed, self._closed = self._closed, True
         self._let_go()
         if self._session.closed and not closed:

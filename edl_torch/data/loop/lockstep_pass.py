@@ -30,8 +30,7 @@ from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.loop.inner_loader import InnerLoader
 from edl_torch.data.loop.loader_pass import LoaderPass
 from edl_torch.data.loop.notice import Notice
-from edl_torch.data.padding import PaddingBatch, Statistics
-from edl_torch.data.weights import Weights
+from edl_torch.data.weights import PaddingBatch, Statistics, Weights
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.vocabulary import Ticket
 
@@ -55,16 +54,14 @@ class SteppingPass(LoaderPass):
         self._stepped = False
         super().__init__(loader, session, whole_batch, weights, epoch)
 
-    def _request(self) -> None:
+    def __next__(self) -> Any:
         self._statistics.let_go()
         self._weights.warn_of_padding()
-        super()._request()
+        return super().__next__()
 
     def _pad(self) -> Any:
         """Return a padding batch, and note that the loop gets one."""
         self._session.do(self._passes.pad)
-        if not self._is_told:
-            self._weights.step(0)
         self._statistics.keep()
         return self._padding.batch()
 
@@ -95,8 +92,6 @@ class PaddedPass(SteppingPass):
                 return self._pad(), 0
         self._stepped = True
         self._padding.keep(envelope.batch)
-        if not self._is_told:
-            self._weights.step(envelope.size)
         return envelope.batch, envelope.size
 
     def _more_to_read(self) -> bool:
@@ -246,8 +241,6 @@ class LockstepPass(SteppingPass):
         self._stepped = True
         if mine is None:
             return self._pad(), 0
-        if not self._is_told:
-            self._weights.step(mine.size)
         if not self._session.deliver(mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import DataLoader
 
+from edl_torch.client.description import check_count
 from edl_torch.client.service import DataShardService, ServiceKeywords
 from edl_torch.core.plan import Plan
 from edl_torch.core.registration import NO_EPOCHS
@@ -21,8 +22,9 @@ from edl_torch.data.mixture import Mixture, MixtureComponent, MixtureDataset
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.readers.map_dataset import MapDatasetReader
-from edl_torch.readers.mixture import ComponentReader
+from edl_torch.readers.mixture import ComponentReader, MixtureReader
 from edl_torch.readers.registry import open_reader
+from edl_torch.readers.storage.names import is_url
 from edl_torch.shard import TaskType
 from edl_torch.system.user_warnings import warn_user
 
@@ -67,11 +69,15 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
 
     Raises InvalidArgument for anything else, and what the reader and the service raise.
     """
-    if isinstance(data, Mixture):
-        return _open_mixture(data, batch_size, options)
     task_type = options.service.get("task_type", TaskType.TRAINING)
-    reader = reader_of(data, task_type, options.storage_options)
-    order = _order_of(reader, options)
+    mixture = data if isinstance(data, Mixture) else None
+    if mixture is not None:
+        reader: AbstractDataReader = _mixture_reader(mixture, batch_size, task_type, options)
+        order = _Order()  # each component has its own
+    else:
+        has_step = options.transform is not None
+        reader = reader_of(data, task_type, options.storage_options, is_transformed=has_step)
+        order = _order_of(reader, options)
     keywords: ServiceKeywords = {**options.service, "shuffle_window": order.window}
     service = DataShardService(
         batch_size, reader=reader, shuffle=order.all_records, shuffle_shards=order.shards, **keywords
@@ -79,8 +85,8 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
     try:
         if order.usual_window is not None:
             service.session.description.usual_window = order.usual_window
-        dataset = _dataset(service, reader, order.in_shard, options)
-        if options.shuffle is True:
+        dataset = _dataset(service, reader, order.in_shard, options, mixture)
+        if options.shuffle is True and mixture is None:
             kind = type(reader).__name__
             log.info("dataset %s: shuffle=True mixes %s (%s)", service.dataset_name, service.order, kind)
         return dataset
@@ -89,7 +95,10 @@ def open_dataset(data: Any, batch_size: int, options: ReadingOptions) -> Sharded
         raise
 
 
-def _open_mixture(mixture: Mixture, batch_size: int, options: ReadingOptions) -> ShardedDataset:
+def _mixture_reader(
+    mixture: Mixture, batch_size: int, task_type: TaskType, options: ReadingOptions
+) -> MixtureReader:
+    """Return the reader of a mixture. Raises InvalidArgument for options that a mixture has not."""
     if options.service.get("num_epochs") is not None:
         raise InvalidArgument(f"a mixture {NO_EPOCHS}")
     if options.service.get("shuffle_window") is not None or options.target_transform is not None:
@@ -98,32 +107,24 @@ def _open_mixture(mixture: Mixture, batch_size: int, options: ReadingOptions) ->
         )
     if options.service.get("fingerprint") is not None:
         raise InvalidArgument("fingerprint= is a component's: give it to the reader of each")
-    task_type = options.service.get("task_type", TaskType.TRAINING)
+    sources = [part.data for part in mixture.components.values()]
+    if options.storage_options is not None and not any(isinstance(s, str | os.PathLike) for s in sources):
+        raise InvalidArgument("storage_options are for paths and URLs, and no component is one")
     parts = [_component(name, part, task_type, options) for name, part in mixture.components.items()]
     has_steps = any(part.transform or part.target_transform for part in mixture.components.values())
-    reader = mixture.open(parts, task_type, tagged=has_steps or mixture.with_component)
-    keywords: ServiceKeywords = {**options.service}
-    service = DataShardService(batch_size, reader=reader, **keywords)
-    try:
-        images = any(getattr(part.reader, "yields_images", False) for part in parts)
-        seeds = images if options.seed_transforms is None else options.seed_transforms
-        return MixtureDataset(
-            service,
-            reader,
-            mixture,
-            options.transform,
-            on_bad_record=options.on_bad_record,
-            seed_transforms=seeds,
-        )
-    except BaseException:
-        service.close()
-        raise
+    return mixture.open(parts, batch_size, task_type, tagged=has_steps or mixture.with_component)
 
 
 def _component(
     name: str, part: MixtureComponent, task_type: TaskType, options: ReadingOptions
 ) -> ComponentReader:
-    reader = reader_of(part.data, task_type, options.storage_options)
+    if part.data is None:
+        return ComponentReader(name=name, reader=MapDatasetReader(()), left=True)
+    is_path = isinstance(part.data, str | os.PathLike)  # others were made with options of their own
+    own_options, has_step = options.storage_options if is_path else None, part.transform is not None
+    reader = reader_of(part.data, task_type, own_options, is_transformed=has_step)
+    if part.max_passes is not None:
+        check_count(f"max_passes of component {name!r}", part.max_passes)
     own = replace(
         options,
         shuffle=options.shuffle if part.shuffle is None else part.shuffle,
@@ -135,6 +136,7 @@ def _component(
         reader=reader,
         order={
             "records_per_shard": part.records_per_shard or 0,
+            "max_passes": part.max_passes or 0,
             "shuffle": order.all_records,
             "shuffle_shards": order.shards,
             "shuffle_in_shard": order.in_shard,
@@ -144,21 +146,30 @@ def _component(
 
 
 def reader_of(
-    data: Any, task_type: TaskType, storage_options: Mapping[str, Any] | None = None
+    data: Any,
+    task_type: TaskType,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    is_transformed: bool = False,
 ) -> AbstractDataReader:
-    """Return the reader for what a loader was given. Raises InvalidArgument."""
+    """Return the reader for what a loader was given. Raises InvalidArgument; for a list of names of files
+    too, unless a transform may open them."""
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise InvalidArgument(
+            f"storage_options must be a dict of options by name, not {storage_options!r:.40}"
+        )
     if isinstance(data, str | os.PathLike):
         options = {} if storage_options is None else {"storage_options": storage_options}
         return open_reader(data, task_type, **options)
     if storage_options is not None:
         raise InvalidArgument("storage_options are for a path or URL: give them to the reader that you made")
-    if callable(getattr(data, "create_shards", None)):
-        reader: AbstractDataReader = data
-        return reader
     if isinstance(data, type):
         raise InvalidArgument(
             f"the class {data.__name__} is no data: give an instance, as {data.__name__}(…)"
         )
+    if callable(getattr(data, "create_shards", None)):
+        reader: AbstractDataReader = data
+        return reader
     if isinstance(data, bytes):
         raise InvalidArgument(f"{data[:40]!r} is no data: a path is a str, as {os.fsdecode(data[:40])!r}")
     if hasattr(data, "iloc") and hasattr(data, "columns"):
@@ -166,8 +177,22 @@ def reader_of(
             f"a {type(data).__name__} has its columns by name and no record by number: give the loader "
             f'data.to_dict("records"), or torch.tensor(data.to_numpy())'
         )
+    if isinstance(data, tuple) and data and all(getattr(each, "shape", None) for each in data):
+        raise InvalidArgument(
+            "a tuple of tensors or arrays is no dataset: give the loader "
+            "torch.utils.data.TensorDataset(*data), or a list where each is a record"
+        )
+    if not is_transformed and _are_names(data):
+        raise InvalidArgument(
+            f"a list of {len(data)} names of files, as {data[0]!r}, is a dataset of {len(data)} texts: give "
+            f"the loader a reader for what is in them, as CsvReader([…]) or TextReader([…]); for the names "
+            f"themselves MapDatasetReader([…]), or transform= that opens them"
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
-        return MapDatasetReader(data)
+        found = MapDatasetReader(data)
+        if not found.count:
+            raise InvalidArgument(f"the {type(data).__name__} has no records: there is nothing to read")
+        return found
     if isinstance(data, Mapping):
         keys = ["train"] if "train" in data else list(data)[:1]
         raise InvalidArgument(
@@ -191,25 +216,40 @@ def reader_of(
     )
 
 
-def _dataset(
-    service: DataShardService, reader: AbstractDataReader, in_shard: bool, options: ReadingOptions
-) -> ShardedDataset:
-    is_image = options.target_transform is not None or getattr(reader, "yields_images", False)
-    seeds = is_image if options.seed_transforms is None else options.seed_transforms
-    if is_image:
-        return ImageDataset(
-            *(service, reader, in_shard, options.transform, options.target_transform),
-            on_bad_record=options.on_bad_record,
-            seed_transforms=seeds,
-        )
-    return ShardedDataset(
-        service,
-        reader,
-        in_shard,
-        options.transform,
-        on_bad_record=options.on_bad_record,
-        seed_transforms=seeds,
+_MOST_NAMES = 1000  # that are looked for
+
+
+def _are_names(data: Any) -> bool:
+    """Whether it is a list of names of files that are there, or of URLs."""
+    return (
+        isinstance(data, list | tuple)
+        and bool(data)
+        and all(isinstance(each, str | os.PathLike) for each in data)
+        and all(is_url(os.fspath(each)) or os.path.isfile(each) for each in data[:_MOST_NAMES])
     )
+
+
+def _dataset(
+    service: DataShardService,
+    reader: AbstractDataReader,
+    in_shard: bool,
+    options: ReadingOptions,
+    mixture: Mixture | None,
+) -> ShardedDataset:
+    parts = [part.reader for part in reader.parts] if isinstance(reader, MixtureReader) else [reader]
+    is_image = options.target_transform is not None or any(
+        getattr(part, "yields_images", False) for part in parts
+    )
+    common: dict[str, Any] = {
+        "on_bad_record": options.on_bad_record,
+        "seed_transforms": is_image if options.seed_transforms is None else options.seed_transforms,
+    }
+    if mixture is not None and isinstance(reader, MixtureReader):
+        return MixtureDataset(service, reader, mixture, options.transform, **common)
+    if is_image:
+        steps = (options.transform, options.target_transform)
+        return ImageDataset(service, reader, in_shard, *steps, **common)
+    return ShardedDataset(service, reader, in_shard, options.transform, **common)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

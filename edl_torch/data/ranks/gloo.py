@@ -36,7 +36,7 @@ def connect(ranks: list[int], rank: int, timeout_s: float) -> Any:
 
 
 def _gloo(store: PrefixStore, rank: int, size: int, timeout: timedelta) -> Any:
-    here = _own_address(store)
+    here = own_address(store)
     if here is None:
         return dist.ProcessGroupGloo(store, rank, size, timeout)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -45,7 +45,7 @@ def _gloo(store: PrefixStore, rank: int, size: int, timeout: timedelta) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _own_address(store: Store) -> str | None:
+def own_address(store: Store) -> str | None:
     """The address that leads to the store, where all ranks meet; None: as gloo has it.
 
     gloo takes that of this host's name, which is often 127.0.1.1. Jobs over nccl need gloo for nothing else,

@@ -1,12 +1,13 @@
-"""Batches on their way to ranks that hold other parts of the same model, over gloo connections of their own.
+"""Batches on their way to other ranks, as to those that hold other parts of the same model, over gloo.
 
 Large tensors travel as they lie in memory, beside the step that is computed; what else is in a batch goes
-ahead of them, as bytes. Nothing in the bytes is run: they name only what a batch may hold that one rank lends
-another. When a batch has been trained on is not known here.
+ahead of them, as bytes. Nothing in the bytes is run: they name only plain values, and classes that every rank
+has declared to be safe. When a batch has been trained on is not known here.
 """
 
 from __future__ import annotations
 
+import codecs
 import collections
 import io
 import pickle
@@ -14,11 +15,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.serialization import get_safe_globals
 
 from edl_torch.client.peers import BroadcastBatch
-from edl_torch.data.batches.lent_batch import PLAIN
 from edl_torch.data.ranks.gloo import ReliablePair, connect, peers_alive
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import Slice
@@ -28,7 +29,13 @@ from edl_torch.shard import Slice
 PROTOCOL = 4  # of pickle; 5, from Python 3.14 on the default, names a function for arrays that is not known
 IN_STRUCTURE_BYTES = 2 << 10  # a tensor of so much costs less in the bytes than as a message of its own
 
-_KNOWN: list[Any] = [*PLAIN, collections.OrderedDict, torch.Size, torch.device]
+_KNOWN: list[Any] = [
+    *(bytes, set, frozenset, range, slice, codecs.encode),
+    *(collections.OrderedDict, torch.Size, torch.device),
+    *(np.ndarray, np.dtype),
+    *(value.__reduce__()[0] for value in (np.zeros(()), np.float32())),  # what makes arrays and scalars
+    *{type(np.dtype(code)) for code in np.typecodes["All"]},
+]
 
 
 class _Described(NamedTuple):
@@ -54,10 +61,10 @@ class Packed:
             _Unpickler(io.BytesIO(file.getvalue()), pickler.tensors).load()
         except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as exc:
             raise InvalidArgument(
-                f"ranks that hold other parts of the model get the batches of this rank, and this loader's "
-                f"cannot be sent: they hold {exc}. Tensors, numpy arrays, numbers, strings, bytes, None, and "
-                f"lists, tuples and dicts of them are sent, and classes that every rank gives to "
-                f"torch.serialization.add_safe_globals()"
+                f"other ranks need batches of this rank, for padding or for their parts of the model, and "
+                f"this loader's cannot be sent: they hold {exc}. Tensors, numpy arrays, numbers, strings, "
+                f"bytes, None, and lists, tuples and dicts of them are sent, and classes that every rank "
+                f"gives to torch.serialization.add_safe_globals()"
             ) from exc
         tensors = [(tensor, _content(tensor)) for tensor in pickler.tensors]
         self.contents = [content for _, content in tensors if content.nbytes > IN_STRUCTURE_BYTES]
@@ -149,6 +156,42 @@ FRAME_BYTES = 8 << 10  # the first message: most of what is not a large tensor f
 _LENGTH = struct.Struct("<q")
 
 
+def send(pairs: Sequence[ReliablePair], packed: Packed) -> None:
+    """Begin to send a value to other ranks; each will say when it has all of it (`ReliablePair.settle`)."""
+    message = bytearray(_LENGTH.pack(len(packed.structure)) + packed.structure)
+    message += bytes(max(0, FRAME_BYTES - len(message)))
+    whole = torch.frombuffer(message, dtype=torch.uint8)
+    rest = whole[FRAME_BYTES:]
+    with peers_alive():
+        for pair in pairs:
+            pair.settle()
+            pair.send([whole[:FRAME_BYTES]])
+            if rest.numel():
+                pair.send([rest])
+            pair.send(packed.contents)
+            pair.expect_answer()
+
+
+def receive(pair: ReliablePair, *, pin_memory: bool) -> Unpacking:
+    """Wait for what another rank sends, but not for its large tensors: these are here when it is settled."""
+    frame = torch.empty(FRAME_BYTES, dtype=torch.uint8, device="cpu")
+    with peers_alive():
+        pair.settle()
+        pair.receive([frame])
+        pair.wait()
+        message = frame.numpy().tobytes()
+        (length,) = _LENGTH.unpack_from(message)
+        if (missing := _LENGTH.size + length - FRAME_BYTES) > 0:
+            rest = torch.empty(missing, dtype=torch.uint8, device="cpu")
+            pair.receive([rest])
+            pair.wait()
+            message += rest.numpy().tobytes()
+        unpacking = Unpacking(message[_LENGTH.size : _LENGTH.size + length], pin_memory=pin_memory)
+        pair.receive(unpacking.contents)
+        pair.expect_to_answer()
+    return unpacking
+
+
 class ProcessGroupParts:
     """One of the `ranks` that hold one model in parts: the first holds the leases, the others follow it.
 
@@ -173,41 +216,13 @@ class ProcessGroupParts:
         Raises InvalidArgument, with nothing sent, for a batch with what `Packed` refuses.
         """
         slices = [(part.epoch, part.shard, part.skip, part.limit) for part in broadcast.slices]
-        packed = Packed((broadcast.batch, broadcast.size, slices, broadcast.discarded))
-        message = bytearray(_LENGTH.pack(len(packed.structure)) + packed.structure)
-        message += bytes(max(0, FRAME_BYTES - len(message)))
-        whole = torch.frombuffer(message, dtype=torch.uint8)
-        rest = whole[FRAME_BYTES:]
-        with peers_alive():
-            for pair in self._pairs:
-                pair.settle()
-                pair.send([whole[:FRAME_BYTES]])
-                if rest.numel():
-                    pair.send([rest])
-                pair.send(packed.contents)
-                pair.expect_answer()
+        send(self._pairs, Packed((broadcast.batch, broadcast.size, slices, broadcast.discarded)))
         return Sending(broadcast, self._pairs)
 
     def receive(self) -> Receiving:
         """Wait for the holder's next broadcast, but not for the large tensors of its batch."""
         (pair,) = self._pairs
-        frame = torch.empty(FRAME_BYTES, dtype=torch.uint8, device="cpu")
-        with peers_alive():
-            pair.settle()
-            pair.receive([frame])
-            pair.wait()
-            message = frame.numpy().tobytes()
-            (length,) = _LENGTH.unpack_from(message)
-            if (missing := _LENGTH.size + length - FRAME_BYTES) > 0:
-                rest = torch.empty(missing, dtype=torch.uint8, device="cpu")
-                pair.receive([rest])
-                pair.wait()
-                message += rest.numpy().tobytes()
-            structure = message[_LENGTH.size : _LENGTH.size + length]
-            unpacking = Unpacking(structure, pin_memory=self._pin_memory)
-            pair.receive(unpacking.contents)
-            pair.expect_to_answer()
-        return Receiving(unpacking, pair)
+        return Receiving(receive(pair, pin_memory=self._pin_memory), pair)
 
 
 class Sending:

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, Count
-from edl_torch.data.batches.lent_batch import packed_batch, unpacked_batch
 from edl_torch.data.ranks.gloo import ReliablePair, connect, peers_alive
-from edl_torch.data.ranks.parts_group import ProcessGroupParts
+from edl_torch.data.ranks.parts_group import Packed, ProcessGroupParts, receive, send
 from edl_torch.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ class ProcessGroupPeers:
     Args:
         group: the ranks that train one model on different data; default: all.
         timeout_s: how long a rank may let the others wait.
-        parts: of all ranks of the job, the lists of those that hold one model in parts, as `mesh.parts_of`
-            finds them; None where each rank has the whole model.
+        parts: of all ranks of the job, the lists of those that hold one model in parts, as `parts_of` finds
+            them; None where each rank has the whole model.
         pin_memory: whether ranks that get batches of others pin them.
 
     Raises InvalidArgument where `torch.distributed` is not initialised, PeerFailed where a rank is missing.
@@ -77,9 +76,7 @@ class ProcessGroupPeers:
         self.size = len(ranks)
         self._gloo = connect(ranks, self.rank, timeout_s)
         self.coordinates = self.size if parts is None else len(parts)
-        self._pairs: list[
-            ReliablePair
-        ] = []  # of the last batch that was lent: what they send leaves after the call
+        self._pairs: list[ReliablePair] = []  # of the last batch that was lent: they send after the call
         self.parts: ProcessGroupParts | None = None
         for mine in parts or ():
             if self.rank in mine:
@@ -109,43 +106,32 @@ class ProcessGroupPeers:
     def lend(self, batch: Any) -> Any:
         """A batch of the lowest rank that gives one (None is none), on every rank, and on its accelerator.
 
-        It travels as `torch.load(weights_only=True)` takes it. Raises InvalidArgument, on every rank, for
-        what that does not: classes that nobody has declared to be safe.
+        Raises InvalidArgument, on every rank, for a batch with what `Packed` refuses.
         """
         lowest = torch.tensor([self.size if batch is None else self.rank], dtype=torch.int64, device="cpu")
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         with peers_alive():
             self._gloo.allreduce([lowest], options).wait()
-        source = int(lowest)
-        packed = packed_batch(batch) if source == self.rank else b""
+        source, refused = int(lowest), ""
+        others = [rank for rank in range(self.size) if rank != self.rank] if source == self.rank else [source]
+        self._pairs = [ReliablePair(self._gloo, other) for other in others]
+        if source == self.rank:
+            try:
+                packed = Packed((batch, ""))
+            except InvalidArgument as exc:
+                packed = Packed((None, refused := str(exc)))
+            send(self._pairs, packed)
+        else:
+            unpacking = receive(self._pairs[0], pin_memory=False)
         with peers_alive():
-            packed = self._send(packed) if source == self.rank else self._receive(source)
-        return unpacked_batch(packed)
-
-    def _send(self, packed: bytes) -> bytes:
-        """Send what was packed to all other ranks. Returns it when they have it."""
-        self._pairs = [ReliablePair(self._gloo, other) for other in range(self.size) if other != self.rank]
-        content = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-        for pair in self._pairs:
-            pair.send([torch.tensor([len(packed)], device="cpu")])
-            pair.send([content])
-            pair.expect_answer()
-        for pair in self._pairs:
-            pair.settle()
-        return packed
-
-    def _receive(self, source: int) -> bytes:
-        pair = ReliablePair(self._gloo, source)
-        self._pairs = [pair]
-        size = torch.zeros(1, dtype=torch.int64, device="cpu")
-        pair.receive([size])
-        pair.wait()
-        content = torch.zeros(int(size), dtype=torch.uint8, device="cpu")
-        pair.receive([content])
-        pair.expect_to_answer()
-        pair.settle()
-        return content.numpy().tobytes()
+            for pair in self._pairs:
+                pair.settle()
+        if source != self.rank:
+            batch, refused = unpacking.value()
+        if refused:
+            raise InvalidArgument(refused)
+        return batch
 
 
 class _Vote:

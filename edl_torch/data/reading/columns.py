@@ -19,7 +19,7 @@ from edl_torch.readers.base import AbstractDataReader, is_source_error, name_rec
 from edl_torch.shard import IndexArray, Indices
 
 _MOST_BATCHES = 16  # read at once, where records lie scattered
-_MOST_BYTES = 16 << 20  # of these
+MOST_BYTES = 16 << 20  # of these
 
 Runs = list[tuple[int, int]]  # (first position, position after)
 OnBad = Callable[[int, ReaderError], None]  # called with the position of a bad record; may raise
@@ -95,7 +95,7 @@ class _ReadTogether:
         self._fits = joined is not None
         if joined is not None:
             self._records = _rows(joined, np.argsort(by_source)) if edges.size else joined
-            self._batches = max(1, min(_MOST_BATCHES, _MOST_BYTES * self._batches // max(1, _nbytes(joined))))
+            self._batches = max(1, min(_MOST_BATCHES, MOST_BYTES * self._batches // max(1, _nbytes(joined))))
 
 
 def _joined(batches: list[Any]) -> Any | None:

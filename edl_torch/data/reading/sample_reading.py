@@ -23,6 +23,7 @@ from edl_torch.readers.base import (
     AbstractDataReader,
     Begun,
     IndexedReader,
+    can_begin,
     has_expectations,
     has_random_access,
     is_source_error,
@@ -123,25 +124,33 @@ OnBad = Callable[[int, ReaderError], Run]
 
 class SampleList:
     """The samples of the batch that is being read, `size` when it is whole, and its times. One lease after
-    another adds to it."""
+    another adds to it; where records take turns it ends with a turn, and with a lease."""
 
-    def __init__(self, size: int, times: ReadingTimes) -> None:
+    def __init__(self, size: int, times: ReadingTimes, turn: int = 1) -> None:
         self.times = times
         self._size = size
+        self._turn = turn
         self._samples: list[Any] = []
 
     def draw(self, samples: Iterator[Any], run: Run, stop: int) -> bool:
         """Add samples up to position `stop`, or as many as come, and keep `run` at the next one. Returns
         whether the list is whole."""
         before, position, timing = len(self._samples), run[2], self.times.timing
+        ends = stop
+        if self._turn > 1:  # the last of a turn may have been bad
+            ends = turn_end(position - bool(before), stop, self._turn)
         begun = perf_counter() if timing else 0.0
         try:  # an error leaves what came before it
-            self._samples.extend(islice(samples, min(self._size - before, stop - position)))
+            self._samples.extend(islice(samples, min(self._size - before, ends - position)))
         finally:
             run[2] = position + len(self._samples) - before
             if timing:
                 self.times.drew(begun)
-        return len(self._samples) == self._size
+        return len(self._samples) == self._size or (run[2] == ends and self.ends_with_lease())
+
+    def ends_with_lease(self) -> bool:
+        """Whether there are samples that nothing is added to after the lease."""
+        return self._turn > 1 and bool(self._samples)
 
     def take(self) -> list[Any]:
         """Return the samples, and begin the next list. Kept nowhere else: they would outlive the batch."""
@@ -217,6 +226,8 @@ class SampleReader:
                 error = exc
             run = on_bad(run[2], self.named(error, plan, cut, run[2]))
             asked_at = perf_counter()
+        if samples.ends_with_lease():  # its last record is bad
+            yield samples.take()
 
     def _drawn(self, plan: Plan, part: Slice, records: Iterator[Any], times: ReadingTimes) -> Iterator[Any]:
         """The samples of a part, timed where the batch is."""
@@ -227,7 +238,7 @@ class SampleReader:
 
         A record that is there no more is not to blame: then its data have changed.
         """
-        if isinstance(self._reader, MapDatasetReader):
+        if isinstance(self._reader, MapDatasetReader | MixtureReader):
             try:
                 self._reader.check_unchanged()
             except SourceChanged as exc:
@@ -253,6 +264,7 @@ class SampleReader:
 
     def _begun(self, plan: Plan, cut: Slice, begun: Begun, rest: Slice) -> Iterator[Any]:
         """Records that have been asked for. When the last of them is, those of the next lease are."""
+        announce(self._reader, plan, rest)  # a mixture may have others
         for number in range(rest.skip - cut.skip, rest.stop - cut.skip):
             if begun.is_all_asked and self._next is None and self._leases is not None:
                 following = self._leases.peek()
@@ -336,28 +348,27 @@ class SampleReader:
         return None
 
 
+def turn_end(position: int, stop: int, turn: int) -> int:
+    """Return where the turn of several records ends that a position of a lease is in, or the lease."""
+    return min(stop, position - position % turn + turn)
+
+
 def _from(cut: Slice, position: int) -> Slice:
     """Return a slice from a position on."""
     return cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
 
 
-def can_begin(reader: AbstractDataReader) -> bool:
-    """Whether a reader asks for the bytes of records before they are read."""
-    if not isinstance(reader, IndexedReader) or type(reader).begin is IndexedReader.begin:
-        return False
-    kind = type(reader)  # where a subclass changes these, they are called
-    return kind.read_record is IndexedReader.read_record and kind.read_records is IndexedReader.read_records
-
-
 def begin(reader: AbstractDataReader, indices: Indices) -> Begun | None:
     """Ask for the bytes of records, where the reader does so."""
+    if isinstance(reader, MixtureReader):
+        return reader.begin(indices)
     if isinstance(reader, IndexedReader) and can_begin(reader) and indices.sources is None:
         return reader.begin(indices.numbers.tolist())
     return None
 
 
 class LeasesAhead(Iterator[Grant]):
-    """LeasesAhead as they are drawn; the next one may be drawn before it is read."""
+    """Leases as they are drawn; the next one may be drawn before it is read."""
 
     def __init__(self, draw: Callable[[], Grant | None]) -> None:
         self._draw = draw
@@ -380,11 +391,8 @@ class LeasesAhead(Iterator[Grant]):
 def announce(reader: AbstractDataReader, plan: Plan, part: Slice) -> None:
     """Tell the reader which records come next, where they lie together."""
     if isinstance(reader, MixtureReader) and plan.mixed is not None:
-        first = plan.index_of(part)
-        for in_order in (True, False):
-            ranges = plan.mixed.storage(first, first + part.limit, reader.expecting, in_order=in_order)
-            with suppress(ReaderError):
-                reader.expect(list(ranges), in_order=in_order)
+        if reader.expecting:
+            reader.expect_of_each(plan.mixed.storage(*plan.indices_of(part), reader.expecting))
         return
     if plan.order is Shuffle.GLOBAL or not has_expectations(reader):
         return

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -29,7 +28,7 @@ from edl_torch.data.reading.record_jobs import (
     jobs_of,
     no_samples,
 )
-from edl_torch.data.reading.sample_reading import ReadingTimes, SampleReader, Transform, too_few
+from edl_torch.data.reading.sample_reading import ReadingTimes, SampleReader, Transform, too_few, turn_end
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, name_of, transform_in_thread
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
@@ -40,24 +39,44 @@ log = logging.getLogger("edl_torch.client")
 OnBad = Callable[[Grant, int, ReaderError], None]  # called with the position of a bad record; may raise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threading:
-    """How many threads read, how many batches they may be ahead, and how these are made of samples.
+class IterationSetup:
+    """How an iteration over a dataset yields samples, and what counts them.
 
-    `collate` runs in a thread; None where the user's own does, in the thread that iterates.
+    Attributes:
+        columnar: the reader makes the batches.
+        list_size: samples in a list; 0 where they come one by one.
+        collate: makes batches of lists where they are read, in several threads too; None where the user's own
+            function does, in the thread that iterates.
+        threads: how many read; 0 where the thread that iterates does.
+        ahead: batches that threads may be ahead.
     """
 
-    threads: int
-    ahead: int
-    batch_size: int
-    collate: Collate | None
+    __slots__ = ("ahead", "collate", "columnar", "generators", "list_size", "tally", "threads", "times")
+
+    def __init__(
+        self,
+        *,
+        columnar: bool,
+        list_size: int,
+        collate: Collate | None = None,
+        threads: int = 0,
+        ahead: int = 0,
+    ) -> None:
+        self.columnar = columnar
+        self.list_size = list_size
+        self.collate = collate
+        self.threads = threads
+        self.ahead = ahead
+        self.generators = Generators(after_each=False)
+        self.tally = Tally()
+        self.times = ReadingTimes()
 
 
 class ThreadedReading(Iterator[Any]):
     """The batches of a pass, each with its positions in the tally: `Collated`, or a list of samples.
 
-    They are those that one thread makes. With `generators` random numbers of `transform` are seeded for each
-    record: threads then transform as long as nobody draws from the global generators (`seeding`).
+    They are those that one thread makes. Where it `seeds`, random numbers of `transform` are each record's
+    own: threads then transform as long as nobody draws from the global generators (`seeding`).
     """
 
     _closed = True
@@ -67,27 +86,21 @@ class ThreadedReading(Iterator[Any]):
         reader: AbstractDataReader,
         plan: Plan,
         grants: Iterator[Grant],
-        tally: Tally,
-        times: ReadingTimes,
+        setup: IterationSetup,
         on_bad: OnBad,
         *,
         transform: Transform | None,
-        generators: Generators | None,
-        threading: Threading,
+        seeds: bool,
         keeps_samples: bool,
     ) -> None:
         self._named = SampleReader(reader, no_samples)
         self._reader = reader
         self._plan = plan
-        self._tally = tally
-        self._times = times
+        self._setup = setup
         self._on_bad = on_bad
-        self._threading = threading
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
-        seeds = transform is not None and generators is not None
-        self._work = Work(transform, threading.collate, seeds=seeds)
-        self._generators = generators
-        self._seeded = generators.seeded(transform) if generators and transform else None
+        self._work = Work(transform, setup.collate, seeds=seeds and transform is not None)
+        self._seeded = setup.generators.seeded(transform) if seeds and transform else None
         self._quiet: GeneratorStates | None = None  # while threads transform: the global generators
         self._memory = BatchMemory()
         picks = can_pick(reader, plan)
@@ -100,7 +113,7 @@ class ThreadedReading(Iterator[Any]):
         self._jobs: deque[RecordJob] = deque()  # of the block that batches are being made of
         self._whole: Block | None = None  # that block, while nothing of it is taken
         self._began = False
-        self._pool = ReaderThreads(threading.threads, one_reads=not picks)
+        self._pool = ReaderThreads(setup.threads, one_reads=not picks)
         self._closed = False  # last: without threads there is nothing to close
 
     def __repr__(self) -> str:
@@ -144,21 +157,23 @@ class ThreadedReading(Iterator[Any]):
             self._begin()
         samples: list[Any] = []
         runs = _Runs()
-        while len(samples) < self._threading.batch_size and (self._jobs or self._next_block()):
+        while len(samples) < self._setup.list_size and (self._jobs or self._next_block()):
             whole, self._whole = self._whole, None
             if whole is not None and whole.is_batch and not samples:
                 self._jobs.clear()
                 for job in whole.jobs:
                     runs.add(job)
-                runs.move(self._tally, self._times)
+                runs.move(self._setup)
                 return Collated(whole.batch, len(whole.jobs))
             job = self._jobs.popleft()
             if self._is_sample(job):
                 runs.add(job)
                 samples.append(job.take())
+            if samples and self._ends_turn(job):
+                break
         if not samples:
             raise StopIteration
-        runs.move(self._tally, self._times)
+        runs.move(self._setup)
         return samples
 
     # Records are planned and come back --------------------------------------------------------------------
@@ -193,29 +208,38 @@ class ThreadedReading(Iterator[Any]):
 
     def _refill(self) -> None:
         """Keep the threads at work."""
-        size, most = self._threading.batch_size, self._threading.ahead
+        size, most = self._setup.list_size, self._setup.ahead
         if self._work.only_read:  # records may be far larger than samples
-            size, most = min(size, 2 * self._threading.threads), 2
+            size, most = min(size, 2 * self._setup.threads), 2
         while not self._ended and len(self._blocks) < most:
             self._add(self._plan_jobs(size - self._planned % size))
 
     def _plan_jobs(self, count: int) -> list[RecordJob]:
         """The next so many records, or as many as there are."""
         jobs: list[RecordJob] = []
+        ends_turn = False
         try:
-            jobs.extend(islice(self._ahead, count))
+            for job in islice(self._ahead, count):
+                jobs.append(job)
+                if ends_turn := self._ends_turn(job):
+                    break
         except Exception as exc:  # noqa: BLE001  raised when what came before it has been read
             self._error = exc
-        self._ended = len(jobs) < count
-        self._planned += len(jobs)
+        self._ended = self._error is not None or (len(jobs) < count and not ends_turn)
+        self._planned = 0 if ends_turn else self._planned + len(jobs)
         return jobs
+
+    def _ends_turn(self, job: RecordJob) -> bool:
+        """Whether a batch ends with a record, as one of another component may follow."""
+        turn, after = self._plan.spec.turn, job.position + 1
+        return turn > 1 and after == turn_end(job.position, job.lease.grant.slice.stop, turn)
 
     def _add(self, jobs: list[RecordJob], done: int = 0) -> None:
         """Let the threads have a block of jobs, of which the first may be done."""
         if not jobs:
             return
-        collates = self._threading.collate is not None and not self._work.only_read
-        whole = len(jobs) == self._threading.batch_size
+        collates = self._setup.collate is not None and not self._work.only_read
+        whole = len(jobs) == self._setup.list_size
         rows = Rows(len(jobs), self._memory) if collates and whole else None
         block = Block(jobs, rows=rows, keeps_samples=self._keeps_samples)
         self._blocks.append(block)
@@ -249,7 +273,7 @@ class ThreadedReading(Iterator[Any]):
         if not self._work.seeds:
             return
         first: list[RecordJob] = []
-        while len(first) < self._threading.batch_size and (jobs := self._plan_jobs(1)):
+        while len(first) < self._setup.list_size and (jobs := self._plan_jobs(1)):
             first += jobs
             first[-1].read()
             if first[-1].error is None:  # what cannot be read does not show what its transform does
@@ -261,8 +285,8 @@ class ThreadedReading(Iterator[Any]):
             self._only_read(drawn)
         else:
             self._quiet = quiet
-            if not self._ended:
-                first += self._plan_jobs(self._threading.batch_size - done)
+            if not self._ended and not self._ends_turn(first[-1]):
+                first += self._plan_jobs(self._setup.list_size - done)
         self._add(first, done=done)
 
     def _check_generators(self) -> None:
@@ -289,9 +313,8 @@ class ThreadedReading(Iterator[Any]):
 
     def _draws(self, job: RecordJob, *, again: bool) -> list[str]:
         """Transform a record. Returns the names of the global generators that were drawn from."""
-        seeded, generators, transform = self._seeded, self._generators, self._work.transform
+        seeded, generators, transform = self._seeded, self._setup.generators, self._work.transform
         assert seeded is not None
-        assert generators is not None
         assert transform is not None
         in_thread = partial(transform_in_thread, transform, seed=job.seed)
         job.transform_here(generators.seeded(in_thread), again=again)
@@ -310,7 +333,7 @@ class ThreadedReading(Iterator[Any]):
             "(numpy's); so do num_workers",
             name_of(self._work.transform),
             " and ".join(drawn),
-            self._threading.threads,
+            self._setup.threads,
         )
 
 
@@ -330,9 +353,9 @@ class _Runs:
         else:
             runs.append([task, position, position + 1])
 
-    def move(self, tally: Tally, times: ReadingTimes) -> None:
+    def move(self, setup: IterationSetup) -> None:
         """Count them: the batch is handed over."""
         for task, first, after in self._runs:
-            tally.start(task, first)[2] = after
-        if times.begin_if_due():
-            times.add(self._read_s, self._transform_s)
+            setup.tally.start(task, first)[2] = after
+        if setup.times.begin_if_due():
+            setup.times.add(self._read_s, self._transform_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -67,6 +68,14 @@ edl_dataset_failed gauge dataset | | Trouble
     1 when more records are bad than are allowed.
 edl_dataset_trainers gauge dataset | trainers | Trainers
     Trainers that take part.
+edl_component_share_ratio gauge dataset component | share
+    Share that a component of a mixture is to get now, of 1. The first 1,000 components have labels.
+edl_component_wanted_records gauge dataset component | wanted
+    Of the records that were lent or are done, how many should be of it by the weights since the beginning.
+edl_component_given_records gauge dataset component | given | Components
+    How many of them are.
+edl_component_passes gauge dataset component | passes | Passes over components
+    Passes over the component that these make.
 edl_leases gauge dataset | leases
     Live leases.
 edl_returned_records_total counter dataset | returned_records | Came back
@@ -169,10 +178,15 @@ def _of_datasets(get: Callable[[MasterStatus, DatasetStatus], Any]) -> Callable[
 
 
 def _samples_of(metric: Metric) -> Callable[[MasterStatus], _Samples]:
-    """Return what gives a sample for each dataset, or each trainer."""
+    """Return what gives a sample for each dataset, component of one, or trainer."""
     get = attrgetter(metric.attribute)
     if metric.labels == ("dataset",):
         return _of_datasets(lambda _, dataset: get(dataset))
+
+    def of_components(status: MasterStatus) -> _Samples:
+        each = ((of, part) for of in status.datasets[:MOST_DATASETS] for part in of.components)
+        for dataset, component in islice(each, MOST):
+            yield (_label(dataset.dataset), _label(component.name)), get(component)
 
     def of_trainers(status: MasterStatus) -> _Samples:
         for trainer in status.trainers[:MOST]:
@@ -181,7 +195,7 @@ def _samples_of(metric: Metric) -> Callable[[MasterStatus], _Samples]:
         if metric.name in _SUMMED and (rest := status.trainers[MOST:]):
             yield (OTHERS, OTHERS), sum(map(get, rest))
 
-    return of_trainers
+    return of_components if metric.labels == ("dataset", "component") else of_trainers
 
 
 def _outcomes(status: MasterStatus) -> _Samples:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from edl_torch.readers.images.decode import (
 from edl_torch.readers.images.files import ImageFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import is_url
+from edl_torch.readers.storage import Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
 
 Path = str | os.PathLike[str]
@@ -46,13 +46,13 @@ class _CocoReader(ImageFilesReader):
     _made_by: Sequence[Part] = ()  # of the fingerprint: arguments that decide which records these are
 
     def _parse(
-        self, images: Path, key: str, kind: str, other: str, options: Mapping[str, Any] | None
+        self, images: Path, key: str, kind: str, other: str, storage: Storage
     ) -> tuple[CocoFile, IndexArray, str]:
         """The file of this `kind`, the image row of each annotation, and how errors name an annotation."""
         self.images = os.fspath(images)
         if not is_url(self.images):
             require_folder(self.images)
-        coco, where = load_coco(self.name, options), f"'{self.name}' annotations"
+        coco, where = load_coco(self.name, storage), f"'{self.name}' annotations"
         self._listed = coco.part
         if coco.annotations and key not in coco.annotations[0]:  # the rest is checked one by one
             has = ", ".join(coco.annotations[0])
@@ -62,14 +62,15 @@ class _CocoReader(ImageFilesReader):
             )
         unique_ids(coco.annotations, where)
         ids, self._files = index_images(coco)
-        self.image_files = ImageFiles.named(self.images, self._files, self.min_side, options)
+        self.image_files = ImageFiles.named(self.images, self._files, self.min_side, storage)
         self._ids = shared({"ids": ids}, "coco-images")
         return coco, index_rows(coco, ids), where
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The annotation file's bytes, and sizes of some images."""
         looks = self.image_files.looks(whole=whole)
-        return listing_of(self._listed, self._files, looks, whole=whole, more=self._made_by)
+        more = [*self._made_by, *self.made_with]
+        return listing_of(self._listed, self._files, looks, whole=whole, more=more)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, in the order of the file's `images`."""
@@ -89,7 +90,7 @@ class CocoCaptionsReader(_CocoReader):
         per: What a record is.
         min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
             below this, for photographs that `transform` makes far smaller.
-        storage_options: Endpoint, region, credentials of a store, where `images` or `annotations` is a URL.
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
 
     Raises DataFormatError, naming the file and the entry, for a file of another kind, missing keys, ids that
     occur twice, annotations of images that are not listed, file names that lead out of the folder and a
@@ -103,7 +104,7 @@ class CocoCaptionsReader(_CocoReader):
         per: Literal["annotation", "image"] = "annotation",
         *,
         min_side: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **store: Unpack[StorageOptions],
     ) -> None:
         super().__init__(os.fspath(annotations))
         self.min_side = checked_min_side(min_side)
@@ -113,7 +114,8 @@ class CocoCaptionsReader(_CocoReader):
             )
         self.per = per
         self._made_by = arguments("per", per)
-        coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader", storage_options)
+        storage = Storage.of(self, store)
+        coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader", storage)
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
         self._groups = Groups.of(rows, len(self._files)) if per == "image" else None
         self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
@@ -153,7 +155,7 @@ class CocoDetectionReader(_CocoReader):
         images: The folder that `file_name` is relative to.
         annotations: The JSON file; its path as given is the source's name.
         masks: Whether to decode the segmentations (polygons and run lengths).
-        storage_options: Endpoint, region, credentials of a store, where `images` or `annotations` is a URL.
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
 
     Raises DataFormatError as `CocoCaptionsReader` does.
     """
@@ -163,12 +165,13 @@ class CocoDetectionReader(_CocoReader):
         images: Path,
         annotations: Path,
         masks: bool = False,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
+        **store: Unpack[StorageOptions],
     ) -> None:
         super().__init__(os.fspath(annotations))
+        self._made_by = arguments("masks", masks) if masks else ()
         kind = "instances or keypoints"
-        coco, rows, where = self._parse(images, "bbox", kind, "CocoCaptionsReader", storage_options)
+        storage = Storage.of(self, store)
+        coco, rows, where = self._parse(images, "bbox", kind, "CocoCaptionsReader", storage)
         self.count = len(self._files)
         self._groups = groups = Groups.of(rows, self.count)
         self.categories = _categories(coco)
@@ -349,10 +352,10 @@ class CocoFile(NamedTuple):
     part: Part  # of the fingerprint
 
 
-def load_coco(path: str, options: Mapping[str, Any] | None = None) -> CocoFile:
+def load_coco(path: str, storage: Storage) -> CocoFile:
     """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
     try:
-        seen = opened(path, options)
+        seen = opened(path, storage)
         with seen.text(encoding="utf-8-sig") as file:
             content = json.load(file)
     except OSError as exc:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, SourceUnavailable
 from edl_torch.readers.base import required
+from edl_torch.readers.storage import is_url
 
 Image = npt.NDArray[np.uint8]
 
@@ -226,10 +227,16 @@ def safe_relative_path(entry: str, described_in: str) -> str:
     Only the name is looked at: a symbolic link in the folder is the owner's own arrangement and is followed.
     Backslashes are separators (manifests made on Windows); `.` and inner `..` are resolved in the name.
     Raises DataFormatError, naming the place `described_in` (as in "'list.csv' line 3") and the entry, for an
-    empty name, an absolute path, a drive letter, a NUL byte and for every `..` that leads out of the folder.
+    empty name, an absolute path, a drive letter, a NUL byte, a URL and for every `..` that leads out of the
+    folder.
     """
     if not _SUSPICIOUS.search(entry):
         return entry
+    if is_url(entry):
+        raise DataFormatError(  # what follows a "?" may be a signature
+            f"{described_in} names the URL '{entry.partition('?')[0]}': write file names relative to the "
+            "image folder, which may be a URL itself (root=)"
+        )
     path = entry.replace("\\", "/")
     is_rooted = path.startswith("/") or re.match(r"[A-Za-z]:", path)
     resolved = posixpath.normpath(path)

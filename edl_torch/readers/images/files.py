@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import zlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from edl_torch.fingerprint import Part
 from edl_torch.readers.base import Begun, IndexedReader
 from edl_torch.readers.images.decode import Image, decode_image, missing_image, read_image_in
-from edl_torch.readers.shared.looks import SummedFile, sizes, some_of
+from edl_torch.readers.shared.looks import SummedFile, arguments, sizes, some_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Object, Storage, is_url
 from edl_torch.readers.storage.listing import MISSING, Listing
@@ -21,24 +21,24 @@ from edl_torch.readers.storage.names import is_web
 from edl_torch.readers.storage.requests import Ahead
 
 
-def opened(path: str, options: Mapping[str, Any] | None) -> SummedFile:
-    """A file that describes a dataset, here or in a store. Raises OSError, ReaderError."""
+def opened(path: str, storage: Storage, most: int | None = None) -> SummedFile:
+    """A file that describes a dataset, here or in a store, of which `most` bytes are wanted. Raises OSError,
+    ReaderError."""
     if not is_url(path):
         return SummedFile(path)
-    with Storage(options).apart() as apart:
+    with storage.apart() as apart:
         found = apart.look(path)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "it does not exist in its store", path)
-        return SummedFile(path, apart.read(found))
+        return SummedFile(path, apart.read(found, 0, found.size if most is None else min(most, found.size)))
 
 
-class ImageFiles:
-    """Images by number: files below a folder of this machine, or objects that were listed.
+class FolderFiles:
+    """Files by number: below a folder of this machine, or objects that were listed.
 
     Args:
         root: The folder.
         names: Their names below it.
-        min_side: What JPEGs may be made smaller to while they are decoded; see `decode.read_image`.
         storage, listing: Of data that lie elsewhere.
     """
 
@@ -46,26 +46,19 @@ class ImageFiles:
         self,
         root: str,
         names: StringTable,
-        min_side: int | None = None,
         storage: Storage | None = None,
         listing: Listing | None = None,
     ) -> None:
-        self.root, self.names, self._min_side = root, names, min_side
+        self.root, self.names = root, names
         self._storage, self._listing = storage, listing
 
     @classmethod
-    def named(
-        cls, root: str, names: StringTable, min_side: int | None, options: Mapping[str, Any] | None
-    ) -> ImageFiles:
-        """The images of these names below a folder; one elsewhere is listed, or asked for each, where a web
-        server lists none. Raises ReaderError."""
-        if not is_url(root):
-            return cls(root, names, min_side)
-        storage = Storage(options)
-        if is_web(root):
-            return cls(root, names, min_side, storage, Listing.looked_up(storage, root, names))
-        found = Listing.below(storage, root, lambda _: True, lambda name: name)
-        return cls(root, names, min_side, storage, found.of_names(names))
+    def of_web(cls, root: str, names: StringTable, endings: Sequence[str], storage: Storage) -> FolderFiles:
+        """Files of a web server, which lists none: each is asked for, with one ending after the other."""
+        listing = Listing.looked_up(storage, root, StringTable(name + endings[0] for name in names))
+        for ending in endings[1:]:
+            listing = listing.with_others(storage, StringTable(name + ending for name in names))
+        return cls(root, listing.names, storage, listing)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -76,45 +69,83 @@ class ImageFiles:
             return self._listing.base + self.names[number]
         return os.path.join(self.root, self.names[number])
 
-    def image(self, number: int) -> Image:
-        """Read and decode one. Raises BadRecord; of data elsewhere SourceChanged and SourceUnavailable."""
-        if self._storage is None or self._listing is None:
-            return read_image_in(self.root, self.names[number], self._min_side)
+    def is_missing(self, number: int) -> bool:
+        """Whether it was not there when it was listed."""
+        return self._listing is not None and bool(self._listing.arrays["sizes"][number] == MISSING)
+
+    def ahead(self, ranges: Sequence[tuple[Object, int, int]]) -> Ahead | None:
+        """Ask for ranges; None for files of this machine."""
+        return None if self._storage is None else self._storage.ahead(ranges)
+
+    def whole(self, number: int) -> tuple[Object, int, int]:
+        """The range of all bytes of an object; none of one that is not there."""
+        if self._listing is None or self.is_missing(number):
+            return Object(self.path(number), 0), 0, 0
         one = self._listing.object(number)
-        return self.decoded(number, b"" if one.size == MISSING else self._storage.read(one))
-
-    def begin(self, numbers: Sequence[int]) -> Ahead | None:
-        """Ask for the bytes of these; None for those of this machine."""
-        if self._storage is None or self._listing is None:
-            return None
-        return self._storage.ahead([self._whole(self._listing, number) for number in numbers])
-
-    def _whole(self, listing: Listing, number: int) -> tuple[Object, int, int]:
-        """The range of all of its bytes; none of one that is not there, as `decoded` will say."""
-        one = listing.object(number)
-        return (one, 0, one.size) if one.size != MISSING else (Object(one.name, 0), 0, 0)
-
-    def decoded(self, number: int, data: bytes) -> Image:
-        """Decode one whose bytes have come."""
-        if self._listing is not None and self._listing.arrays["sizes"][number] == MISSING:
-            raise missing_image(self.path(number))
-        return decode_image(data, self.path(number), self._min_side)
+        return one, 0, one.size
 
     def looks(self, *, whole: bool) -> dict[int, str]:
-        """What a fingerprint says of some of them: sizes; of the `whole`, digests of all of them."""
+        """What a fingerprint says of some of them: sizes, of XML checksums too; of the `whole`, digests of
+        all."""
         storage, listing = self._storage, self._listing
         if storage is None or listing is None:
             return sizes(len(self), lambda n: [self.path(n)], whole=whole)
-        if not whole:
-            found = ((place, int(listing.arrays["sizes"][place])) for place in some_of(len(self)))
-            return {place: "missing" if size == MISSING else str(size) for place, size in found}
-        there = np.flatnonzero(listing.arrays["sizes"] != MISSING).tolist()
-        digests = dict.fromkeys(range(len(self)), "missing")
+        places = range(len(self)) if whole else some_of(len(self))
+        found = {n: "missing" if self.is_missing(n) else str(self.whole(n)[2]) for n in places}
+        read = [n for n in places if found[n] != "missing" and (whole or self.names[n].endswith(".xml"))]
         with storage.apart() as apart:
-            contents = apart.read_many(self._whole(listing, number) for number in there)
-            for number, data in zip(there, contents, strict=True):
-                digests[number] = hashlib.blake2b(data, digest_size=16).hexdigest()
-        return digests
+            for number, data in zip(read, apart.read_many(map(self.whole, read)), strict=True):
+                digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+                found[number] = digest if whole else f"{len(data)} {zlib.crc32(data):08x}"
+        return found
+
+
+class ImageFiles(FolderFiles):
+    """Images by number; `min_side` is what JPEGs may be made smaller to while they are decoded, see
+    `decode.read_image`."""
+
+    min_side: int | None = None
+
+    @classmethod
+    def of(cls, files: FolderFiles, min_side: int | None = None) -> ImageFiles:
+        """Files that are images."""
+        images = cls(files.root, files.names, files._storage, files._listing)
+        images.min_side = min_side
+        return images
+
+    @classmethod
+    def named(cls, root: str, names: StringTable, min_side: int | None, storage: Storage) -> ImageFiles:
+        """The images of these names below a folder; one elsewhere is listed, or asked for each, where a web
+        server lists none. Raises ReaderError."""
+        if not is_url(root):
+            return cls.of(FolderFiles(root, names), min_side)
+        if is_web(root):
+            return cls.of(
+                FolderFiles(root, names, storage, Listing.looked_up(storage, root, names)), min_side
+            )
+        found = Listing.below(storage, root)
+        return cls.of(FolderFiles(root, names, storage, found.of_names(names)), min_side)
+
+    def image(self, number: int) -> Image:
+        """Read and decode one. Raises BadRecord; of data elsewhere SourceChanged and SourceUnavailable."""
+        if self._storage is None:
+            return read_image_in(self.root, self.names[number], self.min_side)
+        return self.decoded(number, self._storage.read(*self.whole(number)))
+
+    def begin(self, numbers: Sequence[int]) -> Ahead | None:
+        """Ask for the bytes of these; None for those of this machine."""
+        wanted = self.requests(numbers)
+        return None if wanted is None else self.ahead(wanted)
+
+    def requests(self, numbers: Sequence[int]) -> list[tuple[Object, int, int]] | None:
+        """What `begin` asks for."""
+        return None if self._storage is None else [self.whole(number) for number in numbers]
+
+    def decoded(self, number: int, data: bytes) -> Image:
+        """Decode one whose bytes have come."""
+        if self.is_missing(number):
+            raise missing_image(self.path(number))
+        return decode_image(data, self.path(number), self.min_side)
 
 
 class ImageFilesReader(IndexedReader):
@@ -125,6 +156,11 @@ class ImageFilesReader(IndexedReader):
     imports = ("cv2",)
     thread_safe = True
     image_files: ImageFiles
+
+    @property
+    def made_with(self) -> list[Part]:
+        """The entry of a fingerprint for what makes another image of the same bytes; none by default."""
+        return arguments("min_side", self.image_files.min_side) if self.image_files.min_side else []
 
     @abstractmethod
     def with_image(self, index: int, image: Image) -> Any:
@@ -142,19 +178,17 @@ class ImageFilesReader(IndexedReader):
         """Ask for the bytes of records that lie elsewhere."""
         if type(self).load is not ImageFilesReader.load:  # a subclass makes its records in another way
             return None
-        ahead = self.image_files.begin([self.file_of(index) for index in indices])
-        return None if ahead is None else _BegunImages(self, indices, ahead)
+        files = [self.file_of(index) for index in indices]
+        ahead = self.image_files.begin(files)
+        if ahead is None:
+            return None
 
+        def record(number: int) -> Any:
+            image = self.image_files.decoded(files[number], ahead.take(number))
+            return self.with_image(indices[number], image)
 
-class _BegunImages:
-    def __init__(self, reader: ImageFilesReader, indices: Sequence[int], ahead: Ahead) -> None:
-        self._reader, self._indices, self._ahead = reader, indices, ahead
+        return Begun(ahead, record=record)
 
-    @property
-    def is_all_asked(self) -> bool:
-        return self._ahead.is_all_asked
-
-    def record(self, number: int) -> Any:
-        reader, index = self._reader, self._indices[number]
-        image = reader.image_files.decoded(reader.file_of(index), self._ahead.take(number))
-        return reader.with_image(index, image)
+    def requests(self, indices: Sequence[int]) -> Sequence[tuple[Object, int, int]] | None:
+        """One for each image."""
+        return self.image_files.requests([self.file_of(index) for index in indices])

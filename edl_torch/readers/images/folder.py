@@ -6,23 +6,25 @@ It lists names once and must not open an image before its record is asked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.images.decode import EXTENSIONS, Image, checked_min_side
-from edl_torch.readers.images.files import ImageFiles, ImageFilesReader
+from edl_torch.readers.images.files import FolderFiles, ImageFiles, ImageFilesReader
+from edl_torch.readers.shared.finder import names_below
 from edl_torch.readers.shared.looks import digest_of, listing
 from edl_torch.readers.shared.mapped import StringTable
-from edl_torch.readers.storage import Storage, is_url
-from edl_torch.readers.storage.drivers import is_loop
+from edl_torch.readers.storage import Storage, StorageOptions, is_url
 from edl_torch.readers.storage.listing import Listing
 from edl_torch.shard import IndexArray, TaskType
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+_HIDDEN = (".",)
 
 
 class ImageFolderReader(ImageFilesReader):
@@ -38,9 +40,9 @@ class ImageFolderReader(ImageFilesReader):
         allow_empty: Whether a class may have no image.
         min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
             below this, for photographs that `transform` makes far smaller.
-        storage_options: Endpoint, region, credentials of a store, where `root` is a URL.
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
 
-    A folder in a store is listed once, when the reader is made. What is read is what was listed, else it is
+    A folder in a store is listed when the reader is made. What is read is what was listed, else it is
     SourceChanged; the bytes of a lease's records are asked for before they are needed.
 
     Raises DataFormatError for a folder without images, for a class without images, for one that has both
@@ -54,55 +56,45 @@ class ImageFolderReader(ImageFilesReader):
         *,
         allow_empty: bool = False,
         min_side: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **store: Unpack[StorageOptions],
     ) -> None:
         super().__init__(os.fspath(root))
         self.min_side = checked_min_side(min_side)
         suffixes = _suffixes(extensions)
-        found: Listing | None = None
-        storage = Storage(storage_options) if is_url(self.name) else None
-        if storage is None:
-            subfolders, images = _list_folder(self.name, suffixes)
-            below = {n: list(_images_below(os.path.join(self.name, n), suffixes)) for n in subfolders}
-        else:
-            found, subfolders = _found_in(storage, self.name, suffixes)
-            below, images = _by_class(found.names, subfolders)
-        self._index(subfolders, images, below, suffixes, allow_empty)
-        self.image_files = ImageFiles(self.name, self._files, self.min_side, storage, found)
+        given = Storage.of(self, store)
+        storage = given if is_url(self.name) else None
+        self._files, found, subfolders = _images_below(self.name, suffixes, storage)
+        self._index(subfolders, suffixes, allow_empty)
+        self.image_files = ImageFiles.of(FolderFiles(self.name, self._files, storage, found), self.min_side)
 
-    def _index(
-        self,
-        subfolders: list[str],
-        images: list[str],
-        listed: dict[str, list[str]],
-        suffixes: tuple[str, ...],
-        allow_empty: bool,
-    ) -> None:
-        """Note classes and files, or say what is wrong with them."""
-        if images:
-            if classes := [name for name, files in listed.items() if files]:
-                raise DataFormatError(
-                    f"'{self.name}' has images of its own and folders with images ({', '.join(classes[:3])}):"
-                    " keep either one folder per class, or one flat folder"
-                )
-            listed = {}
-        elif _are_splits(subfolders) and any("/" in file for files in listed.values() for file in files):
-            raise _holds_splits(self.name, subfolders)
-        self.classes: list[str] = list(listed)
-        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
-        self._bounds: IndexArray = np.cumsum([0, *map(len, listed.values())], dtype=np.int64)
-        self._files = StringTable(images or (os.path.join(c, file) for c in listed for file in listed[c]))
+    def _index(self, subfolders: list[str], suffixes: tuple[str, ...], allow_empty: bool) -> None:
+        """Note classes, or say what is wrong with the files, which lie in their order."""
         self.count = len(self._files)
         if not self.count:
             raise DataFormatError(
                 f"'{self.name}' has no image: files must end in one of {', '.join(suffixes)}"
             )
-        empty = [name for name in listed if not listed[name]]
+        of_class = [bisect_left(self._files, folder, key=_class_of) for folder in subfolders]
+        bounds = np.array([*of_class, self.count], dtype=np.int64)
+        empty = [folder for folder, count in zip(subfolders, np.diff(bounds), strict=True) if not count]
+        if _class_of(self._files[0]) == "":  # images of its own
+            if bounds[0] < self.count:
+                classes = [folder for folder in subfolders if folder not in empty]
+                raise DataFormatError(
+                    f"'{self.name}' has images of its own and folders with images ({', '.join(classes[:3])}):"
+                    " keep either one folder per class, or one flat folder"
+                )
+            subfolders, bounds, empty = [], bounds[-1:], []
+        elif _are_splits(subfolders) and any(name.count("/") > 1 for name in self._files):
+            raise _holds_splits(self.name, subfolders)
         if empty and not allow_empty:
             raise DataFormatError(
                 f"'{self.name}': no image in the class folder(s) {', '.join(empty[:3])}; remove them, pass "
                 "extensions=… if their files end otherwise, or pass allow_empty=True"
             )
+        self.classes: list[str] = subfolders
+        self.class_to_idx: dict[str, int] = {name: number for number, name in enumerate(self.classes)}
+        self._bounds: IndexArray = bounds
 
     @property
     def targets(self) -> IndexArray | None:
@@ -113,7 +105,7 @@ class ImageFolderReader(ImageFilesReader):
         """Names, and sizes of some files."""
         classes = [("class folders", digest_of(self.classes))] if self.classes else []
         looks = self.image_files.looks(whole=whole)
-        return listing("whole" if whole else "names", self._files, looks, classes)
+        return listing("whole" if whole else "names", self._files, looks, [*classes, *self.made_with])
 
     def with_image(self, index: int, image: Image) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
@@ -127,17 +119,28 @@ class ImageFolderReader(ImageFilesReader):
         DataFormatError for a folder of splits."""
         if not os.path.isdir(data):
             return None
-        names, images = _list_folder(data, _suffixes(given.get("extensions")))
-        if _are_splits(names):
-            raise _holds_splits(data, names)
-        return {"root": data} if names or images or not os.listdir(data) else None
+        suffixes = _suffixes(given.get("extensions"))
+        names = list(names_below(data, deep=False, hidden=_HIDDEN))
+        folders = sorted(name[:-1] for name in names if name.endswith("/"))
+        if _are_splits(folders):
+            raise _holds_splits(data, folders)
+        has_images = any(name.lower().endswith(suffixes) for name in names)
+        return {"root": data} if folders or has_images or not os.listdir(data) else None
 
     def __repr__(self) -> str:
         return f"<ImageFolderReader {self.name!r} records={self.count} classes={len(self.classes)}>"
 
 
-def _found_in(storage: Storage, root: str, suffixes: tuple[str, ...]) -> tuple[Listing, list[str]]:
-    """The images below a folder in a store, in their order, and the folders in it."""
+def _images_below(
+    root: str, suffixes: tuple[str, ...], storage: Storage | None
+) -> tuple[StringTable, Listing | None, list[str]]:
+    """The images below a folder, by class, then folder, then name; what a store says of them; the folders in
+    it."""
+    if storage is not None:
+        listed = Listing.below(storage, root)
+        seen = listed.where(~listed.names.have_hidden())
+        found = seen.where(seen.names.end_in(suffixes))
+        return found.names, found, list(_first_folders(seen.names))
     subfolders: set[str] = set()
 
     def is_image(name: str) -> bool:
@@ -148,24 +151,25 @@ def _found_in(storage: Storage, root: str, suffixes: tuple[str, ...]) -> tuple[L
             subfolders.add(first)
         return name.lower().endswith(suffixes)
 
-    def order(name: str) -> str:  # as files of this machine are: by class, then folder, then name
+    def order(name: str) -> str:
         folder, _, file = name.rpartition("/")
         return f"{folder.partition('/')[0]}\0{folder}\0{file}"
 
-    return Listing.below(storage, root, is_image, order), sorted(subfolders)
+    names = sorted(filter(is_image, names_below(root, hidden=_HIDDEN)), key=order)
+    return StringTable(names), None, sorted(subfolders)
 
 
-def _by_class(names: Iterable[str], subfolders: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The images by class, each with its name below the class' folder, and those in no class."""
-    below: dict[str, list[str]] = {folder: [] for folder in subfolders}
-    images = []
-    for name in names:
-        first, slash, rest = name.partition("/")
-        if slash:
-            below[first].append(rest)
-        else:
-            images.append(name)
-    return below, images
+def _first_folders(names: StringTable) -> Iterator[str]:
+    """The folders right below, of names that lie by them."""
+    place = bisect_right(names, "", key=_class_of)
+    while place < len(names):
+        folder = _class_of(names[place])
+        yield folder
+        place = bisect_right(names, folder, lo=place, key=_class_of)
+
+
+def _class_of(name: str) -> str:
+    return name.rpartition("/")[0].partition("/")[0]
 
 
 def _are_splits(names: list[str]) -> bool:
@@ -186,35 +190,3 @@ def _suffixes(extensions: Sequence[str] | None) -> tuple[str, ...]:
         )
     chosen = EXTENSIONS if extensions is None else extensions
     return tuple(ending.lower() if ending.startswith(".") else "." + ending.lower() for ending in chosen)
-
-
-def _list_folder(folder: str, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Sorted names of the subfolders and of the images directly in `folder`."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
-    except OSError as exc:
-        raise DataFormatError(
-            f"the image folder '{folder}' cannot be listed: {exc.strerror}; check the path"
-        ) from exc
-    images = [name for name, is_folder in visible if not is_folder and name.lower().endswith(suffixes)]
-    return sorted(name for name, is_folder in visible if is_folder), sorted(images)
-
-
-def _images_below(top: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    """Paths relative to `top`, sorted by folder, then by name."""
-    found = []
-    for folder, subfolders, files in os.walk(top, followlinks=True, onerror=_unreadable):
-        subfolders[:] = [
-            name for name in subfolders if not name.startswith(".") and not is_loop(folder, name)
-        ]
-        found.append((folder, [f for f in files if f.lower().endswith(suffixes) and not f.startswith(".")]))
-    for folder, files in sorted(found):
-        prefix = "" if folder == top else os.path.relpath(folder, top) + os.sep
-        yield from (prefix + file for file in sorted(files))
-
-
-def _unreadable(error: OSError) -> None:
-    raise DataFormatError(
-        f"the image folder '{error.filename}' cannot be listed: {error.strerror}"
-    ) from error

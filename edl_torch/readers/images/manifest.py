@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -27,11 +27,11 @@ from edl_torch.readers.images.decode import (
 from edl_torch.readers.images.files import ImageFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import is_url
+from edl_torch.readers.storage import Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
 
 _OWN_OPTIONS = {"root", "classes", "has_header", "min_side"}
-_SEEN_LINES = 20
+_SEEN_LINES, _SEEN_BYTES = 20, 1 << 16
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
@@ -52,7 +52,7 @@ class ImageManifestReader(ImageFilesReader):
         classes: The class names in the order of their indices; labels must be among them.
         min_side: Decode JPEGs at the smallest of 1, 1/2, 1/4, 1/8 of their size whose shorter side is not
             below this, for photographs that `transform` makes far smaller.
-        storage_options: Endpoint, region, credentials of a store, where `manifest` or `root` is a URL.
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
 
     Raises DataFormatError, naming file and line, for a list that cannot be understood and for file names that
     lead out of `root`.
@@ -67,7 +67,7 @@ class ImageManifestReader(ImageFilesReader):
         *,
         classes: Sequence[str] | None = None,
         min_side: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **store: Unpack[StorageOptions],
     ) -> None:
         super().__init__(os.fspath(manifest))
         self.min_side = checked_min_side(min_side)
@@ -75,7 +75,8 @@ class ImageManifestReader(ImageFilesReader):
         if root is not None and not is_url(self.root):
             require_folder(self.root)
         labels = _LabelColumn(self.name)
-        seen = _opened(self.name, storage_options)
+        storage = Storage.of(self, store)
+        seen = _opened(self.name, storage)
         rows = self._without_heading(_rows(seen, self.name, delimiter), has_header)
         self._files = StringTable(labels.split_off(rows))
         self._listed = seen.part
@@ -84,7 +85,7 @@ class ImageManifestReader(ImageFilesReader):
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
         self.classes, numbers = labels.number(classes)
         self._labels = shared({"labels": numbers}, "labels")
-        self.image_files = ImageFiles.named(self.root, self._files, self.min_side, storage_options)
+        self.image_files = ImageFiles.named(self.root, self._files, self.min_side, storage)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -104,7 +105,7 @@ class ImageManifestReader(ImageFilesReader):
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The list's bytes, and sizes of some images."""
-        more = arguments("classes", self.classes) if self.classes else []
+        more = [*(arguments("classes", self.classes) if self.classes else []), *self.made_with]
         looks = self.image_files.looks(whole=whole)
         return listing_of(self._listed, self._files, looks, whole=whole, more=more)
 
@@ -121,10 +122,10 @@ class ImageManifestReader(ImageFilesReader):
         """
         if not (data.lower().endswith(".csv") and (is_url(data) or os.path.isfile(data))):
             return None
-        options = given.get("storage_options")
-        strange = given.keys() - _OWN_OPTIONS - {"delimiter", "storage_options"}
+        storage = Storage(given.get("storage_options"))
+        strange = given.keys() - _OWN_OPTIONS - {"delimiter"} - StorageOptions.__annotations__.keys()
         lists = not strange and (
-            _OWN_OPTIONS & given.keys() or _lists_images(data, given.get("delimiter", ","), options)
+            _OWN_OPTIONS & given.keys() or _lists_images(data, given.get("delimiter", ","), storage)
         )
         return {"manifest": data} if lists else None
 
@@ -180,9 +181,9 @@ class _LabelColumn:
         return known, np.array([index[name] for name in names], dtype=np.int64)[codes]
 
 
-def _lists_images(path: str, delimiter: str, options: Mapping[str, Any] | None) -> bool:
+def _lists_images(path: str, delimiter: str, storage: Storage) -> bool:
     try:
-        rows = _rows(_opened(path, options), path, delimiter)
+        rows = _rows(_opened(path, storage, _SEEN_BYTES), path, delimiter)
         head = [fields for _, fields in islice(rows, _SEEN_LINES)]
     except DataFormatError:
         return False
@@ -191,9 +192,9 @@ def _lists_images(path: str, delimiter: str, options: Mapping[str, Any] | None) 
     )
 
 
-def _opened(path: str, options: Mapping[str, Any] | None) -> SummedFile:
+def _opened(path: str, storage: Storage, most: int | None = None) -> SummedFile:
     try:
-        return opened(path, options)
+        return opened(path, storage, most)
     except OSError as exc:
         raise DataFormatError(
             f"the manifest '{path}' cannot be read: {exc.strerror}; check the path"

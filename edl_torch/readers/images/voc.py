@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from glob import glob
+from typing import Any, NoReturn, Unpack
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
@@ -19,10 +20,15 @@ import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.fingerprint import Fingerprint, Part
-from edl_torch.readers.base import IndexedReader
+from edl_torch.readers.base import Begun, IndexedReader
 from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
-from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of, sizes
+from edl_torch.readers.images.files import FolderFiles, ImageFiles, opened
+from edl_torch.readers.shared.finder import names_below
+from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable
+from edl_torch.readers.storage import Object, Storage, StorageOptions, is_elsewhere, is_url, local_path
+from edl_torch.readers.storage.listing import Listing
+from edl_torch.readers.storage.names import is_web
 from edl_torch.shard import TaskType
 
 CLASSES = (
@@ -32,6 +38,7 @@ CLASSES = (
 )
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 _SPLIT_OF = {TaskType.TRAINING: "train", TaskType.EVALUATION: "val", TaskType.PREDICTION: "test"}
+_BASE, _BY_NAME = re.compile(r"(?:VOCdevkit/)?VOC\d{4}"), re.compile(r"/VOC(?:devkit|\d{4})/?$")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -51,6 +58,10 @@ class VocReader(IndexedReader):
         split: The name of a list in `ImageSets/Main`: train, val, trainval, test.
         year: Which `VOC<year>` folder, where there are several.
         classes: Names of a dataset of one's own in the same layout.
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
+
+    A folder in a store is listed once, when the reader is made; of a web server, which lists none, `root` is
+    the folder that has `JPEGImages`, and images are looked for by each ending.
 
     The source's name is the list's path. Raises DataFormatError where the layout or the list is not as
     expected; BadRecord, when the record is read, for a missing or broken annotation, one with a DTD or
@@ -69,88 +80,161 @@ class VocReader(IndexedReader):
         year: str | int | None = None,
         *,
         classes: Sequence[str] = CLASSES,
+        **store: Unpack[StorageOptions],
     ) -> None:
-        self.root = _find_base(os.fspath(root), None if year is None else str(year))
         safe_relative_path(split, f"split={split!r}")
+        storage = Storage.of(self, store)
+        tree = _Tree(os.fspath(root), storage)
+        self.root = tree.base(None if year is None else str(year))
         super().__init__(os.path.join(self.root, "ImageSets", "Main", f"{split}.txt"))
-        names, self._listed = _read_list(self.name)
+        names, self._listed = _read_list(self.name, storage)
         self._ids = StringTable(names)
         self.count = len(self._ids)
+        self._annotations = tree.files(self.root, "Annotations", self._ids, (".xml",))
+        self._images = ImageFiles.of(tree.files(self.root, "JPEGImages", self._ids, _IMAGE_ENDINGS))
         self.classes = ("background", *classes)
         self._label_of = {name: number for number, name in enumerate(self.classes) if number}
 
     def load(self, index: int) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB."""
-        image_id = self._ids[index]
-        path = self._annotation_path(image_id)
+        begun = self.begin([index])
+        if begun is not None:
+            return begun.record(0)  # type: ignore[no-any-return]
         with within(self.root):
-            target = parse_target(parse_xml(_read_annotation(path), path), self._label_of, path)
-            return read_image(self._image_path(image_id)), {"image_id": image_id, **target}
+            target = self._target(index, _read_annotation(self._annotations.path(index)))
+            return read_image(self._images.path(index)), target
 
-    def _annotation_path(self, image_id: str) -> str:
-        return os.path.join(self.root, "Annotations", image_id + ".xml")
+    def begin(self, indices: Sequence[int]) -> Begun | None:
+        """Ask for the bytes of records that lie elsewhere: of each its annotation and its image."""
+        each = self.requests(indices)
+        ahead = None if each is None else self._images.ahead(each)
+        if ahead is None:
+            return None
 
-    def _image_path(self, image_id: str) -> str:
-        stem = os.path.join(self.root, "JPEGImages", image_id)
-        return next(
-            (stem + ending for ending in _IMAGE_ENDINGS if os.path.exists(stem + ending)), stem + ".jpg"
-        )
+        def record(number: int) -> tuple[Image, dict[str, Any]]:
+            return self.record_of(indices[number], ahead.take(2 * number), ahead.take(2 * number + 1))
+
+        return Begun(ahead, record=record)
+
+    def requests(self, indices: Sequence[int]) -> Sequence[tuple[Object, int, int]] | None:
+        """Two for each record."""
+        if not is_url(self.root):
+            return None
+        return [files.whole(index) for index in indices for files in (self._annotations, self._images)]
+
+    def record_of(self, index: int, annotation: bytes, image: bytes) -> tuple[Image, dict[str, Any]]:
+        """The record whose bytes have come."""
+        if self._annotations.is_missing(index):
+            path = self._annotations.path(index)
+            raise BadRecord(f"the annotation '{path}' cannot be read: it is not there; restore it")
+        return self._images.decoded(index, image), self._target(index, annotation)
+
+    def _target(self, index: int, annotation: bytes) -> dict[str, Any]:
+        path = self._annotations.path(index)
+        target = parse_target(parse_xml(annotation, path), self._label_of, path)
+        return {"image_id": self._ids[index], **target}
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """The list's bytes, those of some annotations, and sizes of their images."""
 
-        def files(place: int) -> list[str]:
-            return [self._annotation_path(self._ids[place]), self._image_path(self._ids[place])]
-
         classes = self.classes[1:]
         more = arguments("classes", classes) if classes != CLASSES else []
-        looks = sizes(self.count, files, whole=whole)
+        annotations = self._annotations.looks(whole=whole)
+        looks = {
+            place: f"{annotations[place]} {image}" for place, image in self._images.looks(whole=whole).items()
+        }
         return listing_of(self._listed, self._ids, looks, whole=whole, more=more)
 
     def listed_files(self) -> Iterator[str]:
         """The images' paths, by record."""
-        return map(self._image_path, self._ids)
+        return map(self._images.path, range(self.count))
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Constructor arguments with the split that fits `mode`; None if `data` has not this layout."""
-        if not os.path.isdir(data) or not (_is_base(data) or _years(data)):
-            return None
+        if is_elsewhere(data):
+            is_voc = _BY_NAME.search(data) is not None
+        else:
+            is_voc = os.path.isdir(local_path(data)) and bool(_bases(_folders_here(local_path(data))))
+        return cls.arguments_named(data, mode) if is_voc else None
+
+    @classmethod
+    def arguments_named(cls, data: str, mode: TaskType) -> dict[str, Any]:
+        """Constructor arguments for a folder that is known to have this layout."""
         return {"root": data, "split": _SPLIT_OF.get(mode, "train")}
 
 
-def _is_base(folder: str) -> bool:
-    return all(os.path.isdir(os.path.join(folder, name)) for name in ("JPEGImages", "ImageSets"))
+class _Tree:
+    """What lies below the folder that was named, here or in a store."""
+
+    def __init__(self, root: str, storage: Storage) -> None:
+        self._root = root.rstrip("/") or root
+        self._storage = storage if is_url(root) else None
+        self._listing: Listing | None = None
+        if self._storage is not None and not is_web(root):
+            self._listing = Listing.below(self._storage, self._root)
+
+    def base(self, year: str | None) -> str:
+        """The folder that has `JPEGImages`. Raises DataFormatError."""
+        root = self._root
+        if is_web(root):
+            return root if year is None else f"{root}/VOC{year}"
+        if self._listing is None:
+            folders = _folders_here(root)
+        else:
+            folders = {name.rpartition("/")[0] for name in self._listing.names}
+        bases = _bases(folders)
+        if year is None and "" in bases:
+            return root
+        years = {base[-4:]: base for base in bases if base}
+        if year is None and len(years) == 1:
+            return os.path.join(root, next(iter(years.values())))
+        if year in years:
+            return os.path.join(root, years[year])
+        if years:
+            raise DataFormatError(f"'{root}' has the years {', '.join(years)}: pass year=… with one of them")
+        raise DataFormatError(
+            f"'{root}' is no Pascal VOC folder: expected JPEGImages, Annotations and ImageSets in it"
+        )
+
+    def files(self, base: str, folder: str, ids: StringTable, endings: Sequence[str]) -> FolderFiles:
+        """The file of each id in a folder, by the first of the endings that is there."""
+        place = os.path.join(base, folder)
+        if self._storage is None:
+            there = set(names_below(place, hidden=())) if len(endings) > 1 else set()
+            return FolderFiles(place, StringTable(_named(ids, endings, there)))
+        if self._listing is None:
+            return FolderFiles.of_web(place, ids, endings, self._storage)
+        inside = place[len(self._root) + 1 :] + "/"
+        there = {name.removeprefix(inside) for name in self._listing.names if name.startswith(inside)}
+        names = StringTable(inside + name for name in _named(ids, endings, there))
+        return FolderFiles(self._root, names, self._storage, self._listing.of_names(names))
 
 
-def _years(root: str) -> dict[str, str]:
-    """The `VOC<year>` folders in `root` or in `root/VOCdevkit`, by year."""
-    for folder in (root, os.path.join(root, "VOCdevkit")):
-        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        found = {name[3:]: os.path.join(folder, name) for name in names if re.fullmatch(r"VOC\d{4}", name)}
-        if found:
-            return {year: path for year, path in found.items() if _is_base(path)}
-    return {}
+def _named(ids: Iterable[str], endings: Sequence[str], there: Container[str]) -> Iterator[str]:
+    for one in ids:
+        yield next((one + ending for ending in endings if one + ending in there), one + endings[0])
 
 
-def _find_base(root: str, year: str | None) -> str:
-    if year is None and _is_base(root):
-        return root
-    years = _years(root)
-    if year is None and len(years) == 1:
-        return next(iter(years.values()))
-    if year in years:
-        return years[year]
-    if years:
-        raise DataFormatError(f"'{root}' has the years {', '.join(years)}: pass year=… with one of them")
-    raise DataFormatError(
-        f"'{root}' is no Pascal VOC folder: expected JPEGImages, Annotations and ImageSets in it"
-    )
+def _folders_here(root: str) -> set[str]:
+    """The folders of a root, and of those in it that may be bases."""
+    return {
+        name for inside in ("*", "VOC????/*", "VOCdevkit/VOC????/*") for name in glob(inside, root_dir=root)
+    }
 
 
-def _read_list(path: str) -> tuple[list[str], Part]:
+def _bases(folders: Iterable[str]) -> list[str]:
+    """Where the layout begins: "" for the root itself, else `VOC<year>` in it or in its `VOCdevkit`."""
+    found = {folder.rpartition("/")[0] for folder in folders if folder.split("/")[-1:] == ["JPEGImages"]}
+    tops = {
+        folder.partition("ImageSets")[0].rstrip("/") for folder in folders if "ImageSets" in folder.split("/")
+    }
+    return sorted(base for base in found & tops if not base or _BASE.fullmatch(base))
+
+
+def _read_list(path: str, storage: Storage) -> tuple[list[str], Part]:
     try:
-        seen = SummedFile(path)
+        seen = opened(path, storage)
         with seen.text(encoding="utf-8-sig") as file:
             lines = [line.split() for line in file]
     except OSError as exc:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import random
 import re
 import threading
 import time
@@ -24,12 +23,12 @@ from urllib.parse import urlsplit
 
 from edl_torch.errors import InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers.odps.config import OdpsConfig, cause_without_secrets, missing_keys, spec_of
+from edl_torch.system.backoff import backoff
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 _THROTTLE_PATIENCE = 4  # times `limit`: a full quota empties by waiting
-_dice = random.SystemRandom()  # forked children must not share a seed: they would come back together
 _CHANGED = frozenset({"TableModified", "SchemaModified", "DataVersionConflict", "ObjectModified"})
 _EXPIRED = frozenset({"NoSuchDownload", "StatusConflict"})
 _THROTTLED = frozenset({"FlowExceeded", "QPSExceeded", "SlotExceeded", "QuotaExceeded"})
@@ -85,11 +84,15 @@ class Budget:
 
     def __init__(self, retries: Retries, what: str, hide: Callable[[str], str]) -> None:
         self._retries, self._what, self._hide = retries, what, hide
-        self._made = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._made, self._pauses = 0, backoff(self._retries.first_s, self._retries.most_s)
 
     def progress(self) -> None:
         """Something was received: the next failure is a first one."""
-        self._made = 0
+        if self._made:
+            self._begin()
         self._retries.away = False
 
     def succeed(self) -> None:
@@ -108,8 +111,8 @@ class Budget:
             tried = f" after {self._made} retries" if self._made else ""
             failure = ReaderError(f"{self._what} failed{tried}: {self._text(error)}")
             raise failure from cause_without_secrets(error, self._hide)
-        pause = min(retries.most_s, retries.first_s * 2**self._made) * _dice.uniform(0.5, 1.0)
         self._made += 1
+        pause = next(self._pauses)
         retries.count += 1
         _logger.warning(
             "%s: retry %d of %d in %.1f s: %s", self._what, self._made, allowed, pause, self._text(error)

@@ -10,7 +10,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -86,20 +86,51 @@ def _all_that_led_to(error: BaseException) -> list[BaseException]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
 class OdpsConfig:
-    """A table and how to reach it. Its `repr` and its pickles on a disk are without secrets."""
+    """A table and how to reach it, from arguments, filled up from the environment.
 
-    project: str
-    table: str
-    endpoint: str
-    schema: str | None = None
-    tunnel_endpoint: str | None = None
-    quota_name: str | None = None
-    timeout_s: float = 60.0
-    access_id: str | None = field(default=None, repr=False)
-    access_key: Secret = field(default_factory=Secret)
-    sts_token: Secret = field(default_factory=Secret)
+    `table` may be `project.table` or `project.schema.table`. Its `repr` and its pickles on a disk are without
+    secrets. Raises InvalidArgument for what is missing, with the variables that would supply it, and for half
+    a pair of keys.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        project: str | None = None,
+        schema: str | None = None,
+        access_id: str | None = None,
+        access_key: str | None = None,
+        sts_token: str | None = None,
+        endpoint: str | None = None,
+        tunnel_endpoint: str | None = None,
+        quota_name: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        *above, name = table.split(".")
+        if not all((*above, name)) or len(above) > 2:
+            raise InvalidArgument(f"table={table!r}: expected table, project.table or project.schema.table")
+        if above:
+            project, schema = above[0], (above[1] if len(above) == 2 else schema)
+        keys = {"access_id": access_id, "access_key": access_key, "sts_token": sts_token}
+        for what, given in keys.items():
+            if not isinstance(given, str | None):
+                raise InvalidArgument(f"{what} is {type(given).__name__}, expected text: put it in quotes")
+        if access_key and not access_id:
+            raise InvalidArgument("access_key is given without access_id: give both, or neither")
+        if sts_token and not access_key:
+            raise InvalidArgument("sts_token is given without access_id and access_key: give all, or none")
+        if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise InvalidArgument(f"timeout_s={timeout_s!r}: expected a positive number of seconds")
+        self.project = _needed("project", project, _PROJECT)
+        self.endpoint = _needed("endpoint", endpoint, _ENDPOINT)
+        self.tunnel_endpoint = tunnel_endpoint or _first(os.environ, _TUNNEL_ENDPOINT)
+        self.table, self.schema, self.quota_name, self.timeout_s = name, schema, quota_name, timeout_s
+        self.access_id, self.access_key, self.sts_token = access_id, Secret(access_key), Secret(sts_token)
+
+    def __repr__(self) -> str:
+        return f"<OdpsConfig {self.name} at {self.endpoint}>"
 
     @property
     def name(self) -> str:
@@ -133,52 +164,6 @@ class AccessKey:
     access_id: str
     access_key: Secret
     sts_token: Secret
-
-
-def odps_config(
-    table: str,
-    *,
-    project: str | None = None,
-    schema: str | None = None,
-    access_id: str | None = None,
-    access_key: str | None = None,
-    sts_token: str | None = None,
-    endpoint: str | None = None,
-    tunnel_endpoint: str | None = None,
-    quota_name: str | None = None,
-    timeout_s: float = 60.0,
-) -> OdpsConfig:
-    """The configuration from arguments, filled up from the environment.
-
-    `table` may be `project.table` or `project.schema.table`. Raises InvalidArgument for what is missing, with
-    the variables that would supply it, and for half a pair of keys.
-    """
-    *above, name = table.split(".")
-    if not all((*above, name)) or len(above) > 2:
-        raise InvalidArgument(f"table={table!r}: expected table, project.table or project.schema.table")
-    if above:
-        project, schema = above[0], (above[1] if len(above) == 2 else schema)
-    for what, given in (("access_id", access_id), ("access_key", access_key), ("sts_token", sts_token)):
-        if not isinstance(given, str | None):
-            raise InvalidArgument(f"{what} is {type(given).__name__}, expected text: put it in quotes")
-    if access_key and not access_id:
-        raise InvalidArgument("access_key is given without access_id: give both, or neither")
-    if sts_token and not access_key:
-        raise InvalidArgument("sts_token is given without access_id and access_key: give all, or none")
-    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise InvalidArgument(f"timeout_s={timeout_s!r}: expected a positive number of seconds")
-    return OdpsConfig(
-        project=_needed("project", project, _PROJECT),
-        table=name,
-        endpoint=_needed("endpoint", endpoint, _ENDPOINT),
-        schema=schema,
-        tunnel_endpoint=tunnel_endpoint or _first(os.environ, _TUNNEL_ENDPOINT),
-        quota_name=quota_name,
-        timeout_s=timeout_s,
-        access_id=access_id,
-        access_key=Secret(access_key),
-        sts_token=Secret(sts_token),
-    )
 
 
 def missing_keys() -> InvalidArgument:

@@ -7,21 +7,23 @@ numbers alone. Where workers come and go, `ODPSDataReader` with a `DataShardServ
 
 from __future__ import annotations
 
+import inspect
 import os
+import random
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edl_torch.errors import InvalidArgument
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.arrow import Columns, flat_values, numpy_columns, row_numbers, rows
+from edl_torch.readers.arrow import Columns, RowBlock, RowPicker, numpy_columns, rows, taken
 from edl_torch.readers.base import AbstractDataReader, Range, check_range
 from edl_torch.readers.odps.client import Retries
-from edl_torch.readers.odps.config import odps_config, parse_table_url, partition_patterns
+from edl_torch.readers.odps.config import OdpsConfig, parse_table_url, partition_patterns
 from edl_torch.readers.odps.table import OdpsTable
 from edl_torch.readers.shared.files import BlockCache
 from edl_torch.readers.shared.looks import listing
@@ -29,22 +31,9 @@ from edl_torch.shard import IndexArray, Task, TaskType
 
 if TYPE_CHECKING:
     import pyarrow as pa
-import inspect
-import multiprocessing
-import random
-from contextlib import suppress
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
-
-from edl_torch import errors
-from edl_torch.errors import EdlError, ReaderError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _SCHEME = "odps://"
 Key = tuple[str, int, int]  # source, first row, row after the last
-_VALUE_BYTES = 64  # about what a value takes as an object of Python
 
 
 class ODPSDataReader(AbstractDataReader):
@@ -104,7 +93,7 @@ class ODPSDataReader(AbstractDataReader):
         for name, value in (("block_rows", block_rows), ("cache_bytes", cache_bytes)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidArgument(f"{name}={value!r}: expected a positive integer")
-        config = odps_config(
+        config = OdpsConfig(
             table,
             project=project,
             schema=schema,
@@ -132,7 +121,7 @@ class ODPSDataReader(AbstractDataReader):
         """The rows that this process has in memory."""
         pid = os.getpid()
         if self._own_blocks is None or self._own_blocks[0] != pid:
-            blocks = RowBlocks(self._fetch, self.block_rows, self.cache_bytes, self.fill_nulls)
+            blocks = RowBlocks(self._fetch, self.block_rows, self.cache_bytes)
             self._own_blocks = pid, blocks
         return self._own_blocks[1]
 
@@ -170,7 +159,10 @@ class ODPSDataReader(AbstractDataReader):
     def read_record(self, name: str, index: int) -> dict[str, Any]:
         """Row `index`, out of a block that stays in memory."""
         count = self._count(name, index, index + 1)
-        return self._blocks.row(name, int(index), count)
+        block, first, _ = self._blocks.block_of(name, count, int(index))
+        if block.picker is None:
+            block.picker = RowPicker(block.table, self.fill_nulls, {}, block.table.column_names)
+        return block.picker.row(int(index) - first)
 
     def read_batch(self, name: str, indices: IndexArray) -> Columns:
         """The rows `indices` as one array a column."""
@@ -178,7 +170,12 @@ class ODPSDataReader(AbstractDataReader):
         count = self._count(name, first, last)
         if not len(indices):
             return numpy_columns(self._fetch(name, 0, 0), self.fill_nulls)
-        return numpy_columns(self._blocks.take(name, indices, count), self.fill_nulls)
+        return taken(indices, partial(self._blocks.block_of, name, count), self._columns)
+
+    def _columns(self, parts: list[pa.Table]) -> Columns:
+        import pyarrow as pa
+
+        return numpy_columns(pa.concat_tables(parts), self.fill_nulls)
 
     def expect(self, ranges: Sequence[Range], *, in_order: bool = False) -> None:
         """Download just these ranges, in blocks, when their rows are asked for.
@@ -206,15 +203,6 @@ class ODPSDataReader(AbstractDataReader):
         return f"<ODPSDataReader {self.table!r} retries={self.retries}>"
 
 
-class RowBlock:
-    """Rows that lie one after the other, as Arrow, and as Python values once single rows are asked for."""
-
-    def __init__(self, table: pa.Table, values: dict[str, list[Any]] | None = None) -> None:
-        self.table, self.values = table, values
-        cells = 0 if values is None else len(values) * table.num_rows
-        self.nbytes = int(table.nbytes) + cells * _VALUE_BYTES  # in memory, about
-
-
 class RowBlocks:
     """Rows by number, read in blocks of at most `block_rows`.
 
@@ -222,15 +210,8 @@ class RowBlocks:
     by `expect`: then nothing is read that is not in the range. To `keep` them goes beyond `most_bytes`.
     """
 
-    def __init__(
-        self,
-        fetch: Callable[[str, int, int], pa.Table],
-        block_rows: int,
-        most_bytes: int,
-        fill_nulls: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, fetch: Callable[[str, int, int], pa.Table], block_rows: int, most_bytes: int) -> None:
         self._fetch = fetch
-        self._fill_nulls = fill_nulls
         self._block_rows = block_rows
         self._blocks: BlockCache[RowBlock] = BlockCache(most_bytes)
         self._expected: dict[str, list[tuple[int, int]]] = {}  # ranges by source, ascending
@@ -245,59 +226,22 @@ class RowBlocks:
         self._expected = expected
         self._blocks.expect(keys if keep else ())
 
-    def row(self, name: str, index: int, count: int) -> dict[str, Any]:
-        """Row `index` of a source of `count` rows, for the caller alone. Raises BadRecord for a NULL."""
-        _, first, _ = key = self._key(name, index, count)
-        block, at = self._block(key), index - first
-        values, table = block.values, block.table
-        if values is None:
-            values = flat_values(table, self._fill_nulls)
-            self._blocks.put(key, partial(RowBlock, table, values))
-        if len(values) == table.num_columns:
-            return {column: each[at] for column, each in values.items()}
-        rest = [column for column in table.column_names if column not in values]
-        row = next(rows(table.select(rest).slice(at, 1), self._fill_nulls))
-        row.update((column, each[at]) for column, each in values.items())
-        return {column: row[column] for column in table.column_names}
-
-    def take(self, name: str, indices: IndexArray, count: int) -> pa.Table:
-        """The rows `indices` of a source of `count` rows, in that order."""
-        import pyarrow as pa
-
-        if len(indices) and bool(np.all(np.diff(indices) == 1)):
-            start, end, parts = int(indices[0]), int(indices[-1]) + 1, []
-            while start < end:
-                _, first, after = key = self._key(name, start, count)
-                stop = min(after, end)
-                parts.append(self._block(key).table.slice(start - first, stop - start))
-                start = stop
-            return pa.concat_tables(parts)
-        order = np.argsort(indices, kind="stable")
-        ascending = indices[order]
-        parts, at = [], 0
-        while at < len(ascending):
-            _, first, after = key = self._key(name, int(ascending[at]), count)
-            stop = int(np.searchsorted(ascending, after))
-            parts.append(self._block(key).table.take(row_numbers(ascending[at:stop] - first)))
-            at = stop
-        return pa.concat_tables(parts).take(row_numbers(np.argsort(order)))
-
-    def _key(self, name: str, index: int, count: int) -> Key:
+    def block_of(self, name: str, count: int, index: int) -> tuple[RowBlock, int, int]:
+        """The block with row `index` of a source of `count` rows, its first row, the row after its last."""
         ranges = self._expected.get(name, ())
         place = bisect_right(ranges, index, key=itemgetter(0)) - 1
         within = ranges[place] if place >= 0 and index < ranges[place][1] else (0, count)
-        return self._key_in(name, *within, index)
+        _, first, after = key = self._key_in(name, *within, index)
+        block = self._blocks.get(key)
+        if block is None:
+            # In one piece: single rows are picked where they lie.
+            fetched = partial(self._fetch, name, first, after - first)
+            block = self._blocks.put(key, lambda: RowBlock(fetched().combine_chunks()))
+        return block, first, after
 
     def _key_in(self, name: str, low: int, high: int, index: int) -> Key:
         first = index - (index - low) % self._block_rows
         return name, first, min(first + self._block_rows, high)
-
-    def _block(self, key: Key) -> RowBlock:
-        block = self._blocks.get(key)
-        if block is None:
-            name, first, after = key
-            block = self._blocks.put(key, lambda: RowBlock(self._fetch(name, first, after - first)))
-        return block
 
     def __repr__(self) -> str:
         return f"<RowBlocks {len(self._blocks)} of {self._block_rows} rows>"
@@ -306,15 +250,14 @@ class RowBlocks:
 # Without a master: what ElasticDL's users know --------------------------------------------------------
 
 Row = tuple[Any, ...]
-_SLICE_ROWS = 8192  # at least: what a request costs is spread over so many rows
+SLICE_ROWS = 8192  # at least: what a request costs is spread over so many rows
 _OLD_NAMES = {  # of options: as ElasticDL has them
     "odps.options.tunnel.endpoint": "tunnel_endpoint",
     "odps.options.read_timeout": "timeout_s",
     "odps.options.retry_times": "retries",
 }
 RowRange = tuple[str, int, int]  # partition, first row, number of rows
-_AHEAD = 2  # ranges that each child has asked for or downloaded beyond the one being read
-_END_S = 5.0
+_AHEAD = 2  # ranges that are asked for, or downloaded, ahead for each thread
 
 
 class ODPSReader:
@@ -373,8 +316,8 @@ class ODPSReader:
             shuffle: Read the worker's slices in another order in each epoch, and mix the rows of a slice.
             columns: Their names, in order; None for the reader's.
             table_size_limit: Rows that are read at most, over all workers; -1 for all.
-            num_processes: Child processes that download; None for one a core, 0 for none (which is what None
-                means inside a DataLoader's worker)
+            num_processes: ElasticDL's name for how many download ahead, which threads do here; None for one a
+                core, 0 for none.
 
         Raises InvalidArgument, now and not at the first batch.
         """
@@ -394,9 +337,9 @@ class ODPSReader:
         table = self._reader.table
         if columns is not None:
             table = table.with_columns(columns)
-        processes = _processes(num_processes)
+        threads = (os.cpu_count() or 1) if num_processes is None else num_processes
         return self._batches(
-            table, (num_workers, worker_index), batch_size, epochs, shuffle, table_size_limit, processes
+            table, (num_workers, worker_index), batch_size, epochs, shuffle, table_size_limit, threads
         )
 
     def record(self) -> Row | None:
@@ -417,7 +360,7 @@ class ODPSReader:
         epochs: int,
         shuffle: bool,
         limit: int,
-        processes: int,
+        threads: int,
     ) -> Iterator[list[Row]]:
         workers, worker = share
         ranges = list(_slices(table.plan(), batch_size, limit))[worker::workers]
@@ -426,8 +369,8 @@ class ODPSReader:
             if shuffle:
                 dice.shuffle(ranges)
             fetched: Iterator[Any] = (table.fetch(*asked) for asked in ranges)
-            if processes and ranges:
-                fetched = read_in_processes(table, ranges, processes)
+            if threads:
+                fetched = read_ahead(table, ranges, threads)
             for rows_of_slice in fetched:
                 found = [tuple(row.values()) for row in rows(rows_of_slice, self._reader.fill_nulls)]
                 if shuffle:
@@ -439,19 +382,9 @@ class ODPSReader:
         return f"<ODPSReader {self._reader.table!r}>"
 
 
-def _processes(asked: int | None) -> int:
-    if not multiprocessing.current_process().daemon:
-        return (os.cpu_count() or 1) if asked is None else asked
-    if asked:
-        raise InvalidArgument(
-            f"num_processes={asked}: a daemonic process, such as a DataLoader worker, has no children; use 0"
-        )
-    return 0
-
-
 def _slices(counts: Mapping[str, int], batch_size: int, limit: int) -> Iterator[RowRange]:
     """Whole batches of a partition, so many that a request is worth its while; the same for every worker."""
-    step = batch_size * -(-_SLICE_ROWS // batch_size)
+    step = batch_size * -(-SLICE_ROWS // batch_size)
     left = limit if limit >= 0 else sum(counts.values())
     for partition, count in counts.items():
         count = min(count, left)
@@ -460,107 +393,17 @@ def _slices(counts: Mapping[str, int], batch_size: int, limit: int) -> Iterator[
             yield partition, start, min(step, count - start)
 
 
-def read_in_processes(table: OdpsTable, ranges: Sequence[RowRange], processes: int) -> Iterator[pa.Table]:
-    """Yield the rows of each range, in order, downloaded ahead by child processes, which end however it is
-    left.
+def read_ahead(table: OdpsTable, ranges: Sequence[RowRange], threads: int) -> Iterator[pa.Table]:
+    """Yield the rows of each range, in order, downloaded ahead by threads. Raises what a download raises.
 
-    The start method is that of `multiprocessing`. Raises what a child raised, and ReaderError for one that
-    died.
+    However it is left, nothing more is asked for; what was asked for is thrown away when it has come.
     """
-    import pyarrow as pa
-
-    children = _start(table, min(processes, len(ranges)))
+    ahead: deque[Future[pa.Table]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="edl-odps")
     try:
-        for number in range(min(len(ranges), _AHEAD * len(children))):
-            _ask(children, number, ranges)
         for number in range(len(ranges)):
-            yield pa.ipc.open_stream(_hear(children[number % len(children)])).read_all()
-            if number + _AHEAD * len(children) < len(ranges):
-                _ask(children, number + _AHEAD * len(children), ranges)
+            for asked in ranges[number + len(ahead) : number + _AHEAD * threads]:
+                ahead.append(pool.submit(table.fetch, *asked))
+            yield ahead.popleft().result()
     finally:
-        _end(children)
-
-
-Child = tuple[Any, Connection]  # process, the parent's end
-
-
-def _start(table: OdpsTable, number: int) -> list[Child]:
-    context = multiprocessing.get_context()
-    forked = context.get_start_method() == "fork"
-    children: list[Child] = []
-    try:
-        for _ in range(number):
-            ours, theirs = context.Pipe()
-            inherited = [*(own for _, own in children), ours] if forked else []
-            process = context.Process(target=_serve, args=(table, theirs, inherited), daemon=True)
-            process.start()
-            theirs.close()
-            children.append((process, ours))
-    except OSError:
-        _end(children)
-        raise
-    return children
-
-
-def _ask(children: list[Child], number: int, ranges: Sequence[RowRange]) -> None:
-    process, connection = children[number % len(children)]
-    try:
-        connection.send(ranges[number])
-    except OSError as exc:
-        raise _died(process) from exc
-
-
-def _hear(child: Child) -> Any:
-    process, connection = child
-    try:
-        kind, payload = connection.recv()
-    except (EOFError, OSError) as exc:
-        raise _died(process) from exc
-    if kind == "rows":
-        return payload
-    name, message = payload
-    raise getattr(errors, name, ReaderError)(message)
-
-
-def _died(process: Any) -> ReaderError:
-    process.join(_END_S)
-    return ReaderError(
-        f"a process that was downloading rows died (exit code {process.exitcode}); what it had is not "
-        "delivered"
-    )
-
-
-def _end(children: list[Child]) -> None:
-    for process, connection in children:
-        connection.close()
-        process.terminate()
-    for process, _ in children:
-        process.join(_END_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
-
-
-def _serve(table: OdpsTable, connection: Connection, inherited: list[Connection]) -> None:
-    """A child: ranges in, rows out, until the parent's end of the pipe is closed, by it or by its death."""
-    for other in inherited:  # while a child holds the parent's ends, nobody sees that the parent died
-        other.close()
-    with suppress(EOFError, OSError, KeyboardInterrupt):
-        while True:
-            connection.send(_answer(table, connection.recv()))
-
-
-def _answer(table: OdpsTable, asked: RowRange) -> tuple[str, Any]:
-    import pyarrow as pa
-
-    try:
-        rows = table.fetch(*asked)
-    except EdlError as exc:
-        return "error", (type(exc).__name__, str(exc))
-    except Exception as exc:  # noqa: BLE001  the top of a process: its parent must hear of it
-        return "error", ("ReaderError", table.config.hide_in(f"{type(exc).__name__}: {exc}"))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return "rows", sink.getvalue().to_pybytes()
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -10,22 +10,30 @@ import posixpath
 import re
 import zlib
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch.errors import DataFormatError, EdlError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Fingerprint, Part
-from edl_torch.readers.shared.looks import blocks, chosen, listing
+from edl_torch.readers.shared.finder import Finder, Paths, base_of, is_glob, names_below
+from edl_torch.readers.shared.looks import blocks, chosen, listing, looked
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import FileSystems as Storage
-from edl_torch.readers.storage import Opened, is_url, reaching, storage_error
+from edl_torch.readers.shared.sources import each_looked_at
+from edl_torch.readers.storage import (
+    Object,
+    ObjectFile,
+    Piece,
+    Storage,
+    is_elsewhere,
+    local_path,
+    storage_error,
+)
 from edl_torch.shard import IndexArray
 
 if TYPE_CHECKING:
@@ -34,9 +42,11 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".pq")
 _OTHER_SCHEMES = ("odps://",)
-_GLOB = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
+
+
+FILES = Finder(suffixes=SUFFIXES, deep=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,85 +56,22 @@ class Found:
     base: str
     names: tuple[str, ...]
 
-
-def find_files(storage: Storage, data: str | Sequence[str]) -> Found:
-    """The files of `data`; those of a folder or glob in the order of their names, those of a list as listed.
-
-    Raises ReaderError for what does not exist or cannot be reached, DataFormatError for a folder or glob
-    without Parquet files and InvalidArgument for a file that is listed twice.
-    """
-    entries = [data] if isinstance(data, str) else list(data)
-    if not entries:
-        raise InvalidArgument("the list of Parquet files is empty")
-    found = [_files_of(storage, entry) for entry in entries]
-    names = [name for _, files in found for name in files]
-    if len(set(names)) < len(names):
-        twice, _ = Counter(names).most_common(1)[0]
-        raise InvalidArgument(f"'{twice}' is listed twice: two sources would have one name")
-    base = found[0][0] if len(found) == 1 else _common_folder(names)
-    return Found(base=base, names=tuple(name[len(base) :] for name in names))
-
-
-def _files_of(storage: Storage, data: str) -> tuple[str, list[str]]:
-    """Of one path, URL, folder or glob: the folder that partitions hang from, and its files' names."""
-    storage.forget_listings(data)
-    file_system, path = storage.resolve(data)
-    with reaching(data):
-        pattern = _GLOB.search(data)
-        try:
-            kind = file_system.info(path)["type"]
-        except FileNotFoundError:
-            if pattern is None:
-                raise
-            kind = "glob"
-        if kind == "file":
-            return data[: data.rfind("/") + 1], [data]
-        if kind == "glob" and pattern is not None:
-            base = data[: data.rfind("/", 0, pattern.start()) + 1]
-            paths = list(_globbed(file_system, path))
-        else:
-            base = data.rstrip("/") + "/"
-            paths = list(_below(file_system, path))
-        # The file system has its own form of names: they shall begin as the user's did.
-        root = storage.resolve(base or ".")[1].rstrip("/") + "/"
-        if any(not path.startswith(root) for path in paths):
-            raise ReaderError(f"'{base}': its file system lists names elsewhere ({paths[0]!r})")
-    if not paths and kind == "glob":
-        raise DataFormatError(f"'{data}' matches no Parquet file; check the pattern and the folder")
-    if not paths:
-        raise DataFormatError(
-            f"'{data}' holds no Parquet file: their names must end in {' or '.join(SUFFIXES)} and not "
-            "begin with '.' or '_'; for other names pass a glob that matches them"
-        )
-    return base, sorted({base + path[len(root) :] for path in paths})
-
-
-def _below(file_system: Any, folder: str) -> Iterator[str]:
-    """Parquet files at any depth; what begins with '.' or '_' is not data (`_SUCCESS`, `_metadata`)."""
-    root = folder.rstrip("/") + "/"
-    for path in file_system.find(folder):
-        parts = path.removeprefix(root).split("/")
-        if path.lower().endswith(SUFFIXES) and not any(_is_hidden(part) for part in parts):
-            yield path
-
-
-def _is_hidden(part: str) -> bool:
-    return part.startswith((".", "_")) and "=" not in part
-
-
-def _globbed(file_system: Any, pattern: str) -> Iterator[str]:
-    for path, info in file_system.glob(pattern, detail=True).items():
-        if info["type"] == "file":
-            yield path
-        else:
-            yield from _below(file_system, path)
+    @classmethod
+    def of(cls, data: Paths, storage: Storage) -> Found:
+        """The files of `data`, and the folder that partitions hang from. Raises ReaderError."""
+        files = FILES.files(data, storage)
+        base = _common_folder(files)
+        given = os.fspath(data) if isinstance(data, str | os.PathLike) else files[0]
+        if given not in files:
+            top = base_of(given) if is_glob(given) else given.rstrip("/") + "/"
+            base = top if base.startswith(top) else base  # else braces or a manifest named them
+        return cls(base=base, names=tuple(name[len(base) :] for name in files))
 
 
 def _common_folder(names: Sequence[str]) -> str:
     """The longest beginning of all names that ends in '/'."""
-    first, last = min(names), max(names)
-    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    base = first[: first.rfind("/", 0, length) + 1]
+    base = os.path.commonprefix(names)  # noqa: RUF071  it is cut at a slash
+    base = base[: base.rfind("/") + 1]
     return "" if base.endswith("://") else base
 
 
@@ -160,35 +107,26 @@ def claims(data: str) -> bool:
 
     Judged by names, and quickly for what is something else, such as a folder of a million images.
     """
-    if is_url(data):
+    if is_elsewhere(data):
         return not data.startswith(_OTHER_SCHEMES) and data.lower().rstrip("/").endswith(SUFFIXES)
-    if os.path.isdir(data):
-        return _holds_parquet(data)
-    is_there = os.path.isfile(data) or _GLOB.search(data) is not None
-    return is_there and data.lower().endswith(SUFFIXES)
+    path = local_path(data)
+    if not os.path.isdir(path):
+        is_named = path.lower().endswith(SUFFIXES) and (os.path.isfile(path) or is_glob(path))
+        return is_named or FILES.is_all_of(data)
+    files = (name for name in names_below(path) if not name.endswith("/"))
+    first = next(files, "")  # the folder that it is in decides
+    beside = takewhile(lambda name: posixpath.dirname(name) == posixpath.dirname(first), files)
+    return any(name.lower().endswith(SUFFIXES) for name in chain([first], beside))
 
 
-def _holds_parquet(folder: str) -> bool:
-    """Goes down the first subfolders until a folder has files, which then decide."""
-    while True:
-        with os.scandir(folder) as entries:
-            visible = sorted((entry for entry in entries if entry.name[0] not in "._"), key=lambda e: e.name)
-        files = [entry.name for entry in visible if entry.is_file()]
-        folders = [entry.path for entry in visible if entry.is_dir()]
-        if files or not folders:
-            return any(name.lower().endswith(SUFFIXES) for name in files)
-        folder = folders[0]
-
-
-_THREADS = 16  # they wait for the network
+_THREADS_AWAY = 64
 _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL = 8  # bytes after the footer: its length, and the magic
-_LOOKED_INTO = 16  # files whose pages are looked at, or one in so many
-_PAIRS, _COLUMNS, _BLOCK_BYTES, _SMALL_BLOCKS, _PIECES = 24, 16, 2048, 4, 16
+_LOOKED_INTO, _ONE_IN = 8, 16  # files whose pages are looked at, or one in so many
+_PAIRS, _COLUMNS, _BLOCK_BYTES, _SMALL_BLOCKS, _PIECES = 24, 16, 512, 16, 16
 _STRIDE = 0x9E3779B1  # far from any period that data have
 SMALL_BYTES = 1 << 16  # which Arrow reads at once when it opens a file
-_NOTED = 2  # reads: Arrow reads the end of a file, and then what it lacks of the footer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +136,7 @@ class ParquetIndex:
     base, names: the files. arrays: int64 `sizes` [n] in bytes; `group_ends` [groups of all files], the row of
     its file after each group's last; `first_group` [n + 1], where a file's groups begin in `group_ends`;
     `footers` and `pages` [n], digests of each footer, and of some pages of some files, else 0; `written`
-    [n] checksums of when each was last written to, as this machine knows it.
+    [n] when each was last written to, as this machine knows it, or what its store says of its version.
     """
 
     base: str
@@ -211,6 +149,10 @@ class ParquetIndex:
     def name(self, file: int) -> str:
         """The file's path or URL."""
         return self.base + self.names[file]
+
+    def object(self, file: int) -> Object:
+        """The file as it was when it was indexed."""
+        return Object(self.name(file), int(self.arrays["sizes"][file]), int(self.arrays["written"][file]))
 
     def group_ends(self, file: int) -> IndexArray:
         """The row after the last one of each of the file's row groups."""
@@ -228,9 +170,20 @@ class ParquetIndex:
         ends = self.group_ends(file)
         return int(ends[-1]) if len(ends) else 0
 
-    def fingerprint(self, also: Sequence[Part] = ()) -> Fingerprint:
+    @property
+    def is_told_by_size(self) -> bool:
+        """Whether reads of some files see no other ones of the same size: their store has no tags."""
+        untagged = np.flatnonzero(self.arrays["written"] == 0).tolist()
+        return any(is_elsewhere(self.name(file)) for file in untagged)
+
+    def fingerprint(self, storage: Storage, also: Sequence[Part] = ()) -> Fingerprint:
         """Of each file its size and footer; pages of some, as rows in another order have the same footer."""
-        each = zip(*(self.arrays[name].tolist() for name in ("sizes", "footers", "pages")), strict=True)
+        columns = [self.arrays[name].tolist() for name in ("sizes", "footers", "pages")]
+        each = list(zip(*columns, strict=True))
+        if self.is_told_by_size:
+            with storage.apart() as apart:
+                found = _footers(apart, Found(base=self.base, names=tuple(self.names)))
+                each = [(one.size, one.digest, one.pages) for one in found]
         return listing("sampled", self.names, {place: f"{look}" for place, look in enumerate(each)}, also)
 
     def rows_per_group(self) -> int:
@@ -249,7 +202,7 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
     column. Files without rows may have any columns.
     """
     sizes, first_group, group_ends = array("q"), array("q", [0]), array("q")
-    footers, pages, written = array("q"), array("I"), array("I")
+    footers, pages, written = array("q"), array("I"), array("q")
     schema, first = None, ""
     for name, footer in zip(found.names, _footers(storage, found), strict=True):
         if not any(footer.rows):
@@ -277,21 +230,10 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
 
 def whole_fingerprint(storage: Storage, index: ParquetIndex, also: Sequence[Part]) -> Fingerprint:
     """Return the fingerprint of all bytes of all files."""
-    looks = {n: _whole(storage, index.name(n)) for n in range(len(index))}
+    with storage.apart() as apart:
+        each = map(index.object, range(len(index)))
+        looks = {n: looked(apart, one, partial(blocks, one.size, whole=True)) for n, one in enumerate(each)}
     return listing("whole", index.names, looks, also)
-
-
-def _whole(storage: Storage, name: str) -> str:
-    file = storage.open(name)
-
-    def read(start: int, end: int) -> bytes:
-        file.handle.seek(start)
-        return bytes(file.handle.read(end - start))
-
-    try:
-        return blocks(file.size, read, whole=True)
-    finally:
-        file.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,20 +248,22 @@ class _Footer:
 
 def _footers(storage: Storage, found: Found) -> Iterator[_Footer]:
     names = [found.base + name for name in found.names]
-    looked_into = set(chosen(len(names), max(_LOOKED_INTO, len(names) // _LOOKED_INTO)))
-    if len(names) == 1:
-        yield _footer(storage, names[0], 1)
-        return
-    shared_by = min(len(looked_into), _LOOKED_INTO)
-    # The threads are gone before any loader worker is forked.
-    with ThreadPoolExecutor(min(_THREADS, len(names)), thread_name_prefix="edl-footers") as pool:
-        yield from pool.map(
-            partial(_footer, storage), names, [shared_by * (n in looked_into) for n in range(len(names))]
-        )
+    looked_into = {names[n] for n in chosen(len(names), max(_LOOKED_INTO, len(names) // _ONE_IN))}
+    shared_by = min(len(names), _ONE_IN)
+
+    def look(name: str) -> _Footer:
+        return _footer(storage, name, shared_by * (name in looked_into))
+
+    return each_looked_at(names, look, away=_THREADS_AWAY)
 
 
 def _footer(storage: Storage, name: str, looked_into: int) -> _Footer:
-    file = ParquetFile(storage, name)
+    one = storage.look(name)
+    if one is None:
+        raise DataFormatError(
+            f"'{name}' does not exist; check the path{' and the bucket' * is_elsewhere(name)}"
+        )
+    file = ParquetFile(storage, one)
     try:
         return _Footer(
             size=file.size,
@@ -327,7 +271,7 @@ def _footer(storage: Storage, name: str, looked_into: int) -> _Footer:
             schema=file.schema,
             digest=file.footer(),
             pages=file.pages(looked_into) if looked_into else 0,
-            written=file.written,
+            written=one.tag,
         )
     finally:
         file.close()
@@ -385,20 +329,36 @@ class ParquetFile:
     To be used in the process that opened it, and closed.
     """
 
-    def __init__(self, storage: Storage, name: str) -> None:
-        self.name = name
-        opened = storage.open(name)
-        self._noted = _Noting(opened.handle) if opened.remote else None
-        self._opened = opened if self._noted is None else replace(opened, handle=self._noted)
-        self.stamp = opened.stamp()  # when it was opened
+    def __init__(self, storage: Storage, one: Object) -> None:
+        import pyarrow as pa
+
+        self.object = one
+        self.remote = is_elsewhere(one.name)  # whether reading it may fail on the way
+        self._handle: Any
+        if self.remote:
+            self._handle = ObjectFile(storage, one)
+            self._handle.kept = self._handle.pieces([(max(0, one.size - SMALL_BYTES), one.size)])
+        else:
+            try:
+                self._handle = pa.OSFile(local_path(one.name))
+            except OSError as exc:
+                raise storage_error(exc, one.name) from exc
+        self._stamp = self._seen()  # when it was opened
+        self.size = one.size if self.remote else self._handle.size()  # in bytes
         try:
-            self.file = _parse(self._opened, name)
+            self.file = _parse(self._handle, self.size, one.name)
         except ReaderError:
-            self._opened.close()
+            self._handle.close()
             raise
-        self.size = self._opened.size  # in bytes
-        self.remote = self._opened.remote  # whether reading it may fail on the way
         self.schema = self.file.schema_arrow  # of all columns, Arrow's
+
+    def _seen(self) -> tuple[int, int, int] | None:
+        """Size and times of what has its name now; None where that is gone or in a store."""
+        try:
+            found = None if self.remote else os.stat(local_path(self.object.name))
+        except OSError:
+            return None
+        return None if found is None else (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def rows_of_groups(self) -> list[int]:
         """The number of rows in each row group."""
@@ -409,11 +369,10 @@ class ParquetFile:
         """The footer's length and a checksum of it, of a large one in pieces: where a column of a row group
         has another length all that follow begin elsewhere."""
         length = int(self.file.metadata.serialized_size) + _TAIL
-        data = self._read(max(0, self.size - length), self.size)
-        if len(data) > SMALL_BYTES:
-            pieces = range(0, len(data), len(data) // _PIECES)
-            data = b"".join(data[at : at + _BLOCK_BYTES] for at in pieces)
-        return length << 32 | zlib.crc32(data)
+        start = max(0, self.size - length)
+        width, pieces = (_BLOCK_BYTES, _PIECES) if length > SMALL_BYTES else (self.size - start, 1)
+        ranges = [(at, at + width) for at in range(start, self.size - width + 1, length // pieces)]
+        return length << 32 | self._checksum(ranges)
 
     def pages(self, files: int) -> int:
         """A checksum of blocks of two columns in some row groups: the largest, and the smallest.
@@ -422,95 +381,108 @@ class ParquetFile:
         into, the more row groups and blocks of each.
         """
         if self.size <= SMALL_BYTES:
-            return zlib.crc32(self._read(0, self.size))
-        footer, checksum = self.file.metadata, 0
-        pairs = 1 if self.remote else max(1, _PAIRS // files)  # of blocks, one of each column
+            return self._checksum([(0, self.size)])
+        footer, ranges = self.file.metadata, list[tuple[int, int]]()
+        pairs = max(1, _PAIRS // files)  # of blocks, one of each column
         groups = chosen(footer.num_row_groups, pairs)
         columns: list[int] = []
         for group in groups:
             row_group = footer.row_group(group)
             if not columns:
-                by_size = sorted(
-                    chosen(row_group.num_columns, _COLUMNS),
-                    key=lambda number: int(row_group.column(number).total_compressed_size),
-                )
-                columns = by_size[-1:] if self.remote else list(dict.fromkeys((by_size[-1], by_size[0])))
+                places = chosen(row_group.num_columns, _COLUMNS)
+                sizes = [row_group.column(number).total_compressed_size for number in places]
+                columns = list(dict.fromkeys(places[sizes.index(most(sizes))] for most in (max, min)))
             for number in columns:
-                for start, end in self._blocks(row_group.column(number), group, pairs // len(groups)):
-                    checksum = zlib.crc32(self._read(start, end), checksum)
-        return checksum
+                ranges += self._blocks(row_group.column(number), group, pairs // len(groups))
+        return self._checksum(ranges)
 
-    def _blocks(self, column: Any, group: int, most: int) -> Iterator[tuple[int, int]]:
-        """Yield where some of a column's blocks lie, spread over it, at other places in each row group."""
-        first = column.dictionary_page_offset or column.data_page_offset
+    def _blocks(self, column: Any, group: int, most: int) -> list[tuple[int, int]]:
+        """Where some of a column's blocks lie, spread over it, at other places in each row group."""
+        first = _first_byte(column)
         end = min(self.size, first + column.total_compressed_size)
         count = -(-(end - first) // _BLOCK_BYTES)
-        if count <= max(most, _SMALL_BLOCKS) and not self.remote:
-            yield first, end
-            return
-        for block in range(most):
-            start = first + (group * _STRIDE + block * count // most) % count * _BLOCK_BYTES
-            yield start, min(start + _BLOCK_BYTES, end)
+        if count <= max(most, _SMALL_BLOCKS):
+            return [(first, end)]
+        starts = [
+            first + (group * _STRIDE + block * count // most) % count * _BLOCK_BYTES for block in range(most)
+        ]
+        return [(start, min(start + _BLOCK_BYTES, end)) for start in starts]
 
     @property
     def written(self) -> int:
-        """A checksum of its version in an object store, or of when it was last written to; 0 for neither."""
-        if self._opened.version:
-            return zlib.crc32(self._opened.version.encode())
-        return 0 if self.stamp is None else zlib.crc32(b"%d" % self.stamp[1])
+        """When it was last written to; what its store says of its version; 0 where neither is known."""
+        return self.object.tag if self.remote else self._stamp[1] if self._stamp else 0
 
     def is_as_it_was(self) -> bool:
         """Whether what has its name was not written to since this file was opened, as far as can be seen."""
-        return self.stamp == self._opened.stamp()
+        return self._stamp == self._seen()
 
-    def _read(self, start: int, end: int) -> bytes:
-        if self._noted is None:
-            return bytes(self._opened.handle.read_at(end - start, start))  # Arrow's own: one call
-        if (found := self._noted.found(start, end)) is not None:
-            return found
-        self._opened.handle.seek(start)
-        return bytes(self._opened.handle.read(end - start))
+    def fetch(self, group: int, columns: Sequence[str]) -> list[Piece]:
+        """Ask a store for the bytes of some columns of a row group, which `decode` is to be given."""
+        return self._handle.pieces(self._ranges(group, columns)) if self.remote else []
+
+    def opening_requests(self) -> list[tuple[Object, int, int]]:
+        """What a store was asked for to open it."""
+        length = int(self.file.metadata.serialized_size)
+        asked = [(self.object, max(0, self.size - SMALL_BYTES), min(self.size, SMALL_BYTES))]
+        if length + _TAIL > asked[0][2]:  # Arrow reads a longer footer by itself
+            asked.append((self.object, self.size - _TAIL - length, length))
+        return asked
+
+    def requests_of(self, group: int, columns: Sequence[str]) -> list[tuple[Object, int, int]]:
+        """What `fetch` asks for."""
+        found: list[tuple[Object, int, int]] = self._handle.requests_of(self._ranges(group, columns))
+        return found
+
+    def _ranges(self, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+        row_group, ranges = self.file.metadata.row_group(group), list[tuple[int, int]]()
+        for number in range(row_group.num_columns):
+            column = row_group.column(number)
+            name = column.path_in_schema
+            if any(name == one or name.startswith(one + ".") for one in columns):
+                first = _first_byte(column)
+                ranges.append((first, min(self.size, first + column.total_compressed_size)))
+        return ranges
+
+    def decode(self, group: int, columns: Sequence[str], pieces: list[Piece], threads: bool) -> Any:
+        """A row group as an Arrow table of some columns. Raises what Arrow does."""
+        if self.remote:
+            self._handle.kept = pieces
+        try:
+            return self.file.read_row_group(group, columns=list(columns), use_threads=threads)
+        finally:
+            if self.remote:
+                self._handle.kept = []
+
+    def _checksum(self, ranges: Sequence[tuple[int, int]]) -> int:
+        if self.remote:
+            return zlib.crc32(b"".join(self._handle.each(ranges)))
+        read = self._handle.read_at  # Arrow's own: one call
+        return zlib.crc32(b"".join([read(end - start, start) for start, end in ranges]))
 
     def close(self) -> None:
         """Let go of the file."""
         self.file.close()
-        self._opened.close()
+        self._handle.close()
 
 
-class _Noting:
-    """A remote file's handle that keeps what was read while it was opened: a footer then costs nothing."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._reads: list[tuple[int, bytes]] = []
-
-    def read(self, size: int = -1) -> bytes:
-        start, data = self._handle.tell(), bytes(self._handle.read(size))
-        if len(self._reads) < _NOTED:
-            self._reads.append((start, data))
-        return data
-
-    def found(self, start: int, end: int) -> bytes | None:
-        """The bytes of a range that was read as a part of one."""
-        for first, data in self._reads:
-            if first <= start and end <= first + len(data):
-                return data[start - first : end - first]
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name)
+def _first_byte(column: Any) -> int:
+    """Where a column of a row group begins."""
+    first = column.dictionary_page_offset
+    return int(first if first and first < column.data_page_offset else column.data_page_offset)
 
 
-def _parse(opened: Opened, name: str) -> pq.ParquetFile:
+def _parse(handle: Any, size: int, name: str) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Remote: the byte ranges of a row group's columns are joined into few requests ahead of decoding.
-        return pq.ParquetFile(opened.handle, pre_buffer=opened.remote, page_checksum_verification=True)
+        return pq.ParquetFile(handle, page_checksum_verification=True)
+    except EdlError:
+        raise
     except Exception as exc:
         if is_arrows_own(exc, pa):
-            raise DataFormatError(f"'{name}' {_what_is_wrong(opened)} ({one_line(exc)})") from exc
+            raise DataFormatError(f"'{name}' {_what_is_wrong(handle, size)} ({one_line(exc)})") from exc
         raise storage_error(exc, name) from exc
 
 
@@ -524,14 +496,14 @@ def one_line(exc: Exception) -> str:
     return " ".join(str(exc).split())
 
 
-def _what_is_wrong(opened: Opened) -> str:
-    opened.handle.seek(0)
-    start = opened.handle.read(len(_MAGIC))
-    opened.handle.seek(max(opened.size - len(_MAGIC), 0))
-    end = opened.handle.read(len(_MAGIC))
+def _what_is_wrong(handle: Any, size: int) -> str:
+    handle.seek(0)
+    start = handle.read(len(_MAGIC))
+    handle.seek(max(size - len(_MAGIC), 0))
+    end = handle.read(len(_MAGIC))
     if _ENCRYPTED in (start, end):
         return "is an encrypted Parquet file, which this reader does not decrypt"
-    if not opened.size:
+    if not size:
         return "is empty: it is no Parquet file, or its writer never finished"
     if start != _MAGIC:
         return "is no Parquet file: it does not begin as one"

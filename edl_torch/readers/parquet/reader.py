@@ -8,38 +8,51 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Unpack
 
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.readers.arrow import Columns, RowPicker, filled_type, numpy_columns, row_numbers, rows, scalar
+from edl_torch.readers.arrow import (
+    Columns,
+    RowBlock,
+    RowPicker,
+    filled_type,
+    numpy_columns,
+    rows,
+    scalar,
+    slices,
+    taken,
+)
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source, required
 from edl_torch.readers.parquet.index import (
     SMALL_BYTES,
+    Found,
     ParquetFile,
     ParquetIndex,
     build_index,
     claims,
-    find_files,
     is_arrows_own,
     one_line,
     partition_of,
     partition_types,
     whole_fingerprint,
 )
-from edl_torch.readers.shared.files import BlockCache
+from edl_torch.readers.shared.files import OPEN_FILES, BlockCache
+from edl_torch.readers.shared.finder import Paths
 from edl_torch.readers.shared.looks import arguments
-from edl_torch.readers.storage import FileSystems as Storage
-from edl_torch.readers.storage import storage_error
+from edl_torch.readers.storage import Object, Piece, Storage, StorageOptions, is_elsewhere, storage_error
+from edl_torch.readers.storage.requests import Ahead, Fetch
 from edl_torch.shard import IndexArray, Task, TaskType
 
 _BLOCK = 1024  # rows that become Python objects at a time
-Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ParquetReader(AbstractDataReader):
@@ -51,15 +64,15 @@ class ParquetReader(AbstractDataReader):
 
     Args:
         data: A file, a folder (files at any depth that end in .parquet or .pq; what begins with '.' or '_' is
-            skipped), a glob, any fsspec URL of these, or a list of them.
+            skipped), a glob, a range, a manifest, URLs of these, or a list of them.
         columns: The columns to read, in this order; default all (without the row labels that pandas adds).
         partitions: Whether folders `key=value` below `data` become columns: int64 where all values are whole
             numbers, else strings. A column that the files have themselves stays as it is there.
         fill_nulls: What stands for NULL, by column: integers and booleans have no value for it. In a column
             of lists a list stands for NULL lists, any other value for NULL inside of lists.
-        storage_options: For fsspec: endpoint, credentials. They travel to loader workers and are not shown.
         cache_bytes: How many bytes of decoded row groups each process keeps (always one, and those of the
             shards that a shuffle mixes).
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
 
     Raises ReaderError for what does not exist or cannot be reached, DataFormatError for what is not Parquet,
     truncated, or of another schema than the first file, and InvalidArgument for columns that are not there.
@@ -69,13 +82,13 @@ class ParquetReader(AbstractDataReader):
 
     def __init__(
         self,
-        data: Data,
+        data: Paths,
         columns: Sequence[str] | None = None,
         *,
         partitions: bool = True,
         fill_nulls: Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
         cache_bytes: int = 512 << 20,
+        **store: Unpack[StorageOptions],
     ) -> None:
         super().__init__()
         required("pyarrow.parquet", "reader 'parquet' needs pyarrow: pip install 'edl-torch[parquet]'")
@@ -83,21 +96,21 @@ class ParquetReader(AbstractDataReader):
             isinstance(columns, str) or not columns or len(set(columns)) < len(columns)
         ):
             raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
-        given = os.fspath(data) if isinstance(data, str | os.PathLike) else [os.fspath(one) for one in data]
-        self._storage = storage = Storage(storage_options)
-        found = find_files(storage, given)
-        keys = partition_types(found) if partitions else {}
-        in_files = None if columns is None else [name for name in columns if name not in keys]
-        self._index, schema = build_index(storage, found, in_files)
+        self._storage = storage = Storage.of(self, store)
+        with storage.apart() as apart:
+            found = Found.of(data, apart)
+            keys = partition_types(found) if partitions else {}
+            in_files = None if columns is None else [name for name in columns if name not in keys]
+            self._index, schema = build_index(apart, found, in_files)
         self._keys = {key: kind for key, kind in keys.items() if key not in schema.names}
+        self.looks_again = self._index.is_told_by_size
         self.columns = [*schema.names, *self._keys] if columns is None else list(columns)
         self._fills = _checked_fills(fill_nulls, schema, self._keys, self.columns)
         self._groups = RowGroups(storage, self._index, schema, cache_bytes)
         self._numbers: dict[str, int] | None = None
-        self._pickers: dict[tuple[int, int], RowPicker] = {}  # of row groups that are kept
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_numbers": None, "_pickers": {}}
+        return {**self.__dict__, "_numbers": None}
 
     @property
     def rows_per_group(self) -> int:
@@ -117,39 +130,34 @@ class ParquetReader(AbstractDataReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size and footer, and pages of some files."""
         also = arguments("columns", sorted(self.columns), sorted(self._fills.items()))
-        return whole_fingerprint(self._storage, self._index, also) if whole else self._index.fingerprint(also)
+        look = partial(whole_fingerprint, index=self._index) if whole else self._index.fingerprint
+        return look(self._storage, also=also)
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield rows. Raises ReaderError for another source or a range outside of it."""
         file = self._number(task.shard_name, task.start, task.end)
+        if task.end > task.start:
+            self._groups.ask_for(self._groups_of(file, task.start, task.end))
         return self._rows(file, task.start, task.end)
 
     def read_record(self, name: str, index: int) -> dict[str, Any]:
         """One row. Raises ReaderError for another source or a number outside of it."""
         file = self._number(name, index, index + 1)
         group, first, _ = self._index.group_of(file, int(index))
-        table = self._groups.table(file, group, 1)
-        picker = self._pickers.get((file, group))
-        if picker is None or picker.table is not table:
-            picker = self._new_picker(file, group, table)
+        block = self._groups.block(file, group, 1)
+        picker = block.picker
+        if picker is None:
+            same = next(rows(self._partition(file, 1), self._fills)) if self._keys else {}
+            picker = block.picker = RowPicker(block.table, self._fills, same, self.columns)
         return picker.row(int(index) - first)
 
     def read_batch(self, name: str, indices: IndexArray) -> Columns:
         """The rows `indices` as one array a column, in this order."""
         if not len(indices):
             raise ReaderError(f"an empty batch of {name!r} was asked for")
-        first, last = int(indices.min()), int(indices.max())
-        file = self._number(name, first, last + 1)
-        if last - first + 1 == len(indices) and bool((np.diff(indices) == 1).all()):
-            return self._columns(list(self._slices(file, first, last + 1)), file)
-        groups = np.searchsorted(self._index.group_ends(file), indices, side="right")
-        order = np.argsort(groups, kind="stable")
-        parts = list(self._taken(file, groups[order], indices[order]))
-        columns = self._columns(parts, file)
-        if len(parts) == 1:
-            return columns
-        back = np.argsort(order)
-        return {column: values[back] for column, values in columns.items()}
+        file = self._number(name, int(indices.min()), int(indices.max()) + 1)
+        self._groups.want(len(indices))
+        return taken(indices, partial(self._block_of, file), partial(self._columns, file))
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -158,25 +166,26 @@ class ParquetReader(AbstractDataReader):
 
     def close(self) -> None:
         """Let go of files and decoded row groups; the reader can be used again."""
-        self._pickers.clear()
         self._groups.close()
 
     def expect(self, ranges: Sequence[Range], *, in_order: bool = False) -> None:
         """Keep the row groups of these rows, whatever `cache_bytes` is, unless they come in order."""
-        wanted = []
-        for name, start, end in () if in_order else ranges:
-            file = self._number(name, start, end)
-            ends = self._index.group_ends(file)
-            first, last = np.searchsorted(ends, (start, end - 1), side="right").tolist()
-            wanted += [(file, group) for group in range(first, last + 1)]
-        self._groups.tables.expect(wanted)
+        each = [(self._number(name, start, end), start, end) for name, start, end in ranges if end > start]
+        wanted = [key for one in each for key in self._groups_of(*one)]
+        self._groups.ask_for(wanted)
+        self._groups.tables.expect(() if in_order else wanted)
 
-    def _new_picker(self, file: int, group: int, table: Any) -> RowPicker:
-        same = next(rows(self._partition(file, 1), self._fills)) if self._keys else {}
-        # A picker holds its row group: one that is not kept must not be either.
-        self._pickers = {key: one for key, one in self._pickers.items() if key in self._groups.tables}
-        self._pickers[file, group] = picker = RowPicker(table, self._fills, same, self.columns)
-        return picker
+    def requests_of(self, ranges: Sequence[Range]) -> Sequence[tuple[Object, int, int]] | None:
+        """Of each file what opens it, and of each row group the columns, once: the last ones are kept."""
+        if not is_elsewhere(self._index.name(0)):
+            return None
+        each = ((self._number(name, start, end), start, end) for name, start, end in ranges if end > start)
+        return self._groups.requests_of(dict.fromkeys(key for one in each for key in self._groups_of(*one)))
+
+    def _groups_of(self, file: int, start: int, end: int) -> list[Key]:
+        """The row groups that have the rows `start … end - 1`."""
+        first, last = np.searchsorted(self._index.group_ends(file), (start, end - 1), side="right").tolist()
+        return [(file, group) for group in range(first, last + 1)]
 
     def _number(self, name: str, start: int, end: int) -> int:
         """The file of a source, after a check of the range."""
@@ -189,28 +198,16 @@ class ParquetReader(AbstractDataReader):
         return file
 
     def _rows(self, file: int, start: int, end: int) -> Iterator[dict[str, Any]]:
-        for part in self._slices(file, start, end):
+        self._groups.want(end - start)
+        for part in slices(start, end, partial(self._block_of, file)):
             for first in range(0, part.num_rows, _BLOCK):
                 yield from rows(self._whole(part.slice(first, _BLOCK), file), self._fills)
 
-    def _slices(self, file: int, start: int, end: int) -> Iterator[Any]:
-        """The rows `start … end - 1` as parts of row groups; nothing is copied."""
-        while start < end:
-            group, first, after = self._index.group_of(file, start)
-            stop = min(end, after)
-            yield self._groups.table(file, group, stop - start).slice(start - first, stop - start)
-            start = stop
+    def _block_of(self, file: int, row: int) -> tuple[RowBlock, int, int]:
+        group, first, after = self._index.group_of(file, row)
+        return self._groups.block(file, group), first, after
 
-    def _taken(self, file: int, groups: IndexArray, indices: IndexArray) -> Iterator[Any]:
-        """The rows `indices`, of which those of one row group stand together."""
-        ends = self._index.group_ends(file)
-        edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-        for at, after in pairwise(edges):
-            group = int(groups[at])
-            first = int(ends[group - 1]) if group else 0
-            yield self._groups.table(file, group, after - at).take(row_numbers(indices[at:after] - first))
-
-    def _columns(self, parts: list[Any], file: int) -> Columns:
+    def _columns(self, file: int, parts: list[Any]) -> Columns:
         import pyarrow as pa
 
         table = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
@@ -269,6 +266,7 @@ def _checked_fills(
 log = logging.getLogger("edl_torch.readers")
 
 _OPEN_FILES = 8
+_AHEAD = 2  # row groups of a store that are asked for before they are needed
 _WASTE = 4  # rows decoded and dropped for one that was wanted, after so many dropped row groups:
 _WASTE_AFTER = 8
 
@@ -290,11 +288,15 @@ class RowGroups:
         self._forget()
 
     def _forget(self) -> None:
-        self.tables: BlockCache[Any] = BlockCache(self._cache_bytes, self._drop)
+        self.tables: BlockCache[RowBlock] = BlockCache(self._cache_bytes, self._drop)
         self._dropped_groups = self._dropped_rows = self._wanted_rows = 0
         self.decoded = 0
         self._warned = False
-        self._files: OrderedDict[int, ParquetFile] = OrderedDict()
+        self._own = object()
+        weakref.finalize(self, OPEN_FILES.put_away, self._own)
+        self._opening = threading.Lock()
+        self._asked: dict[Key, int] = {}  # row groups of a store, by their number in what follows
+        self._ahead: Ahead | None = None
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -305,33 +307,61 @@ class RowGroups:
         self.__dict__.update(state)
         self._forget()
 
-    def table(self, file: int, group: int, wanted: int) -> Any:
+    def want(self, rows: int) -> None:
+        """Note that so many rows are read now."""
+        self._wanted_rows += rows
+
+    def block(self, file: int, group: int, wanted: int = 0) -> RowBlock:
         """A row group, of which `wanted` rows are read now.
 
         Raises BadRecord for a damaged one and ReaderError where the file cannot be read.
         """
         key = file, group
         self._wanted_rows += wanted
-        table = self.tables.get(key)
-        if table is None:
-            table = self.tables.put(key, lambda: self._read(file, group))
+        block = self.tables.get(key)
+        if block is None:
+            block = self.tables.put(key, lambda: RowBlock(self._read(file, group)))
             self.decoded += 1
             if not self._warned and self._dropped_groups >= _WASTE_AFTER:
-                self._warn_of_waste(key, table)
-        return table
+                self._warn_of_waste(key, block)
+        return block
+
+    def ask_for(self, groups: Sequence[Key]) -> None:
+        """Know which row groups come next: of those in a store some are asked for before they are needed."""
+        self._check_process()
+        away = [key for key in groups if is_elsewhere(self._index.name(key[0])) and key not in self.tables]
+        if self._asked.keys() >= set(away):  # a part of those that were asked for last
+            return
+        wanted = list(dict.fromkeys(away))
+        if self._ahead is not None:
+            self._ahead.close()
+        self._asked = {key: number for number, key in enumerate(wanted)}
+        self._ahead = Ahead(len(wanted), lambda n: Fetch(partial(self._pieces, *wanted[n]), 0), most=_AHEAD)
+
+    def requests_of(self, groups: Iterable[Key]) -> list[tuple[Object, int, int]]:
+        """What reading these row groups asks a store for; their footers are read for that."""
+        found: list[tuple[Object, int, int]] = []
+        with self._storage.apart() as apart:
+            for number, keys in groupby(groups, key=itemgetter(0)):
+                file = ParquetFile(apart, self._index.object(number))
+                found += file.opening_requests()
+                found += (each for _, group in keys for each in file.requests_of(group, self._schema.names))
+                file.close()
+        return found
+
+    def _pieces(self, file: int, group: int) -> list[Piece]:
+        return self._file(file).fetch(group, self._schema.names)
 
     def close(self) -> None:
         """Let go of the files and tables; the next use opens them again."""
-        for file in self._files.values():
-            if self._pid == os.getpid():
-                file.close()
+        OPEN_FILES.put_away(self._own)
         self._forget()
 
-    def _drop(self, table: Any) -> None:
+    def _drop(self, block: RowBlock) -> None:
         self._dropped_groups += 1
-        self._dropped_rows += table.num_rows
+        self._dropped_rows += block.table.num_rows
 
-    def _warn_of_waste(self, key: Key, table: Any) -> None:
+    def _warn_of_waste(self, key: Key, block: RowBlock) -> None:
         if self._dropped_rows <= _WASTE * self._wanted_rows:
             return
         self._warned = True
@@ -339,7 +369,7 @@ class RowGroups:
             "file=%s row_group=%d bytes=%d rows_decoded=%d rows_wanted=%d row groups are decoded for few of "
             "their rows: cut shards where row groups end (records_per_shard=reader.rows_per_group), shuffle "
             "by shuffle_shards=True and the dataset's shuffle=True, or raise cache_bytes=%d",
-            *(self._index.name(key[0]), key[1], table.nbytes, self._dropped_rows, self._wanted_rows),
+            *(self._index.name(key[0]), key[1], block.nbytes, self._dropped_rows, self._wanted_rows),
             self._cache_bytes,
         )
 
@@ -350,9 +380,8 @@ class RowGroups:
         try:
             try:
                 return self._decode(file, group)
-            except (pa.ArrowInvalid, OSError):
-                # It may be another file by now; an answer of the network that was cut short looks the same.
-                self._close(file)
+            except (pa.ArrowInvalid, OSError):  # it may be another file by now
+                OPEN_FILES.put_away(self._own, file)
                 return self._decode(file, group)
         except ReaderError:
             raise
@@ -366,12 +395,6 @@ class RowGroups:
             said = f"'{name}' row group {group} is damaged ({one_line(exc)}); copy or write the file again"
             raise BadRecord(said) from exc
 
-    def _close(self, file: int) -> None:
-        """Let go of an open file."""
-        opened = self._files.pop(file, None)
-        if opened is not None:
-            opened.close()
-
     def _decode(self, file: int, group: int) -> Any:
         import pyarrow as pa
 
@@ -379,32 +402,36 @@ class RowGroups:
         expected = int(ends[group]) - (int(ends[group - 1]) if group else 0)
         names = self._schema.names
         # In a loader worker the other cores belong to others, and a fork may have taken Arrow's threads.
-        threads = multiprocessing.parent_process() is None
+        use_threads = multiprocessing.parent_process() is None
         if not names:
             return pa.table({"": pa.nulls(expected)})  # a table without any column would forget its length
         opened = self._file(file)
-        table = opened.file.read_row_group(group, columns=names, use_threads=threads).select(names)
+        if self._ahead is not None and (file, group) in self._asked:
+            pieces = self._ahead.take(self._asked[file, group])
+        else:
+            pieces = opened.fetch(group, names)
+        table = opened.decode(group, names, pieces, use_threads).select(names)
         if table.num_rows != expected:
             raise pa.ArrowInvalid(f"{table.num_rows} rows decoded, {expected} expected")
         if not opened.is_as_it_was():  # what was decoded may be of two writers
-            self._close(file)
+            OPEN_FILES.put_away(self._own, file)
             return self._decode(file, group)
         return table
 
     def _file(self, file: int) -> ParquetFile:
+        self._check_process()
+        with self._opening:
+            return OPEN_FILES.get(self._own, file, partial(self._open, file), _OPEN_FILES)
+
+    def _check_process(self) -> None:
         if self._pid != os.getpid():
-            self._files, self._pid = OrderedDict(), os.getpid()
-        found = self._files.pop(file, None) or self._open(file)
-        self._files[file] = found
-        if len(self._files) > _OPEN_FILES:
-            self._files.popitem(last=False)[1].close()
-        return found
+            self._own, self._asked, self._ahead, self._pid = object(), {}, None, os.getpid()
+            self._opening = threading.Lock()
 
     def _open(self, file: int) -> ParquetFile:
         name = self._index.name(file)
-        self._storage.forget_listings(name)
         try:
-            opened = ParquetFile(self._storage, name)
+            opened = ParquetFile(self._storage, self._index.object(file))
         except DataFormatError as exc:  # its footer was read when the reader was made
             raise _changed(name, str(exc)) from exc
         difference = self._difference(opened, file)
@@ -424,11 +451,13 @@ class RowGroups:
             return "its row groups are others"
         if opened.footer() != footer:
             return "its footer is another"
-        if pages and not opened.remote and opened.pages(len(self._index)) != pages:  # there each is a request
+        if opened.remote and opened.object.tag:  # each read of it was compared
+            return None
+        if pages and opened.pages(len(self._index)) != pages:
             return "its pages are others"
         written = opened.written != int(self._index.arrays["written"][file])
         # Of the others some pages, or none, were looked at: that they are the same shows nothing.
-        is_seen_whole = pages and size <= SMALL_BYTES and not opened.remote
+        is_seen_whole = pages and size <= SMALL_BYTES
         return "it was written to since" if written and not is_seen_whole else None
 
 

@@ -14,7 +14,6 @@ import functools
 import gzip
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from struct import Struct
@@ -103,13 +102,6 @@ class Dialect:
         except Exception as exc:
             name = self.compressors[compressor].name if compressor in self.compressors else compressor
             raise DataFormatError(f"its {name} data cannot be decompressed: {exc}") from exc
-
-    def prepare(self, compressor: int) -> None:
-        """Import what reading chunks of this compressor needs, if it is installed."""
-        if compressor in self.compressors:
-            with suppress(ReaderUnavailable):
-                self.checksum(b"")
-                self.compressors[compressor].compress(b"")
 
     def chunk(self, records: int, payload: bytes, compressor: Compressor) -> bytes:
         """A chunk as the file has it. Raises InvalidArgument where a header cannot hold its size."""

@@ -121,7 +121,9 @@ def _npz(record: Any) -> bytes:
     return file.getvalue()
 
 
-def _text(record: str) -> bytes:
+def _text(record: Any) -> bytes:
+    if not isinstance(record, str):
+        raise BadRecord(f"holds a {type(record).__name__} and no text: {_HELP}")
     try:
         return record.encode("utf-8")
     except UnicodeEncodeError as exc:

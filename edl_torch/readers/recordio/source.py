@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import stat
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -32,12 +29,23 @@ from edl_torch.readers.recordio.format import (
     Header,
     dialect_named,
 )
-from edl_torch.readers.shared.files import FileStamp, OpenFile, Read
-from edl_torch.readers.shared.mapped import Array, cached_index, shared
+from edl_torch.readers.shared.files import FileStamp, Read
+from edl_torch.readers.shared.mapped import Array, StringTable, cached_index, shared
+from edl_torch.readers.shared.sources import (
+    Sources,
+    can_be_kept,
+    each_looked_at,
+    look_at,
+    read_once,
+    stamp_arrays,
+    stamps_in,
+    whole_digest,
+)
+from edl_torch.readers.storage import Storage
 
 _KIND = "recordio2"
-_WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
-_THREADS = 16
+WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
+_THREADS = 16  # for stores
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
 
 
@@ -51,7 +59,9 @@ _FAR = 1 << 14  # chunks larger than this: read their headers one by one
 
 
 def build_index(
-    files: Sequence[str], dialect: str | None = None, index_dir: str | os.PathLike[str] | None = None
+    files: Sequence[str],
+    storage: Storage,
+    dialect: str | None = None,
 ) -> Arrays:
     """Index all files, in parallel: reading headers waits for disks.
 
@@ -59,47 +69,36 @@ def build_index(
     `Chain`, file after file; and `dialects`, `sizes`, `mtimes`, `ctimes` and `headers` of each file. Raises
     DataFormatError for the first file, in order, that is not as it should be.
     """
-    if len(files) == 1:
-        parts = [_index_one(files[0], dialect, index_dir)]
-    else:
-        with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="recordio-index") as pool:
-            found = [pool.submit(_index_one, file, dialect, index_dir) for file in files]
-            try:
-                parts = [each.result() for each in found]
-            finally:
-                pool.shutdown(cancel_futures=True)
+    look = partial(_index_one, storage=storage, dialect=dialect)
+    parts = list(each_looked_at(files, look, away=_THREADS))
     arrays = {
         "rows": np.cumsum([0, *(len(part["offsets"]) for _, part in parts)], dtype=np.int64),
         "offsets": np.concatenate([part["offsets"] for _, part in parts]),
         "firsts": np.concatenate([part["firsts"] for _, part in parts]),
         "dialects": np.array([part["dialect"] for _, part in parts], dtype=np.uint8),
-        "sizes": np.array([stamp.size for stamp, _ in parts], dtype=np.int64),
-        "mtimes": np.array([stamp.mtime_ns for stamp, _ in parts], dtype=np.int64),
-        "ctimes": np.array([stamp.ctime_ns for stamp, _ in parts], dtype=np.int64),
         "headers": np.array([part["headers"] for _, part in parts], dtype=np.uint64),
+        **stamp_arrays([stamp for stamp, _ in parts]),
     }
     return shared(arrays, "recordio", above=_INLINE)
 
 
-def _index_one(
-    path: str, dialect: str | None, index_dir: str | os.PathLike[str] | None
-) -> tuple[FileStamp, Arrays]:
+def _index_one(path: str, storage: Storage, dialect: str | None) -> tuple[FileStamp, Arrays]:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise DataFormatError(f"'{path}' is no regular file")
-        stamp = FileStamp.of(path)
+        stamp = look_at(path, storage, "a RecordIO file")
     except OSError as exc:
         raise DataFormatError(f"'{path}' cannot be opened: {exc.strerror}; check the path") from exc
-    build = partial(_arrays_of, path, OpenFile(stamp, lambda _: False).read, stamp.size, dialect)
-    if stamp.size < _WORTH_KEEPING:
+    build = partial(_arrays_of, path, stamp, storage, dialect)
+    if stamp.size < WORTH_KEEPING or not can_be_kept(stamp):
         arrays = build()
         stamp.check()
         return stamp, arrays
-    return stamp, cached_index(stamp, _KIND, build, options=dialect or "", index_dir=index_dir)
+    return stamp, cached_index(stamp, _KIND, build, options=dialect or "", storage=storage)
 
 
-def _arrays_of(path: str, read: Read, size: int, dialect: str | None) -> Arrays:
-    chain = scan(path, read, size, dialect)
+def _arrays_of(path: str, stamp: FileStamp, storage: Storage, dialect: str | None) -> Arrays:
+    sources = Sources(storage, keep=1)
+    sources.expect([(stamp, 0, stamp.size)])
+    chain = scan(path, sources.reading(stamp), stamp.size, dialect)
     return {
         "offsets": np.array(chain.offsets, dtype=np.int64),
         "firsts": np.array(chain.firsts, dtype=np.int64),
@@ -227,10 +226,10 @@ Heads = tuple[int, ...]  # the garbage collector looks at no tuple of numbers, a
 
 _LENGTH = Struct("<I").unpack_from
 _SLICED = 50  # records: below, single slices cost less than what `cut` has to prepare
-_PIECE_BYTES = 1 << 16  # of records that are made at once
+PIECE_BYTES = 1 << 16  # of records that are made at once
 _FIELDS = np.array([f"4x{length}s" for length in range(4096)], dtype=object)
 _RUN_BYTES = 1 << 16  # chunks in sequence are read so many bytes at once
-_PAYLOAD_BYTES = 1 << 17  # and split when so much is decompressed: what stays in a processor's cache
+PAYLOAD_BYTES = 1 << 17  # and split when so much is decompressed: what stays in a processor's cache
 
 _DIALECTS: dict[int, Dialect] = {dialect.number: dialect for dialect in DIALECTS}
 
@@ -240,7 +239,7 @@ class RecordIOSource:
     """`offsets` and `firsts` as in `index.Chain`; `row` numbers the first chunk among all files'."""
 
     name: str
-    records: int
+    count: int  # of records
     row: int
     offsets: memoryview
     firsts: memoryview
@@ -252,9 +251,25 @@ class RecordIOSource:
         """Whether what is read has the headers that were indexed, with the checksums of all data."""
         return follow(read, self.stamp.size, self.dialect).headers == self.headers
 
+    @property
+    def looks(self) -> str:
+        """Its size, and the digest of its headers."""
+        return f"{self.stamp.size} {self.headers:x}"
+
+    def looked_at(self, storage: Storage, *, whole: bool) -> str:
+        """What `looks` would be now, or a digest of the `whole` file."""
+        if whole:
+            return whole_digest(self.name, storage)
+        read = read_once(self.stamp, storage)
+        return f"{self.stamp.size} {follow(read, self.stamp.size, self.dialect).headers:x}"
+
     def chunk_of(self, index: int) -> int:
         """The chunk that record `index` is in."""
         return bisect_right(self.firsts, index) - 1
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The bytes from … to before … of the chunks that have the records `start … end - 1`."""
+        return self.offsets[self.chunk_of(start)], self.offsets[self.chunk_of(end - 1) + 1]
 
     def run_end(self, row: int, end: int) -> int:
         """The chunk after the last of those that are read at once from `row` on, all before record `end`."""
@@ -290,7 +305,7 @@ class RecordIOSource:
             payloads.append(payload)
             ends.append((following - first, position))
             row += 1
-            if position >= _PAYLOAD_BYTES or row == end:
+            if position >= PAYLOAD_BYTES or row == end:
                 joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
                 for records in in_pieces(joined, split(joined, following - first, ends)):
                     yield row, records
@@ -306,23 +321,22 @@ class RecordIOSource:
         return self.dialect.payload(data, position, end, checksum, compressor)
 
 
-def sources_of_index(names: Iterable[str], arrays: Arrays) -> Iterator[RecordIOSource]:
+def sources_of_index(names: StringTable, arrays: Arrays) -> Iterator[RecordIOSource]:
     """The files, in order."""
     rows = arrays["rows"].tolist()
     offsets, firsts = arrays["offsets"].data, arrays["firsts"].data
-    columns = (arrays[name].tolist() for name in ("dialects", "sizes", "mtimes", "ctimes", "headers"))
-    for number, (name, *found) in enumerate(zip(names, *columns, strict=True)):
-        dialect, size, mtime_ns, ctime_ns, headers = found
+    dialects, headers = (arrays[name].tolist() for name in ("dialects", "headers"))
+    for number, (name, stamp) in enumerate(zip(names, stamps_in(names, arrays), strict=True)):
         start, end = rows[number : number + 2]
         yield RecordIOSource(
             name=name,
-            records=firsts[end - 1],
+            count=firsts[end - 1],
             row=start,
             offsets=offsets[start:end],
             firsts=firsts[start:end],
-            dialect=_DIALECTS[dialect],
-            stamp=FileStamp(path=name, size=size, mtime_ns=mtime_ns, ctime_ns=ctime_ns),
-            headers=headers,
+            dialect=_DIALECTS[dialects[number]],
+            stamp=stamp,
+            headers=headers[number],
         )
 
 
@@ -372,7 +386,7 @@ def cut(payload: Buffer, heads: Heads) -> Records:
 def in_pieces(payload: Buffer, heads: Heads) -> Iterator[Records]:
     """All records, some at a time: memory that is used again soon is faster than new memory."""
     records = len(heads) - 1
-    step = max(1, records * _PIECE_BYTES // max(len(payload), 1))
+    step = max(1, records * PIECE_BYTES // max(len(payload), 1))
     for start in range(0, records, step):
         yield cut(payload, heads[start : start + step + 1])
 

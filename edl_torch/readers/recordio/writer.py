@@ -138,9 +138,16 @@ class RecordIOWriter:
             return do()
         except OSError as exc:
             self.abort()
-            raise OutputError(
-                f"'{self.path}' cannot be written: {exc.strerror}; nothing of it was left"
-            ) from exc
+            raise not_written(self.path, exc) from exc
+
+
+def not_written(path: str, exc: OSError) -> OutputError:
+    """Return the error for a file or folder that cannot be written."""
+    folder = os.path.dirname(path) or "."
+    remedy = "choose another path"
+    if not os.path.isdir(folder):
+        remedy = f"make the folder '{folder}' first"
+    return OutputError(f"'{path}' cannot be written: {exc.strerror}; nothing of it was left: {remedy}")
 
 
 def sync_folder(folder: str) -> None:
@@ -180,13 +187,13 @@ def convert(
     mode: TaskType = TaskType.TRAINING,
     records_per_file: int | None = None,
     writer: Callable[[str], RecordIOWriter] = RecordIOWriter,
-    progress: Callable[[int], object] = lambda count: None,
+    progress: Callable[[int, int], object] = lambda records, nbytes: None,
 ) -> list[str]:
     """Write all records, in the order of the reader's sources; returns the files.
 
     With `records_per_file` the target is a folder of `part-00000-of-00003.recordio` and so on, which appears
     under its name when all is in it; else it is one file. `writer` makes the writer of a path. `progress` is
-    told the number of records so far.
+    told how many records and bytes of them are written.
 
     Raises OutputError for a target that exists or cannot be written, BadRecord, with its name, for a record
     that cannot be read or encoded, SourceUnavailable where its source is to blame, ReaderError for a reader
@@ -257,10 +264,12 @@ def _records(reader: AbstractDataReader, source: Source, mode: TaskType) -> Iter
             )
 
 
-def _noting(records: Iterator[bytes], progress: Callable[[int], object]) -> Iterator[bytes]:
+def _noting(records: Iterator[bytes], progress: Callable[[int, int], object]) -> Iterator[bytes]:
+    nbytes = 0
     for count, record in enumerate(records, 1):
         yield record
-        progress(count)
+        nbytes += len(record)
+        progress(count, nbytes)
 
 
 @contextmanager
@@ -275,7 +284,7 @@ def _folder(path: str) -> Iterator[str]:
         os.rename(temporary, path)
         sync_folder(parent or ".")
     except OSError as exc:
-        raise OutputError(f"'{path}' cannot be written: {exc.strerror}; nothing of it was left") from exc
+        raise not_written(path, exc) from exc
     except OutputError as exc:  # of a file in it, by the folder's name of now
         raise OutputError(str(exc).replace(temporary, path)) from exc
     finally:

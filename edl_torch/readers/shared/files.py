@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import resource
 import time
 import uuid
 import weakref
@@ -29,6 +30,7 @@ from edl_torch.errors import (
     SourceChanged,
     SourceUnavailable,
 )
+from edl_torch.system.backoff import backoff
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -37,7 +39,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 # What the kernel writes down as times of files; it goes on every 1 to 10 ms.
 _FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
 _PART_OF_A_TICK_S, _MOST_PARTS = 0.0005, 100  # a file may be written to all the time
-_MOST_FILES = 64  # open: a process may have some 1,000 descriptors, and several readers
+_LEAST_FILES, _MOST_FILES = 64, 4096  # open at once
 
 Read = Callable[[int, int], bytes]  # the bytes from … to before …
 
@@ -64,6 +66,11 @@ class FileStamp:
     @classmethod
     def _of(cls, path: str, found: os.stat_result) -> FileStamp:
         return cls(path=path, size=found.st_size, mtime_ns=found.st_mtime_ns, ctime_ns=found.st_ctime_ns)
+
+    @property
+    def is_told_by_size(self) -> bool:
+        """Whether a read of it sees no other one of the same size."""
+        return False
 
     def check(self) -> None:
         """Raise SourceChanged if the file is another one now, or may be."""
@@ -130,21 +137,44 @@ class OpenFile:
         return data
 
 
+T = TypeVar("T")
+
+
 class OpenFiles:
-    """Files by name, opened when they are first read. One put away stays open for whoever reads from it."""
+    """Files of several owners, opened when they are first read, of which those that were read last stay open.
 
-    def __init__(self, limit: int = _MOST_FILES) -> None:
-        self._limit = limit
-        self._open: OrderedDict[str, OpenFile] = OrderedDict()
+    One put away stays open for whoever reads from it. Threads may share it, and a process has one: by default
+    it keeps half as many as the process may have descriptors.
+    """
 
-    def get(self, stamp: FileStamp, is_same: Callable[[Read], bool]) -> OpenFile:
-        """Return the open file. Raises what opening it raises."""
-        file = self._open.get(stamp.path)
+    def __init__(self, limit: int | None = None) -> None:
+        half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # negative: there is no limit
+        usual = min(max(half, _LEAST_FILES), _MOST_FILES) if half >= 0 else _MOST_FILES
+        self.limit = usual if limit is None else limit
+        self._open: OrderedDict[tuple[object, Hashable], Any] = OrderedDict()
+
+    def get(self, owner: object, name: Hashable, opening: Callable[[], T], most: int = _MOST_FILES) -> T:
+        """Return an open file of the owner, who is to have `most` at once. Raises what opening it raises."""
+        key = owner, name
+        file: T | None = self._open.get(key)
         if file is None:
-            file = self._open[stamp.path] = OpenFile(stamp, is_same)
-            if len(self._open) > self._limit:
-                self._open.popitem(last=False)
+            file = self._open[key] = opening()
+            own = [other for other in list(self._open) if other[0] is owner]
+            for other in (*own[:-most], *list(self._open)[: -self.limit]):
+                self._open.pop(other, None)
+        else:
+            with suppress(KeyError):  # another thread has put it away
+                self._open.move_to_end(key)
         return file
+
+    def put_away(self, owner: object, name: Hashable | None = None) -> None:
+        """Let go of a file of the owner, or of all."""
+        for key in list(self._open):
+            if key[0] is owner and name in (None, key[1]):
+                self._open.pop(key, None)
+
+
+OPEN_FILES = OpenFiles()
 
 
 @contextmanager
@@ -197,14 +227,14 @@ def file_lock(
     nothing.
     """
     path = place.with_name(f".{place.name}.lock")
-    began, pause, told, descriptor = clock(), _FIRST_PAUSE_S, False, None
+    began, told, descriptor = clock(), False, None
+    pauses = backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     with suppress(OSError):  # no lock can be there
         while (descriptor := _taken(path)) is None and clock() - began <= patience_s:
             if not told and clock() - began > 1.0:
                 log.info("lock=%s another process makes it: waiting", path)
                 told = True
-            sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            sleep(next(pauses))
         if descriptor is None:
             log.warning("lock=%s is held for %.0f s already: not waiting any longer", path, patience_s)
     try:
@@ -252,7 +282,7 @@ class BlockCache(Generic[B]):
     """
 
     def __init__(self, limit_bytes: int, dropped: Callable[[B], Any] = lambda _: None) -> None:
-        self._limit = limit_bytes
+        self.limit = limit_bytes
         self._dropped = dropped
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._expected: frozenset[Hashable] = frozenset()
@@ -285,13 +315,13 @@ class BlockCache(Generic[B]):
         self.nbytes += block.nbytes - (0 if before is None else before.nbytes)
         self._kept[key] = block
         self._latest = key
-        if self.nbytes > self._limit:
+        if self.nbytes > self.limit:
             self._drop_oldest()
         return block  # type: ignore[no-any-return]
 
     def _drop_oldest(self) -> None:
         for key in [key for key in list(self._kept) if key != self._latest and key not in self._expected]:
-            if self.nbytes <= self._limit:
+            if self.nbytes <= self.limit:
                 break
             oldest = self._kept.pop(key, None)
             if oldest is not None:

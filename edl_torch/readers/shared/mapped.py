@@ -11,27 +11,32 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import io
 import json
 import logging
 import mmap
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import weakref
 from array import array as packed
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.shared.files import FileStamp, file_lock, whole_file
+from edl_torch.errors import DataFormatError, InvalidArgument, SourceChanged
+from edl_torch.readers.shared.files import FileStamp, file_lock, read_range, whole_file
+from edl_torch.shard import IndexArray
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -39,6 +44,9 @@ Array = npt.NDArray[Any]
 
 # Below, an array travels in a reader's pickle faster than a file is made and mapped.
 SPILL_BYTES = 1 << 20
+# Below, an index is read and not mapped: a map takes a descriptor before Python 3.13.
+_SMALL_BYTES = 1 << 14
+_AT_ONCE = 1000  # strings
 _MAGIC = "edl_torch arrays 1"
 _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 20
@@ -81,6 +89,14 @@ class MappedArrays(Mapping[str, Array]):
             return cls._of_descriptor(os.dup(file.fileno()), label)
 
     @classmethod
+    def of_bytes(cls, pieces: Iterable[bytes], label: str = "arrays") -> MappedArrays:
+        """The arrays of a file that was read from elsewhere, in a temporary file. Raises DataFormatError."""
+        with tempfile.TemporaryFile(prefix=f"edl_torch-{label}-") as file:
+            file.writelines(pieces)
+            file.flush()
+            return cls._of_descriptor(os.dup(file.fileno()), label)
+
+    @classmethod
     def _of_descriptor(cls, descriptor: int, label: str) -> MappedArrays:
         mapped = cls(f"<temporary {label}>")
         mapped._label, mapped._descriptor = label, descriptor
@@ -115,7 +131,7 @@ class MappedArrays(Mapping[str, Array]):
     def _open(self) -> tuple[dict[str, Any], dict[str, Array]]:
         if self._opened is None:
             with open(self.path, "rb") as file:
-                header, arrays = _map(file.fileno(), self.path)
+                header, arrays = _map(file.fileno(), self.path, read_below=_SMALL_BYTES)
             if self._expected is not None and header != self._expected:
                 raise SourceChanged(
                     f"the index '{self.path}' was made of other data than this reader's: the data has "
@@ -134,6 +150,13 @@ def write_arrays(
     """
     with whole_file(Path(path)) as file:
         _write(file, arrays, dict(header or {}))
+
+
+def arrays_as_bytes(arrays: Mapping[str, Array], header: Mapping[str, Any]) -> bytes:
+    """What `write_arrays` writes."""
+    file = io.BytesIO()
+    _write(file, arrays, dict(header))
+    return file.getvalue()
 
 
 def _write(file: BinaryIO, arrays: Mapping[str, Array], header: dict[str, Any]) -> None:
@@ -155,12 +178,19 @@ def _inherited(duplicate: Any, label: str) -> MappedArrays:
     return MappedArrays._of_descriptor(duplicate.detach(), label)
 
 
-def _map(descriptor: int, path: str) -> tuple[dict[str, Any], dict[str, Array]]:
+def _map(descriptor: int, path: str, read_below: int = 1) -> tuple[dict[str, Any], dict[str, Array]]:
     # No read, no seek: processes that inherit a descriptor have one position between them.
     size = os.fstat(descriptor).st_size
-    whole = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
-    header_bytes = whole.find(b"\n", 0, _LONGEST_HEADER) + 1
-    described = _described(whole[:header_bytes], path)
+    whole: mmap.mmap | memoryview
+    if size < read_below:
+        whole = _read(descriptor, size)
+    elif sys.version_info >= (3, 13):
+        whole = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False)
+    else:
+        whole = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)  # holds a descriptor
+    searched = whole if isinstance(whole, mmap.mmap) else bytes(whole)  # a map is not copied for it
+    header_bytes = searched.find(b"\n", 0, _LONGEST_HEADER) + 1
+    described = _described(bytes(whole[:header_bytes]), path)
     start = _aligned(header_bytes)
     if size < start + described["bytes"]:
         raise DataFormatError(f"the index '{path}' is cut short: remove it, it is built again")
@@ -169,6 +199,15 @@ def _map(descriptor: int, path: str) -> tuple[dict[str, Any], dict[str, Array]]:
         for name, dtype, shape, offset in described["arrays"]
     }
     return described["header"], arrays
+
+
+def _read(descriptor: int, size: int) -> memoryview:
+    room = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    inside = room[begin : begin + size]
+    inside[:] = np.frombuffer(read_range(descriptor, 0, size), np.uint8)
+    inside.flags.writeable = False
+    return inside.data
 
 
 def _described(line: bytes, path: str) -> dict[str, Any]:
@@ -214,15 +253,30 @@ class StringTable:
     __slots__ = ("_arrays", "_blob", "_bounds")
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
-        blob, bounds = bytearray(), packed("q", [0])
-        for string in strings:
-            blob += string.encode(*_CODEC)
-            bounds.append(len(blob))
+        blob, lengths, left = bytearray(), packed("q", [0]), iter(strings)
+        while some := list(islice(left, _AT_ONCE)):
+            text = "".join(some)
+            data = text.encode(*_CODEC)
+            blob += data
+            is_ascii = len(data) == len(text)
+            lengths.extend(map(len, some) if is_ascii else (len(each.encode(*_CODEC)) for each in some))
         arrays: dict[str, Array] = {
             "blob": np.frombuffer(blob, np.uint8),
-            "bounds": np.frombuffer(bounds, np.int64),
+            "bounds": np.cumsum(np.frombuffer(lengths, np.int64)),
         }
         self.__setstate__(shared(arrays, "strings"))
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array]) -> StringTable:
+        """The table whose `arrays` these are."""
+        table = cls.__new__(cls)
+        table.__setstate__(shared(arrays, "strings"))
+        return table
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What it is made of: `blob`, uint8, and `bounds`, int64."""
+        return self._arrays
 
     def __setstate__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
@@ -243,6 +297,42 @@ class StringTable:
     def __iter__(self) -> Iterator[str]:
         return (self[index] for index in range(len(self)))
 
+    def take(self, places: IndexArray) -> StringTable:
+        """The entries at these places, which go up."""
+        blob, bounds = self._arrays["blob"], self._bounds
+        runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if len(places) else []
+        pieces = [blob[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs]
+        return StringTable.of(
+            {
+                "blob": np.concatenate(pieces) if pieces else blob[:0],
+                "bounds": np.cumsum(np.concatenate([[0], np.diff(bounds)[places]]), dtype=np.int64),
+            }
+        )
+
+    def end_in(self, suffixes: Iterable[str]) -> npt.NDArray[np.bool_]:
+        """Of each entry whether it ends in one of these, which are in lower case, in any case of ASCII."""
+        blob, bounds = self._arrays["blob"], self._bounds
+        ends = np.zeros(len(self), np.bool_)
+        for suffix in suffixes:
+            letters = np.frombuffer(suffix.encode(*_CODEC), np.uint8)
+            left = np.flatnonzero(~ends & (np.diff(bounds) >= len(letters)))
+            for back, letter in enumerate(letters[::-1].tolist(), 1):
+                here = blob[bounds[left + 1] - back]
+                is_upper = (here >= ord("A")) & (here <= ord("Z"))
+                left = left[np.where(is_upper, here | 0x20, here) == letter]
+            ends[left] = True
+        return ends
+
+    def have_hidden(self) -> npt.NDArray[np.bool_]:
+        """Of each entry, a path, whether a part of it begins with a dot."""
+        blob, bounds = self._arrays["blob"], self._bounds
+        dots = np.flatnonzero(blob == ord("."))
+        entries = np.searchsorted(bounds, dots, side="right") - 1
+        begins = (bounds[entries] == dots) | (blob[dots - 1] == ord("/"))
+        hidden = np.zeros(len(self), np.bool_)
+        hidden[entries[begins]] = True
+        return hidden
+
     def raw(self, first: int, after: int) -> tuple[memoryview, memoryview]:
         """Return the bytes of the entries `first … after - 1`, one after the other, and their lengths."""
         bounds = self._bounds[first : after + 1]
@@ -260,13 +350,41 @@ class StringTable:
 BESIDE = "beside"
 
 
+class Keep(Protocol):
+    """A place for arrays: what is there is whole, or not there."""
+
+    def version(self) -> object:
+        """What tells what is kept from what was kept before; None where nothing is."""
+
+    def load(self, header: Mapping[str, Any]) -> MappedArrays | None:
+        """What is kept, where it has this header."""
+
+    def save(
+        self, arrays: Mapping[str, Array], header: Mapping[str, Any], instead_of: object
+    ) -> MappedArrays:
+        """Keep arrays in the place of that version, and return them as they are kept; where they cannot be,
+        a warning says so."""
+
+    def alone(self, found: Callable[[], MappedArrays | None]) -> AbstractContextManager[MappedArrays | None]:
+        """Return what was found; None where nothing is, and others who ask wait until the block ends."""
+
+
+class Keeps(Protocol):
+    """A storage, as far as this needs one."""
+
+    index_dir: str | None
+
+    def keep(self, name: str) -> Keep:
+        """The place of a URL."""
+
+
 def cached_index(
     stamp: FileStamp,
     kind: str,
     build: Callable[[], Mapping[str, Array]],
     *,
     options: str = "",
-    index_dir: str | os.PathLike[str] | None = None,
+    storage: Keeps | None = None,
 ) -> MappedArrays:
     """The index of a file: the kept one if it was made of this very file, else `build()`, which is kept.
 
@@ -275,16 +393,15 @@ def cached_index(
         kind: What sort of index, with the version of its meaning: "recordio2".
         build: Makes the arrays. What it raises goes to the caller.
         options: What else the index depends on, such as a dialect.
-        index_dir: A folder, or `BESIDE` for `<file>.<kind>.edl-index` beside the data. Default:
-            `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache (`XDG_CACHE_HOME`, `~/.cache`), for a user
-            without a home `edl_torch-<uid>` in the folder for temporary files; where that is not his alone,
-            a folder of this process.
+        storage: Its `index_dir` is a folder, a prefix of a store, or `BESIDE` for `<file>.<kind>.edl-index`
+            beside the data. Default: `EDL_INDEX_DIR`, else `edl_torch/` in the user's cache
+            (`XDG_CACHE_HOME`, `~/.cache`), for a user without a home `edl_torch-<uid>` in the folder for
+            temporary files; where that is not his alone, a folder of this process.
 
     Of several processes that start at once one builds, and the others take what it kept. Where it cannot be
     kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
     SourceChanged when the data changes while its index is built.
     """
-    place = index_place(stamp, kind, options, index_dir)
     header = {
         "path": stamp.path,
         "size": stamp.size,
@@ -293,43 +410,124 @@ def cached_index(
         "kind": kind,
         "options": options,
     }
-    kept = _kept(place, header)
+
+    def built() -> Mapping[str, Array]:
+        arrays = build()
+        stamp.check()
+        return arrays
+
+    return kept_index(kept_at(stamp, kind, options, storage), header, built)
+
+
+def kept_at(stamp: FileStamp, kind: str, options: str, storage: Keeps | None) -> Keep:
+    """Where an index is kept; in a `storage`, where its `index_dir` is a prefix of one."""
+    index_dir = None if storage is None else storage.index_dir
+    if storage is None or index_dir is None or not _is_prefix(index_dir):
+        return KeptHere(index_place(stamp, kind, options, index_dir))
+    return storage.keep(f"{index_dir.rstrip('/')}/{_index_name(stamp.path, kind, options)}")
+
+
+def _is_prefix(index_dir: str) -> bool:
+    return "://" in index_dir.removeprefix("file://")
+
+
+def kept_index(
+    place: Keep, header: Mapping[str, Any], build: Callable[[], Mapping[str, Array]], *, refresh: bool = False
+) -> MappedArrays:
+    """The arrays that are kept at a place with this header, else `build()`, which is kept; with `refresh`
+    only what others keep from now on. Of several processes that start at once one builds."""
+    before = place.version() if refresh else None
+
+    def found() -> MappedArrays | None:
+        return None if refresh and place.version() == before else place.load(header)
+
+    kept = found()
     if kept is not None:
         return kept
-    with suppress(OSError):  # without the folder there is no lock, and a warning when the index is written
-        place.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(place):
-        kept = _kept(place, header)
-        return _built(stamp, place, header, build) if kept is None else kept
+    with place.alone(found) as kept:
+        if kept is not None:
+            return kept
+        seen = place.version()
+        arrays = build()
+        # Where nobody can be alone another one may have been sooner: all take the same.
+        kept = None if place.version() == seen else place.load(header)
+        return place.save(arrays, header, seen) if kept is None else kept
 
 
-def _built(
-    stamp: FileStamp, place: Path, header: Mapping[str, Any], build: Callable[[], Mapping[str, Array]]
+@dataclass(frozen=True, slots=True)
+class KeptHere:
+    """Arrays in a file of this machine."""
+
+    place: Path
+
+    def version(self) -> object:
+        """When it was written, and where."""
+        try:
+            found = os.stat(self.place)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def load(self, header: Mapping[str, Any]) -> MappedArrays | None:
+        """Map it. One that cannot be used is none, with a warning."""
+        try:
+            fits = MappedArrays(self.place).header == header
+        except FileNotFoundError:
+            return None
+        except (DataFormatError, OSError) as exc:
+            log.warning("index=%s cannot be used and is built again: %s", self.place, exc)
+            return None
+        return MappedArrays(self.place, header) if fits else None
+
+    def save(
+        self, arrays: Mapping[str, Array], header: Mapping[str, Any], instead_of: object
+    ) -> MappedArrays:
+        """Write it, or a temporary file."""
+        try:
+            write_arrays(self.place, arrays, header)
+        except OSError as exc:
+            return not_kept(arrays, header, self.place, exc.strerror)
+        return MappedArrays(self.place, header)
+
+    @contextmanager
+    def alone(self, found: Callable[[], MappedArrays | None]) -> Iterator[MappedArrays | None]:
+        """Hold the lock on it."""
+        with suppress(OSError):  # without the folder there is no lock, and a warning when it is written
+            self.place.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(self.place):
+            yield found()
+
+
+def not_kept(
+    arrays: Mapping[str, Array], header: Mapping[str, Any], place: object, why: object
 ) -> MappedArrays:
-    arrays = build()
-    stamp.check()
-    try:
-        write_arrays(place, arrays, header)
-    except OSError as exc:
-        log.warning(
-            "path=%s its index cannot be kept at '%s' (%s) and is built again by the next process; "
-            "EDL_INDEX_DIR or index_dir= name another folder",
-            *(stamp.path, place, exc.strerror),
-        )
-        return MappedArrays.spill(arrays, label=str(header["kind"]))
-    return MappedArrays(place, header)
+    """The arrays in a temporary file, and a warning that they are kept nowhere."""
+    log.warning(
+        "path=%s its index cannot be kept at '%s' (%s) and is built again by the next process; "
+        "EDL_INDEX_DIR or index_dir= name another folder",
+        *(header["path"], place, why),
+    )
+    return MappedArrays.spill(arrays, label=str(header["kind"]))
 
 
-def index_place(
-    stamp: FileStamp, kind: str, options: str = "", index_dir: str | os.PathLike[str] | None = None
-) -> Path:
-    """The path at which `cached_index` keeps an index; it, or its folder, may not be there."""
-    if index_dir is not None and os.fspath(index_dir) == BESIDE:
+def index_place(stamp: FileStamp, kind: str, options: str = "", index_dir: str | None = None) -> Path:
+    """The path at which `cached_index` keeps an index; it, or its folder, may not be there. What is for this
+    machine alone is in the usual folder where `index_dir` is a prefix."""
+    if index_dir == BESIDE:
+        if "://" in stamp.path:
+            raise InvalidArgument(
+                f"index_dir='{BESIDE}' is for files of this machine: name a folder for '{stamp.path}'"
+            )
         tail = f".{_digest(options)[:8]}" if options else ""
         return Path(f"{stamp.path}.{kind}{tail}.edl-index")
-    chosen = (os.environ.get("EDL_INDEX_DIR") or None) if index_dir is None else index_dir
-    folder = _default_folder() if chosen is None else Path(chosen)
-    return folder / f"{Path(stamp.path).name[:100]}.{kind}.{_digest(stamp.path, options)}.edl-index"
+    own = index_dir is None or _is_prefix(index_dir)
+    chosen = (os.environ.get("EDL_INDEX_DIR") or None) if own else index_dir
+    folder = _default_folder() if chosen is None else Path(chosen.removeprefix("file://"))
+    return folder / _index_name(stamp.path, kind, options)
+
+
+def _index_name(path: str, kind: str, options: str) -> str:
+    return f"{Path(path).name[:100]}.{kind}.{_digest(path, options)}.edl-index"
 
 
 def _default_folder() -> Path:
@@ -343,17 +541,6 @@ def _default_folder() -> Path:
 
 def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-
-
-def _kept(place: Path, header: Mapping[str, Any]) -> MappedArrays | None:
-    found = MappedArrays(place)
-    try:
-        return MappedArrays(place, header) if found.header == header else None
-    except FileNotFoundError:
-        return None
-    except (DataFormatError, OSError) as exc:
-        log.warning("index=%s cannot be used and is built again: %s", place, exc)
-        return None
 
 
 def _own_folder(folder: Path) -> Path:

@@ -17,7 +17,8 @@ system, all other protocols by fsspec. What always holds:
   was written to) are compared with what answered. Another one, or none, is `SourceChanged`.
 - A network that fails, a server that is busy (its SlowDown makes all requests of the process pause) and an
   answer that is cut short are tried again, with jitter, until `patience_s`; then they are
-  `SourceUnavailable`. No record is ever to blame.
+  `SourceUnavailable`. No record is ever to blame. An answer that is slow, and that is waited for, is asked
+  for once more; of all requests few are.
 - obstore's threads do not survive a fork: a child that was forked after them would wait for ever. A reader
   looks at data that lie elsewhere `apart` while it is made, in a process that ends with it, so that its
   loader workers may be forked. A child of a process that had read all the same reads through a process of
@@ -25,14 +26,29 @@ system, all other protocols by fsspec. What always holds:
 - Credentials stay with the drivers. They are in no name, message or argument list: a URL with a password or a
   signature is refused.
 
-`storage.py` is the face, `drivers.py` has a class for each way to data, `requests.py` tries again and keeps
-many requests under way, `apart.py` is the other process. `fsspec_files.py` opens whole files, for Parquet.
+`storage.py` is the face, `drivers.py` has a class for each way to data, `listing.py` what lies below a
+folder, `kept.py` keeps that under a prefix, `requests.py` tries again and keeps many requests under way,
+`apart.py` is the other process, `object_file.py` an object as a file.
 None of them knows what is in an object.
 """
 
-from edl_torch.readers.storage.drivers import Object
-from edl_torch.readers.storage.fsspec_files import FileSystems, Opened, reaching, storage_error
-from edl_torch.readers.storage.names import is_url
-from edl_torch.readers.storage.storage import Ranges, Storage
+from edl_torch.readers.storage.drivers import Object, is_loop
+from edl_torch.readers.storage.fsspec_files import storage_error
+from edl_torch.readers.storage.names import is_elsewhere, is_url, is_web, local_path
+from edl_torch.readers.storage.object_file import ObjectFile, Piece
+from edl_torch.readers.storage.storage import Ranges, Storage, StorageOptions
 
-__all__ = ["FileSystems", "Object", "Opened", "Ranges", "Storage", "is_url", "reaching", "storage_error"]
+__all__ = [
+    "Object",
+    "ObjectFile",
+    "Piece",
+    "Ranges",
+    "Storage",
+    "StorageOptions",
+    "is_elsewhere",
+    "is_loop",
+    "is_url",
+    "is_web",
+    "local_path",
+    "storage_error",
+]

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from socket import socketpair
 from typing import Any
 
-from edl_torch.readers.storage.drivers import Driver, Object, Transient, driver_for
+from edl_torch.readers.storage.drivers import Driver, Object, Page, Transient, driver_for
 from edl_torch.readers.storage.names import root_of
 
 log = logging.getLogger("edl_torch.readers")
@@ -41,7 +41,7 @@ class Apart:
         self._lock = threading.Lock()
         self._server: _Server | None = None
 
-    def listing(self, folder: str) -> Iterator[list[Object]]:
+    def listing(self, folder: str) -> Iterator[Page]:
         answers = self._ask("listing", folder)
         while (page := answers.get()) is not _END:
             yield _good(page)
@@ -54,8 +54,11 @@ class Apart:
         data: bytes = _good(self._ask("read", one, start, length).get())
         return data
 
-    def put(self, name: str, data: bytes) -> None:
-        _good(self._ask("put", name, data).get())
+    def put(self, name: str, data: bytes, new: bool = False) -> bool:
+        return bool(_good(self._ask("put", name, data, new).get()))
+
+    def remove(self, name: str) -> None:
+        _good(self._ask("remove", name).get())
 
     def _ask(self, *request: Any) -> SimpleQueue[Any]:
         with self._lock:

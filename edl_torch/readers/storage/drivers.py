@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from importlib.util import find_spec
+from itertools import islice
+from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
-from edl_torch.errors import ReaderError, SourceChanged
+from edl_torch.errors import ReaderError, ReaderUnavailable, SourceChanged
 from edl_torch.readers.base import required
 from edl_torch.readers.shared.files import read_range, whole_file
 from edl_torch.readers.storage.fsspec_files import FileSystems, storage_error
 from edl_torch.readers.storage.names import by_obstore, is_web, local_path
+from edl_torch.system.backoff import backoff
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
@@ -51,12 +55,11 @@ def tag_of(text: str | None) -> int:
     """A number for an ETag: 63 bits of its digest, 0 for none."""
     if not text:
         return 0
-    strong = text.removeprefix("W/")
+    strong = text.removeprefix("W/").strip('"')  # of Azure's a listing has it without the quotes
     return int.from_bytes(hashlib.blake2b(strong.encode(), digest_size=8).digest(), "little") >> 1 or 1
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(NamedTuple):
     """What a listing says of an object.
 
     Args:
@@ -82,8 +85,24 @@ class Object:
         """Return the error for an object that is no more what was listed."""
         return SourceChanged(
             f"'{self.name}' has changed since it was listed ({how}): data must stay as they are while a job "
-            "uses them; start the job again"
+            "uses them; start the job again, and where index_dir= keeps the listing, with refresh=True"
         )
+
+
+class Page(NamedTuple):
+    """A part of a listing.
+
+    Args:
+        names: Below the folder, as its name was given, without a slash at its beginning.
+        sizes, tags: Of each, as `Object` has them.
+        newest_s: When the last of them was written to, by the clock of who has them, in seconds since 1970;
+            0 where nobody says, infinity where the listing itself shows a change.
+    """
+
+    names: list[str]
+    sizes: array[int]
+    tags: array[int]
+    newest_s: float = 0.0
 
 
 class Transient(Exception):
@@ -105,8 +124,8 @@ class Missing(Exception):
 class Driver(Protocol):
     """A way to data. All methods may be called by several threads at once."""
 
-    def listing(self, folder: str) -> Iterator[list[Object]]:
-        """Yield pages of the objects below a folder, in any order; none where there is no such folder."""
+    def listing(self, folder: str) -> Iterator[Page]:
+        """Yield what lies below a folder, in any order; nothing where there is no such folder."""
 
     def look(self, name: str) -> Object:
         """The object of one name. Raises Missing."""
@@ -114,26 +133,27 @@ class Driver(Protocol):
     def read(self, one: Object, start: int, length: int) -> bytes:
         """A range of an object. Raises SourceChanged for another object than the listed one."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write an object, whole or not at all."""
+    def put(self, name: str, data: bytes, new: bool = False) -> bool:
+        """Write an object, whole or not at all; where it shall be `new`, False says that one is there."""
+
+    def remove(self, name: str) -> None:
+        """Remove an object. Raises Missing."""
 
 
 class LocalFiles:
     """Files of this machine. Links are followed, loops of them are not."""
 
-    def listing(self, folder: str) -> Iterator[list[Object]]:
+    def listing(self, folder: str) -> Iterator[Page]:
         top = local_path(folder)
         for inside, subfolders, files in os.walk(top, followlinks=True, onerror=_raise):
             subfolders[:] = sorted(name for name in subfolders if not is_loop(inside, name))
-            page = []
+            found = []
             for file in sorted(files):
                 path = os.path.join(inside, file)
-                try:
-                    found = os.stat(path)
-                except FileNotFoundError:  # a link to nothing
-                    continue
-                page.append(Object(folder + path[len(top) :], found.st_size, found.st_mtime_ns))
-            yield page
+                with suppress(FileNotFoundError):  # a link to nothing
+                    one = os.stat(path)
+                    found.append((path[len(top) :].lstrip("/"), one.st_size, one.st_mtime_ns))
+            yield _page(found, max((tag / 1e9 for _, _, tag in found), default=0.0))
 
     def look(self, name: str) -> Object:
         try:
@@ -154,9 +174,36 @@ class LocalFiles:
         one.check(Object(one.name, found.st_size, found.st_mtime_ns), len(data), length)
         return data
 
-    def put(self, name: str, data: bytes) -> None:
-        with whole_file(Path(local_path(name))) as file:
+    def put(self, name: str, data: bytes, new: bool = False) -> bool:
+        path = Path(local_path(name))
+        if new and path.exists():
+            return False
+        with whole_file(path) as file:
             file.write(data)
+        return True
+
+    def remove(self, name: str) -> None:
+        try:
+            os.unlink(local_path(name))
+        except FileNotFoundError as exc:
+            raise Missing from exc
+
+
+def _page(found: Sequence[tuple[str, int, int]], newest_s: float = 0.0) -> Page:
+    """The page of names, sizes and tags."""
+    names, sizes, tags = zip(*found, strict=True) if found else ((), (), ())
+    return Page(list(names), array("q", sizes), array("q", tags), newest_s)
+
+
+def _page_of(page: Sequence[Mapping[str, Any]], cut: int) -> Page:
+    """The page of what obstore says; `cut` is the length of what names have before them."""
+    newest = max((one["last_modified"] for one in page), default=None)
+    return Page(
+        [one["path"][cut:] for one in page],
+        array("q", [one["size"] for one in page]),
+        array("q", [tag_of(one["e_tag"]) for one in page]),
+        newest.timestamp() if newest is not None else 0.0,
+    )
 
 
 def _raise(error: OSError) -> None:
@@ -212,35 +259,41 @@ class Objects:
                     "obstore's configuration of it for their names"
                 ) from None
 
-    def listing(self, folder: str) -> Iterator[list[Object]]:
+    def listing(self, folder: str) -> Iterator[Page]:
         if self._web:
             raise ReaderError(
                 f"'{folder}': a web server lists no files; name each one, or several as {{000..999}}"
             )
         prefix = self._path(folder)
-        first = next(self._pages(prefix), [])
-        if not any("/" in one.name[len(folder) :].lstrip("/") for one in first):
-            yield from self._pages(prefix)
+        cut = len(prefix) + 1 if prefix else 0
+        first = next(self._pages(prefix, cut), None)
+        if first is None or not any("/" in name for name in first.names):
+            yield from self._pages(prefix, cut)
             return
         found = self._with_folders(prefix)  # which are listed side by side
-        yield [self._object(meta) for meta in found["objects"]]
+        yield _page_of(found["objects"], cut)
         with ThreadPoolExecutor(_LISTED_AT_ONCE, thread_name_prefix="edl-list") as pool:
-            waiting = [pool.submit(list, self._pages(one)) for one in found["common_prefixes"]]
+            folders, waiting = iter(found["common_prefixes"]), deque[Future[list[Page]]]()
             try:
-                while waiting:
-                    yield from waiting.pop(0).result()
+                while True:
+                    for one in islice(folders, 2 * _LISTED_AT_ONCE - len(waiting)):
+                        waiting.append(pool.submit(list, self._pages(one, cut)))
+                    if not waiting:
+                        break
+                    pages = waiting.popleft().result()
+                    yield from pages or [_page([], inf)]  # it was there when the folders were listed
             finally:
-                for one in waiting:
-                    one.cancel()
+                for job in waiting:
+                    job.cancel()
 
-    def _pages(self, prefix: str) -> Iterator[list[Object]]:
+    def _pages(self, prefix: str, cut: int) -> Iterator[Page]:
         """Pages of a listing. One that is cut goes on behind what has come: names come in their order."""
         after, cuts = None, _Cuts()
         while True:
             try:
                 with self._meaning(f"{self._root}/{prefix}"):
                     for page in self._list(self._lister, prefix or None, offset=after, chunk_size=_PAGE):
-                        yield [self._object(meta) for meta in page]
+                        yield _page_of(page, cut)
                         after, cuts = page[-1]["path"], _Cuts()
                 return
             except Transient as exc:
@@ -276,20 +329,28 @@ class Objects:
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
         return data
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, new: bool = False) -> bool:
         if self._web:
             raise ReaderError(f"'{name}': a web server takes no files")
         import obstore
 
         with self._meaning(name):
-            obstore.put(self._store, self._path(name), data, use_multipart=False)
+            try:
+                mode: Any = "create" if new else "overwrite"
+                obstore.put(self._store, self._path(name), data, use_multipart=False, mode=mode)
+            except self._errors.AlreadyExistsError:
+                return False
+        return True
+
+    def remove(self, name: str) -> None:
+        import obstore
+
+        with self._meaning(name):
+            obstore.delete(self._store, self._path(name))
 
     def _path(self, name: str) -> str:
         path = name[len(self._root) :].strip("/")
         return unquote(path) if self._web else path
-
-    def _object(self, meta: Mapping[str, Any]) -> Object:
-        return Object(f"{self._root}/{meta['path']}", meta["size"], tag_of(meta["e_tag"]))
 
     @contextmanager
     def _meaning(self, name: str) -> Iterator[None]:
@@ -340,14 +401,14 @@ class _Cuts:
     """Answers in a row of a listing that were cut: obstore tries those again alone that do not begin."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._count, self._pauses = 0, backoff(0.2, 4.0)
 
     def wait(self, error: Transient) -> None:
         """Wait before the next attempt. Raises the error when there were too many."""
         self._count += 1
         if self._count == _CUT_AT_MOST:
             raise error
-        time.sleep(random.uniform(0.05, 0.1) * 2**self._count)
+        time.sleep(next(self._pauses))
 
 
 def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -375,7 +436,7 @@ class FileSystem:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url, self._options = url, dict(options)
 
-    def listing(self, folder: str) -> Iterator[list[Object]]:
+    def listing(self, folder: str) -> Iterator[Page]:
         file_system, path = FileSystems(self._options).resolve(folder)
         with _fsspec_meaning(folder):
             file_system.invalidate_cache()
@@ -383,11 +444,8 @@ class FileSystem:
         root = path.rstrip("/")
         if any(not name.startswith(root) for name in found):
             raise ReaderError(f"'{folder}': its file system lists names elsewhere")
-        yield [
-            Object(folder.rstrip("/") + name[len(root) :], int(one["size"]))
-            for name, one in found.items()
-            if name != root
-        ]
+        each = ((name[len(root) :].lstrip("/"), one["size"]) for name, one in found.items() if name != root)
+        yield _page([(name, int(size), 0) for name, size in each])
 
     def look(self, name: str) -> Object:
         file_system, path = FileSystems(self._options).resolve(name)
@@ -406,15 +464,25 @@ class FileSystem:
                 data = bytes(
                     file_system.cat_file(path) if whole else file_system.cat_file(path, start, start + length)
                 )
+            now = one if len(data) == length else self.look(one.name)  # it may be shorter
         except Missing:
             raise one.changed("it is gone") from None
-        one.check(Object(one.name, len(data) if whole else one.size), len(data), length)
+        one.check(now, len(data), length)
         return data
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, new: bool = False) -> bool:
         file_system, path = FileSystems(self._options).resolve(name)
         with _fsspec_meaning(name):
+            file_system.invalidate_cache()
+            if new and file_system.exists(path):  # no protocol of fsspec's has to create and look at once
+                return False
             file_system.pipe_file(path, data)
+        return True
+
+    def remove(self, name: str) -> None:
+        file_system, path = FileSystems(self._options).resolve(name)
+        with _fsspec_meaning(name):
+            file_system.rm_file(path)
 
 
 @contextmanager
@@ -431,17 +499,23 @@ def _fsspec_meaning(name: str) -> Iterator[None]:
         raise storage_error(exc, name) from exc
 
 
-_FIRST = os.getpid()  # the process in which this was imported
-_imported_in: int | None = None
+_runs_in = os.getpid()  # the process whose obstore's threads are, if it is imported
+_NEED = "object stores and web servers need obstore: pip install 'edl-torch[objects]'"
+
+
+def require_obstore() -> None:
+    """Raise ReaderUnavailable where there is no obstore; it is not imported."""
+    if find_spec("obstore") is None:
+        raise ReaderUnavailable(_NEED)
 
 
 def obstore_runs_here() -> bool:
     """Import obstore. Return whether its threads are this process', and not those of its parent."""
-    global _imported_in
+    global _runs_in
     if "obstore" not in sys.modules:
-        _imported_in = os.getpid()
-        required("obstore", "object stores and web servers need obstore: pip install 'edl-torch[objects]'")
-    return os.getpid() in (_FIRST, _imported_in)
+        _runs_in = os.getpid()
+        required("obstore", _NEED)
+    return os.getpid() == _runs_in
 
 
 def driver_for(root: str, options: Mapping[str, Any]) -> Driver:

@@ -1,53 +1,27 @@
-"""Files on this machine and wherever fsspec reaches: opened, or named in one error when they cannot be.
+"""File systems that fsspec knows, and what their errors mean.
 
-It must not know what is in a file. File systems are asked for anew at each use: fsspec keeps one per process,
+File systems are asked for anew at each use: fsspec keeps one per process,
 and what a forked child inherits of a connection or an event loop is dead.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from edl_torch.errors import EdlError, ReaderError, ReaderUnavailable
 from edl_torch.readers.base import required
 from edl_torch.readers.storage.names import is_url, refuse_secrets
 
-_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 _REFUSED = re.compile(
     r"credential|forbidden|unauthori[sz]ed|access ?denied|(?:expired|invalid|security) ?token", re.IGNORECASE
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A file that is open for reading at any place."""
-
-    handle: Any
-    size: int
-    remote: bool
-    path: str = ""  # on this machine
-    version: str = ""  # of what is elsewhere, where its store says one
-
-    def stamp(self) -> tuple[int, int, int] | None:
-        """Size and times of what has its name now; None where that is gone or remote."""
-        try:
-            found = os.stat(self.path) if self.path else None
-        except OSError:
-            found = None
-        return None if found is None else (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-    def close(self) -> None:
-        """Let go of it."""
-        self.handle.close()
-
-
 class FileSystems:
-    """Opens files by path or URL; `options` are fsspec's storage options (endpoint, credentials)."""
+    """Finds the file system of a URL; `options` are fsspec's storage options (endpoint, credentials)."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self._options = dict(options or {})
@@ -60,29 +34,6 @@ class FileSystems:
         with reaching(url):
             file_system, path = core.url_to_fs(url, **(self._options if is_url(url) else {}))
         return file_system, str(path)
-
-    def forget_listings(self, url: str) -> None:
-        """What fsspec remembers of names and sizes may be older than the data."""
-        file_system, _ = self.resolve(url)
-        with reaching(url):
-            file_system.invalidate_cache()
-
-    def open(self, url: str) -> Opened:
-        """Open for reading, in this process alone. Raises ReaderError."""
-        file_system, path = self.resolve(url)
-        import pyarrow as pa
-        from fsspec.implementations.local import LocalFileSystem
-
-        with reaching(url):
-            if isinstance(file_system, LocalFileSystem):
-                local = pa.OSFile(path)
-                return Opened(handle=local, size=local.size(), remote=False, path=path)
-            # Without a cache: who reads asks for the ranges that are needed, and no read-ahead doubles them.
-            handle = file_system.open(path, "rb", cache_type="none")
-            size = handle.size if getattr(handle, "size", None) is not None else handle.seek(0, 2)
-            said = getattr(handle, "details", None) or file_system.info(path)
-            version = next((str(said[key]) for key in _VERSIONS if said.get(key)), "")
-            return Opened(handle=handle, size=int(size), remote=True, version=version)
 
     def __repr__(self) -> str:
         return f"<FileSystems options={sorted(self._options)}>"  # the names alone: values may be secret

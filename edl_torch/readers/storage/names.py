@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from edl_torch.errors import InvalidArgument
 
@@ -15,6 +15,11 @@ _SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", 
 def is_url(data: str) -> bool:
     """Whether `data` names its file system (`s3://…`, `memory://…`, `simplecache::s3://…`)."""
     return _URL.match(data) is not None
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether a name is a URL of no file of this machine."""
+    return is_url(name) and not name.startswith("file://")
 
 
 def is_web(url: str) -> bool:
@@ -44,7 +49,7 @@ def by_obstore(name: str) -> bool:
 
 def root_of(name: str) -> str:
     """The part of a name that one driver serves: the bucket, the server; of a path nothing."""
-    if not is_url(name) or name.startswith("file://"):
+    if not is_elsewhere(name):
         return ""
     if not by_obstore(name):
         return name.split("://", 1)[0] + "://"
@@ -52,6 +57,18 @@ def root_of(name: str) -> str:
     if not parts.netloc:
         raise InvalidArgument(f"'{name}' names no bucket: expected {parts.scheme}://bucket/…")
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def spelled(url: str) -> str:
+    """One spelling of a URL for all that lead to the same object."""
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not by_obstore(url):
+        return f"{scheme}://{rest.strip('/')}"
+    host, _, path = rest.partition("/")
+    if is_web(url):
+        host, path = host.lower(), unquote(path)
+    return f"{'s3' if scheme == 's3a' else scheme}://{host}/{path.strip('/')}"
 
 
 def local_path(name: str) -> str:

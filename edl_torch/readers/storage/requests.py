@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from edl_torch.errors import SourceUnavailable
 from edl_torch.readers.storage.drivers import CredentialsRefused, Transient
+from edl_torch.system.backoff import JITTER, backoff
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -27,6 +28,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SAID_AFTER_S = 5.0
 _REFUSALS = 4  # in a row, of credentials that were good before
 _IDLE_S = 5.0
+# A request that the reader waits for, and that takes so many times as long as others, is sent once more.
+_SLOW, _LEAST_SLOW_S = 3.0, 0.1
+_SENT_AGAIN = 0.04  # of all requests, at most
 
 T = TypeVar("T")
 
@@ -45,41 +49,42 @@ class Trying:
 
         Raises SourceUnavailable after `patience_s`, CredentialsRefused, and what else it raises.
         """
-        began, pause, refusals, told, anew = time.monotonic(), _FIRST_PAUSE_S, 0, False, False
+        began, refusals, told, anew = time.monotonic(), 0, False, False
+        pauses = backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             wait_s = self._quiet_until - time.monotonic()
             if wait_s > 0:
-                time.sleep(wait_s * random.uniform(1.0, 1.5))
+                time.sleep(wait_s * JITTER.uniform(1.0, 1.5))
             try:
                 done = attempt(anew)
             except CredentialsRefused:
+                pause_s = next(pauses)
                 refusals += 1
                 if once or not self._was_let_in or refusals == _REFUSALS:
                     raise
                 anew = True  # they may have been renewed meanwhile
             except Transient as exc:
-                tried_s = time.monotonic() - began
-                if once or tried_s + pause > self._patience_s:
+                pause_s, tried_s = next(pauses), time.monotonic() - began
+                if once or tried_s + pause_s > self._patience_s:
                     raise SourceUnavailable(
                         f"'{name}' cannot be reached ({exc}), tried for {tried_s:.0f} s; check the "
                         "network, the endpoint and storage_options"
                     ) from exc
                 if exc.busy:
-                    self._quiet_until = time.monotonic() + pause
+                    self._quiet_until = time.monotonic() + pause_s
                 if not told and tried_s > _SAID_AFTER_S:
                     told = True
                     log.warning("url=%s cannot be read for %.0f s: %s; trying again", name, tried_s, exc)
             else:
                 self._was_let_in = True
                 return done
-            time.sleep(random.uniform(0.5, 1.0) * pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            time.sleep(pause_s)
 
 
 class Fetch:
     """One request: run by a thread, or by whoever needs the answer first."""
 
-    __slots__ = ("_claimed", "_done", "_run", "answer", "error", "nbytes")
+    __slots__ = ("_claimed", "_done", "_run", "answer", "began_s", "error", "nbytes")
 
     def __init__(self, run: Callable[[], Any], nbytes: int) -> None:
         self._run = run
@@ -89,10 +94,12 @@ class Fetch:
         self.answer: Any = None
         self.error: Exception | None = None
         self.nbytes = nbytes
+        self.began_s: float | None = None
 
     def run(self) -> None:
         """Run it, unless another thread does or it was given up."""
         if self._claimed.acquire(blocking=False):
+            self.began_s = time.monotonic()
             try:
                 self.answer = self._run()
             except Exception as exc:  # noqa: BLE001  who takes the answer raises it
@@ -104,14 +111,53 @@ class Fetch:
         """It need not run any more."""
         self._claimed.acquire(blocking=False)
 
-    def take(self) -> Any:
-        """The answer. Raises what came instead of it."""
+    def take(self, pace: Pace | None = None) -> Any:
+        """The answer. Raises what came instead of it. One that is slow by its `pace` is asked for again."""
         self.run()
+        if pace is not None and not self._is_done_within(pace.slow_s) and pace.may_send_again():
+            with suppress(Exception):  # the first one says what is wrong
+                return self._run()
         with self._done:
             pass
         if self.error is not None:
             raise self.error
         return self.answer
+
+    def _is_done_within(self, slow_s: float) -> bool:
+        now_s = time.monotonic()
+        left_s = slow_s - (now_s - (self.began_s or now_s))
+        done = self._done.acquire(timeout=left_s) if left_s > 0 else self._done.acquire(blocking=False)
+        if done:
+            self._done.release()
+        return done
+
+
+class Pace:
+    """How long requests of a process take, and how many may be sent again because they are slow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mean_s = 0.0
+        self._credit = 0.0
+
+    def note(self, took_s: float) -> None:
+        """A request took so long."""
+        with self._lock:
+            self._mean_s += (took_s - self._mean_s) / (16 if self._mean_s else 1)
+            self._credit = min(self._credit + _SENT_AGAIN, 8.0)
+
+    @property
+    def slow_s(self) -> float:
+        """What takes longer is slow."""
+        return max(_LEAST_SLOW_S, _SLOW * self._mean_s)
+
+    def may_send_again(self) -> bool:
+        """Whether one more may be; it counts as sent."""
+        with self._lock:
+            if self._credit < 1:
+                return False
+            self._credit -= 1
+            return True
 
 
 class Threads:
@@ -124,6 +170,7 @@ class Threads:
         self._count = self._waiting = 0  # threads; jobs that no thread has taken
         self._idle = 0
         self.nbytes = 0  # of jobs whose answer nobody has taken
+        self.pace = Pace()
 
     def has_room(self) -> bool:
         """Whether another job's answer may be kept."""
@@ -161,6 +208,8 @@ class Threads:
                 self._waiting -= job is not None
             if job is not None:
                 job.run()
+                if job.began_s is not None:
+                    self.pace.note(time.monotonic() - job.began_s)
                 del job  # its answer is not this thread's
 
 
@@ -182,11 +231,12 @@ class Ahead:
 
     Args:
         count: How many there are.
-        job: Makes the request for one.
+        job: Makes the request for one, of no bytes where it makes several: each of these is tried again.
+        most: How many may be under way.
     """
 
-    def __init__(self, count: int, job: Callable[[int], Fetch]) -> None:
-        self._count = count
+    def __init__(self, count: int, job: Callable[[int], Fetch], most: int = _MOST_AHEAD) -> None:
+        self._count, self._most = count, most
         self._job = job
         self._lock = threading.Lock()
         self._under_way: dict[int, Fetch] = {}
@@ -207,8 +257,9 @@ class Ahead:
             if job is None:
                 job = self._job(number)
                 self._next = max(self._next, number + 1)
+        self._refill()  # while this one is waited for
         try:
-            return job.take()
+            return job.take(self._threads.pace if job.nbytes else None)
         finally:
             if known:
                 self._threads.drop(job)
@@ -216,7 +267,7 @@ class Ahead:
 
     def _refill(self) -> None:
         with self._lock:
-            while self._next < self._count and len(self._under_way) < _MOST_AHEAD:
+            while self._next < self._count and len(self._under_way) < self._most:
                 if self._under_way and not self._threads.has_room():
                     break
                 job = self._job(self._next)
@@ -225,7 +276,9 @@ class Ahead:
                 self._threads.add(job)
 
     def close(self) -> None:
-        """Give up what nobody has taken."""
+        """Give up what nobody has taken. A forked child has a copy, and no business with it."""
+        if self._threads.pid != os.getpid():
+            return
         with self._lock:
             self._next = self._count
             given_up = list(self._under_way.values())

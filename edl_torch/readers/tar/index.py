@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import zlib
 from array import array
@@ -29,11 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.shared.files import FileStamp, OpenFile, Read
+from edl_torch.readers.shared.files import FileStamp, Read
 from edl_torch.readers.shared.finder import Finder
 from edl_torch.readers.shared.looks import blocks, chosen
 from edl_torch.readers.shared.mapped import Array, cached_index
-from edl_torch.readers.storage import Object, Storage, is_url
+from edl_torch.readers.shared.sources import ObjectStamp, can_be_kept, look_at, read_once
+from edl_torch.readers.storage import Storage, is_url
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -282,14 +282,6 @@ class Windowed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectStamp(FileStamp):
-    """An object in a store as it was listed; its two times are its tag. Each read of it is compared."""
-
-    def check(self) -> None:
-        """Reads have done so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTar:
     """A tar as it is now; `read` gives its bytes from … to before …, and refuses another one's."""
 
@@ -301,18 +293,8 @@ class OpenTar:
     @classmethod
     def of(cls, name: str, storage: Storage) -> OpenTar:
         """Look at a tar. Raises OSError and ReaderError, DataFormatError for one that is packed."""
-        if is_url(name):
-            found = storage.look(name)
-            if found is None:
-                raise DataFormatError(f"'{name}' does not exist; check the bucket and the path")
-            stamp: FileStamp = stamp_of(found)
-            tar = cls(name=name, stamp=stamp, read=reading(found, storage), storage=storage)
-        else:
-            if not os.path.isfile(name):
-                why = "is a folder" if os.path.isdir(name) else "is no regular file"
-                raise DataFormatError(f"'{name}' {why}: expected a tar")
-            stamp = FileStamp.of(name)
-            tar = cls(name=name, stamp=stamp, read=OpenFile(stamp, lambda _: False).read, storage=storage)
+        stamp = look_at(name, storage, "a tar")
+        tar = cls(name=name, stamp=stamp, read=read_once(stamp, storage), storage=storage)
         refuse_packed(name, tar.read(0, min(8, stamp.size)))
         return tar
 
@@ -342,16 +324,6 @@ class OpenTar:
         return bytes.fromhex(looks_of(self.read, self.size, starts, most))
 
 
-def stamp_of(one: Object) -> ObjectStamp:
-    """Return the stamp of an object."""
-    return ObjectStamp(path=one.name, size=one.size, mtime_ns=one.tag, ctime_ns=one.tag)
-
-
-def reading(one: Object, storage: Storage) -> Read:
-    """Return what reads an object from … to before …."""
-    return lambda start, end: storage.read(one, start, end - start)
-
-
 class TarIndex(NamedTuple):
     """A tar as it was indexed: `starts` of its samples and the end of the last, what `OpenTar.looks` tells,
     and the file that the index was taken from, '' where it was made here."""
@@ -362,7 +334,7 @@ class TarIndex(NamedTuple):
     taken_from: str
 
 
-def index_tar(name: str, storage: Storage, index_dir: str | os.PathLike[str] | None = None) -> TarIndex:
+def index_tar(name: str, storage: Storage) -> TarIndex:
     """Index a tar, or find its index: one beside it that fits, else the kept one, else it is made and kept.
 
     Raises DataFormatError that names the tar, and what a store raises.
@@ -372,11 +344,12 @@ def index_tar(name: str, storage: Storage, index_dir: str | os.PathLike[str] | N
         found = index_beside(tar)
         if found is not None:
             return TarIndex(tar.stamp, found[1], tar.looks(found[1]), found[0])
-        if tar.size < _WORTH_KEEPING or not tar.stamp.mtime_ns:  # of a store that tells no change
+        if tar.size < _WORTH_KEEPING or not can_be_kept(tar.stamp):
             arrays: Mapping[str, Array] = _build(tar)
             tar.stamp.check()
         else:
-            arrays = cached_index(tar.stamp, _KIND, partial(_build, tar), index_dir=index_dir)
+            build = partial(_build, tar)
+            arrays = cached_index(tar.stamp, _KIND, build, storage=storage)
         return TarIndex(tar.stamp, arrays["starts"], arrays["looks"].tobytes(), "")
     except OSError as exc:
         raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc

@@ -12,7 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -21,11 +22,12 @@ from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import Begun, IndexedReader, is_source_error
 from edl_torch.readers.images.decode import checked_min_side, decode_image
 from edl_torch.readers.recordio.record_bytes import decode_json, decode_npy, decode_text
-from edl_torch.readers.shared.files import FileStamp, OpenFiles, Read
+from edl_torch.readers.shared.files import FileStamp, Read
 from edl_torch.readers.shared.finder import Paths
-from edl_torch.readers.shared.looks import arguments, below, chosen, listing
+from edl_torch.readers.shared.looks import arguments, below, chosen, listing, name_of_function
 from edl_torch.readers.shared.mapped import Array, StringTable, shared
-from edl_torch.readers.storage import Object, Storage, is_url
+from edl_torch.readers.shared.sources import ObjectStamp, Sources, each_looked_at, stamp_arrays, stamps_in
+from edl_torch.readers.storage import Object, Storage, StorageOptions, is_elsewhere
 from edl_torch.readers.storage.requests import Ahead
 from edl_torch.readers.tar.index import (
     LOOKED_AT,
@@ -35,12 +37,11 @@ from edl_torch.readers.tar.index import (
     Windowed,
     index_tar,
     looks_of,
-    reading,
     sample_parts,
 )
 from edl_torch.shard import TaskType
 
-_THREADS, _THREADS_AWAY = 16, 64  # that index
+_THREADS_AWAY = 64  # that index tars of a store
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
 _AT_ONCE = 1 << 20  # bytes: of a larger sample only what is wanted is read
 _RUN, _RUN_AWAY = 1 << 18, 1 << 20  # bytes: smaller samples that lie together are read so many at once
@@ -72,25 +73,19 @@ class TarSource:
 
     name: str
     starts: memoryview
-    size: int
-    tag: int  # the time that it was written to, or what a store says of it
-    ctime_ns: int
+    stamp: FileStamp  # as it was when it was indexed
     looks: str
     taken_from: str
 
-    def is_same(self, read: Read) -> bool:
-        """Whether what is read is what was indexed, as far as `looks` tell."""
-        return looks_of(read, self.size, np.asarray(self.starts), LOOKED_AT) == self.looks
-
     @property
     def object(self) -> Object:
-        """It, as a store has it."""
-        return Object(self.name, self.size, self.tag)
+        """What a store is asked for."""
+        assert isinstance(self.stamp, ObjectStamp), "it lies elsewhere"
+        return self.stamp.object
 
-    @property
-    def stamp(self) -> FileStamp:
-        """It, as a file of this machine."""
-        return FileStamp(path=self.name, size=self.size, mtime_ns=self.tag, ctime_ns=self.ctime_ns)
+    def is_same(self, read: Read) -> bool:
+        """Whether what is read is what was indexed, as far as `looks` tell."""
+        return looks_of(read, self.stamp.size, np.asarray(self.starts), LOOKED_AT) == self.looks
 
 
 class TarReader(IndexedReader):
@@ -114,8 +109,7 @@ class TarReader(IndexedReader):
             width, 3], RGB), `.cls` to int, `.json`, `.txt`, `.npy`. Others are bytes; with False all are that
             have no decoder of yours.
         min_side: As for `ImageFolderReader`.
-        index_dir: Where indexes of larger tars are kept; see `readers.shared.mapped.cached_index`.
-        storage_options: Endpoint, region, credentials of a store, where the data are URLs.
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
 
     Raises DataFormatError, which names the tar, for one that is damaged, cut short, sparse or packed; in
     reading, BadRecord with tar, key and member, and SourceChanged when a tar changes. Pickles (`.pyd`,
@@ -133,8 +127,7 @@ class TarReader(IndexedReader):
         decoders: Mapping[str, Decoder] | None = None,
         decode: bool = True,
         min_side: int | None = None,
-        index_dir: str | os.PathLike[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        **store: Unpack[StorageOptions],
     ) -> None:
         self.fields = _fields(fields)
         self._is_tuple = not isinstance(fields, str)
@@ -144,20 +137,23 @@ class TarReader(IndexedReader):
         self._decoders = {**(_DECODERS if decode else {}), **own}
         self._decodes = decode
         self._images = _IMAGES - own.keys() if decode else frozenset()
-        self._arguments = repr((self.fields, self._is_tuple, decode, sorted(own)))
+        functions = [(suffix, name_of_function(own[suffix])) for suffix in sorted(own)]
+        self._arguments = repr((self.fields, self._is_tuple, decode, functions))
         self.yields_images = (
             self.fields is not None and len(self.fields) <= 2 and self._images.issuperset(self.fields[0])
         )
         self.min_side = checked_min_side(min_side)
-        self._storage = Storage(storage_options)
+        self._arguments += f" {self.min_side}" if self.min_side else ""
+        self._storage = Storage.of(self, store)
         with self._storage.apart() as apart:
             files = TARS.files(data, apart)
-            found = _index_all(files, apart, index_dir)
+            found = list(each_looked_at(files, partial(index_tar, storage=apart), away=_THREADS_AWAY))
         super().__init__(_called(data, files))
         self._names = StringTable(files)
         self._taken_from = [index.taken_from for index in found]
         self._arrays: Mapping[str, Array] = shared(_joined(found), "tar", above=_INLINE)
         self._setup()
+        self.looks_again = any(source.stamp.is_told_by_size for source in self._tars())
         self.count = len(self._arrays["starts"]) - len(files)
         if not self.count:
             raise DataFormatError(
@@ -169,7 +165,7 @@ class TarReader(IndexedReader):
         """What each process has of its own."""
         self._sources: list[TarSource] = []
         self._firsts: list[int] = []
-        self._files = OpenFiles()
+        self._bytes = Sources(self._storage)
 
     @property
     def files(self) -> list[str]:
@@ -187,7 +183,7 @@ class TarReader(IndexedReader):
                 source = sources[number]
                 read, starts = self._read(source, apart), np.asarray(source.starts)
                 if whole:
-                    return looks_of(read, source.size, starts, 0, whole=True)
+                    return looks_of(read, source.stamp.size, starts, 0, whole=True)
                 asked: list[tuple[int, int]] = []
 
                 def ask(start: int, end: int) -> bytes:
@@ -195,9 +191,9 @@ class TarReader(IndexedReader):
                     return b""
 
                 count = most.get(number, 0)
-                looks_of(ask, source.size, starts, count)  # which blocks: many are asked for at once
+                looks_of(ask, source.stamp.size, starts, count)  # which blocks: many are asked for at once
                 found = dict(zip(asked, blocks.map(lambda each: read(*each), asked), strict=True))
-                return looks_of(lambda *each: found[each], source.size, starts, count)
+                return looks_of(lambda *each: found[each], source.stamp.size, starts, count)
 
             with ThreadPoolExecutor(_THREADS_AWAY) as blocks:
                 looks = dict(enumerate(pool.map(look, range(len(sources)))))
@@ -208,7 +204,7 @@ class TarReader(IndexedReader):
         """The sample, a dict or what `fields` say. Raises BadRecord."""
         source, number = self._place(index)
         start, end = source.starts[number], source.starts[number + 1]
-        if end - start > _AT_ONCE and not is_url(source.name):
+        if end - start > _AT_ONCE and not is_elsewhere(source.name):
             return self._sample(source, number, None, 0)
         return self._sample(source, number, self._read(source)(start, end), start)
 
@@ -231,9 +227,26 @@ class TarReader(IndexedReader):
 
     def begin(self, indices: Sequence[int]) -> Begun | None:
         """Ask for the bytes of samples that lie elsewhere; those that lie together are one request."""
-        if not is_url(self._names[0]):
+        if not is_elsewhere(self._names[0]):
             return None
-        return BegunSamples(self, self._storage, indices)
+        runs = _RunsAsked(self, self._storage, indices)
+        return Begun(runs.ahead, record=runs.sample)
+
+    def requests(self, indices: Sequence[int]) -> Sequence[tuple[Object, int, int]] | None:
+        """One for each run of samples that lie together."""
+        if not is_elsewhere(self._names[0]):
+            return None
+        return [(source.object, start, end - start) for source, _, _, start, end in self._runs(indices)]
+
+    def _runs(self, indices: Sequence[int]) -> Iterator[tuple[TarSource, int, int, int, int]]:
+        """Yield runs of samples that lie together: the tar, the first one's number in it, how many they are,
+        and where their bytes begin and end."""
+        at = 0
+        while at < len(indices):
+            source, number, after = self._run(indices, at, _RUN_AWAY)
+            count = after - at
+            yield source, number, count, source.starts[number], source.starts[number + count]
+            at = after
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -292,8 +305,7 @@ class TarReader(IndexedReader):
         return tuple(values) if self._is_tuple else values[0]
 
     def _broken(self, source: TarSource, start: int, exc: BrokenTar) -> ReaderError:
-        if not is_url(source.name):
-            source.stamp.check()  # where a writer put the time back
+        source.stamp.check()  # where a writer put the time back
         if source.taken_from:
             return ReaderError(
                 f"'{source.name}' is not as its index '{source.taken_from}' says ({exc}): remove the index, "
@@ -324,27 +336,24 @@ class TarReader(IndexedReader):
             raise BadRecord(f"'{tar}' sample {key!r} member {suffix!r}: {said}") from exc
 
     def _read(self, source: TarSource, storage: Storage | None = None) -> Read:
-        if is_url(source.name):
-            return reading(source.object, storage or self._storage)
-        return self._files.get(source.stamp, source.is_same).read
+        places = self._bytes if storage is None else Sources(storage)
+        return places.reading(source.stamp, source.is_same)
 
     def _tars(self) -> list[TarSource]:
         if not self._sources:
             rows, starts = self._arrays["rows"].tolist(), self._arrays["starts"].data
             looks = self._arrays["looks"].tobytes().hex()
-            columns = (self._arrays[name].tolist() for name in ("sizes", "mtimes", "ctimes"))
+            stamps = stamps_in(self._names, self._arrays)
             sources = [
                 TarSource(
                     name=name,
                     starts=starts[rows[number] : rows[number + 1]],
-                    size=size,
-                    tag=tag,
-                    ctime_ns=ctime_ns,
+                    stamp=stamp,
                     looks=looks[32 * number : 32 * number + 32],
                     taken_from=taken_from,
                 )
-                for number, (name, taken_from, size, tag, ctime_ns) in enumerate(
-                    zip(self._names, self._taken_from, *columns, strict=True)
+                for number, (name, taken_from, stamp) in enumerate(
+                    zip(self._names, self._taken_from, stamps, strict=True)
                 )
             ]
             self._firsts = [row - number for number, row in enumerate(rows[:-1])]
@@ -352,7 +361,7 @@ class TarReader(IndexedReader):
         return self._sources
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_sources", "_firsts", "_files")
+        own = ("_sources", "_firsts", "_bytes")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -363,41 +372,32 @@ class TarReader(IndexedReader):
         return f"<TarReader {self.name!r} files={len(self._names)} records={self.count}>"
 
 
-class BegunSamples:
-    """Samples whose bytes have been asked for: a request for each run of samples that lie together."""
+class _RunsAsked:
+    """The bytes of samples that were asked for: a request for each run of samples that lie together."""
 
     def __init__(self, reader: TarReader, storage: Storage, indices: Sequence[int]) -> None:
         self._reader = reader
         self._request_of: list[int] = []
         self._places: list[tuple[TarSource, int]] = []
         requests: list[tuple[Object, int, int]] = []
-        at = 0
-        while at < len(indices):
-            source, number, after = reader._run(indices, at, _RUN_AWAY)
-            start, end = source.starts[number], source.starts[number + after - at]
-            for each in range(after - at):
+        for source, number, count, start, end in reader._runs(indices):
+            for each in range(count):
                 self._request_of.append(len(requests))
                 self._places.append((source, number + each))
             requests.append((source.object, start, end - start))
-            at = after
         self._starts = [start for _, start, _ in requests]
         self._left = np.bincount(self._request_of, minlength=len(requests)).tolist()
         self._locks = [threading.Lock() for _ in requests]
         self._pieces: dict[int, bytes] = {}
-        self._ahead: Ahead = storage.ahead(requests)
+        self.ahead: Ahead = storage.ahead(requests)
 
-    @property
-    def is_all_asked(self) -> bool:
-        """Whether the bytes of the last sample have been asked for too."""
-        return self._ahead.is_all_asked
-
-    def record(self, number: int) -> Any:
+    def sample(self, number: int) -> Any:
         """The sample at a place among those that were asked for. Raises what `load` does."""
         request = self._request_of[number]
         with self._locks[request]:  # one of several threads takes the answer
             piece = self._pieces.get(request)
             if piece is None:
-                piece = self._ahead.take(request)
+                piece = self.ahead.take(request)
             self._left[request] -= 1
             if self._left[request] > 0:
                 self._pieces[request] = piece
@@ -427,28 +427,10 @@ def _called(data: Paths, files: Sequence[str]) -> str:
     return files[0] + (f" and {len(files) - 1:,} more" if files[1:] else "")
 
 
-def _index_all(
-    files: Sequence[str], storage: Storage, index_dir: str | os.PathLike[str] | None
-) -> list[TarIndex]:
-    """In parallel: reading headers waits for disks and stores. The first error, in order, is raised."""
-    if len(files) == 1:
-        return [index_tar(files[0], storage, index_dir)]
-    most = _THREADS_AWAY if is_url(files[0]) else _THREADS
-    with ThreadPoolExecutor(min(most, len(files)), thread_name_prefix="tar-index") as pool:
-        jobs = [pool.submit(index_tar, file, storage, index_dir) for file in files]
-        try:
-            return [job.result() for job in jobs]
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
 def _joined(found: Sequence[TarIndex]) -> dict[str, Array]:
-    stamps = [index.stamp for index in found]
     return {
         "rows": np.cumsum([0, *(len(index.starts) for index in found)], dtype=np.int64),
         "starts": np.concatenate([index.starts for index in found]),
-        "sizes": np.array([stamp.size for stamp in stamps], dtype=np.int64),
-        "mtimes": np.array([stamp.mtime_ns for stamp in stamps], dtype=np.int64),
-        "ctimes": np.array([stamp.ctime_ns for stamp in stamps], dtype=np.int64),
+        **stamp_arrays([index.stamp for index in found]),
         "looks": np.frombuffer(b"".join(index.looks for index in found), np.uint8),
     }

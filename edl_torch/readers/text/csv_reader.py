@@ -7,18 +7,17 @@ becomes a value.
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderUnavailable
-from edl_torch.fingerprint import Fingerprint
+from edl_torch.fingerprint import Part
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import arguments
-from edl_torch.readers.storage import is_url
+from edl_torch.readers.storage import Storage, StorageOptions
 from edl_torch.readers.text.csv_values import (
     CsvDialect,
     CsvLayout,
@@ -33,16 +32,9 @@ from edl_torch.readers.text.csv_values import (
     inferred,
 )
 from edl_torch.readers.text.row_index import CHUNK_BYTES
-from edl_torch.readers.text.text_reader import (
-    Gathered,
-    SourceFiles,
-    TextFilesReader,
-    TextSource,
-    open_source,
-)
+from edl_torch.readers.text.text_reader import Gathered, Indexing, TextFile, TextFilesReader
 from edl_torch.shard import IndexArray, Task, TaskType
 
-_FINDER = Finder(suffixes=(".csv", ".tsv"))
 _DELIMITERS = ";\t|,"
 _HEAD = 100  # records that a heading is told by
 _SAMPLE = 1000  # records that types are inferred from, spread over all files
@@ -58,7 +50,8 @@ class CsvReader(TextFilesReader):
     without anything are no records.
 
     Args:
-        data: A file, a folder with `.csv` or `.tsv` files (or these and `.gz`), a glob, or a list of those.
+        data: A file, a folder with `.csv` or `.tsv` files (or these and `.gz`), a glob, a range, a manifest,
+            or a list of those; paths or URLs.
         columns: The columns that records have, in this order; default all.
         dtypes: Types by column (`csv_values.py` has the table). Those of other columns are inferred from up
             to 1000 records spread over all files, the same ones in every process: `reader.dtypes` has them.
@@ -72,14 +65,16 @@ class CsvReader(TextFilesReader):
             ones, what `fill_nulls` says, else the record is bad.
         fill_nulls: What stands for no value, by column.
         as_tuples: Records are tuples of values, batches tuples of arrays.
-        index_dir: Where indexes are kept; see `edl_torch.readers.shared.mapped.cached_index`.
         chunk_bytes: The piece of a file that one thread indexes at a time.
+        store: Options of the store, and where indexes are kept: see `StorageOptions`.
 
     Raises DataFormatError, naming the file, for data that cannot be used; InvalidArgument for options; in
     reading, BadRecord with file, line and reason for a record of another width, with a value of another
     type, or that is not text, SourceChanged when a file changes, and from `read_batch` ReaderUnavailable
     without pyarrow.
     """
+
+    finder = Finder(suffixes=(".csv", ".tsv"))
 
     def __init__(
         self,
@@ -95,28 +90,26 @@ class CsvReader(TextFilesReader):
         null_values: Sequence[str] = ("",),
         fill_nulls: Mapping[str, Any] | None = None,
         as_tuples: bool = False,
-        index_dir: str | os.PathLike[str] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        **store: Unpack[StorageOptions],
     ) -> None:
-        super().__init__()
+        super().__init__(Storage.of(self, store))
         if isinstance(null_values, str):
             raise InvalidArgument(f"null_values={null_values!r} is one string: pass a sequence of strings")
         if header not in (True, False, "auto"):
             raise InvalidArgument(f"header={header!r}: expected True, False or 'auto'")
-        paths = _FINDER.files(data)
-        usual = _delimiter(paths) if delimiter is None else delimiter
-        self._dialect = CsvDialect(delimiter=usual, quote_char=quote_char, encoding=encoding)
-        rules = self._dialect.rules
-        self._files = SourceFiles(
-            open_source(path, rules, index_dir=index_dir, chunk_bytes=chunk_bytes) for path in paths
-        )
-        self._skips = int(header is True)
         nulls = frozenset(null_values)
-        all_names = self._find_heading(header, names, nulls, checks_delimiter=delimiter is None)
-        wanted, types = chosen_columns(all_names, columns, dtypes, paths[0])
-        missing = [name for name in wanted if name not in types]
-        if missing:
-            types |= inferred(self._sample(), all_names, missing, nulls)
+        with self._indexing() as apart:
+            paths = self.finder.files(data, apart)
+            usual = _delimiter(paths) if delimiter is None else delimiter
+            self._dialect = CsvDialect(delimiter=usual, quote_char=quote_char, encoding=encoding)
+            indexing = Indexing(storage=apart, rules=self._dialect.rules, chunk_bytes=chunk_bytes)
+            self._files = indexing.files(paths)
+            all_names = self._find_heading(header, names, nulls, checks_delimiter=delimiter is None)
+            wanted, types = chosen_columns(all_names, columns, dtypes, paths[0])
+            missing = [name for name in wanted if name not in types]
+            if missing:
+                types |= inferred(self._sample(), all_names, missing, nulls)
         self._layout = CsvLayout(
             names=all_names,
             columns=tuple((name, types[name]) for name in wanted),
@@ -136,40 +129,35 @@ class CsvReader(TextFilesReader):
         """The type of each column, as given or inferred. It may be given to another reader as `dtypes`."""
         return {name: kind.name for name, kind in self._layout.columns}
 
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """Of each file its size, some blocks, and where its records begin; and how columns are made of it."""
+    def _made_by(self) -> list[Part]:
+        """How columns are made of a file's bytes."""
         layout, dialect = self._layout, self._dialect
         fills = sorted((layout.fill_nulls or {}).items())
         columns = sorted(self.dtypes.items()), list(layout.names), sorted(layout.nulls), fills
-        also = arguments("columns", columns, dialect.delimiter, dialect.quote_char, dialect.encoding)
-        return self._files.fingerprint(whole=whole, also=also)
+        order = [self.columns] if layout.as_tuples else []  # which no name tells then
+        return arguments("columns", columns, dialect.delimiter, dialect.quote_char, dialect.encoding, *order)
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""
-        source = self._source(task.shard_name, task.start, task.end)
-        first, after = task.start + self._skips, task.end + self._skips
-        for start, block in self._files.blocks(source, first, after):
-            yield from self._records(source, start, block)
+        for file, start, block in self._blocks(task):
+            yield from self._records(file, start, block)
 
     def read_record(self, name: str, index: int) -> Any:
         """Row `index`. Raises ReaderError for another source or a number outside of it."""
         number = int(index)
-        source = self._source(name, number, number + 1)
-        number += self._skips
-        return self._parse(source, number, self._files.read(source, *source.index.span(number)))
+        file = self._file(name, number, number + 1)
+        return self._parse(file, number, self._read(file)(*file.span(number, number + 1)))
 
     def read_batch(self, name: str, indices: IndexArray) -> Any:
         """Rows as `{column: array}` (a tuple of arrays with `as_tuples`), str columns as objects."""
         numbers = np.asarray(indices, dtype=np.int64)
-        if len(numbers):
-            self._source(name, int(numbers.min()), int(numbers.max()) + 1)
-        source = self._source(name, 0, 0)
-        numbers = numbers + self._skips
-        gathered = self._files.gather(source, numbers)
+        first, after = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
+        file = self._file(name, first, after)
+        gathered = self._gather(file, numbers)
         batch = arrow_columns(gathered.joined(), len(gathered), self._dialect, self._layout)
         if batch is None:
             each = zip(numbers.tolist(), gathered.rows(), strict=True)
-            parsed = [self._parse(source, number, row) for number, row in each]
+            parsed = [self._parse(file, number, row) for number, row in each]
             if self._layout.as_tuples:
                 parsed = [dict(zip(self.columns, values, strict=True)) for values in parsed]
             batch = columns_of(parsed, self._layout)
@@ -178,11 +166,9 @@ class CsvReader(TextFilesReader):
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
         """Constructor arguments for a `.csv` or `.tsv` file (or with `.gz`), or a folder of nothing else."""
-        if given.keys() & _MANIFEST_ONLY:
-            return None
-        return {"data": data} if not is_url(data) and _FINDER.is_all_of(data) else None
+        return None if given.keys() & _MANIFEST_ONLY else super().arguments_for(data, mode, given)
 
-    def _records(self, source: TextSource, start: int, block: Gathered) -> Iterator[Any]:
+    def _records(self, file: TextFile, start: int, block: Gathered) -> Iterator[Any]:
         """By Arrow if it is there and nothing is wrong; it and the parser of rows agree."""
         try:
             columns = arrow_columns(block.joined(), len(block), self._dialect, self._layout)
@@ -190,7 +176,7 @@ class CsvReader(TextFilesReader):
             columns = None
         if columns is None:
             for number, row in enumerate(block.rows(), start):
-                yield self._parse(source, number, row)
+                yield self._parse(file, number, row)
             return
         kinds = [kind for _, kind in self._layout.columns]
         each = zip(kinds, columns.values(), strict=True)
@@ -198,62 +184,65 @@ class CsvReader(TextFilesReader):
         for values in zip(*lists, strict=True):
             yield values if self._layout.as_tuples else dict(zip(columns, values, strict=True))
 
-    def _parse(self, source: TextSource, number: int, row: bytes) -> Any:
+    def _parse(self, file: TextFile, number: int, row: bytes) -> Any:
         try:
             return self._parser.parse(row)
         except ValueError as exc:
-            raise BadRecord(f"{self._files.line(source, number)} {exc}") from exc
+            raise BadRecord(f"{self._line(file, number)} {exc}") from exc
 
     def _find_heading(
         self, header: Header, names: Sequence[str] | None, nulls: frozenset[str], *, checks_delimiter: bool
     ) -> tuple[str, ...]:
         """Settle whether files have a heading, by the first that has records; all must have the same."""
-        filled = [source for source in self._files.sources.values() if source.index.count]
+        filled = [file for file in self._files.values() if file.count]
         if not filled:
-            raise DataFormatError(f"{self._files.names()}: there is no record")
-        head = [self._first_fields(filled[0])]
-        first = self._files.gather(filled[0], np.arange(min(_HEAD, filled[0].index.count))).rows()
+            raise DataFormatError(f"{self._named()}: there is no record")
+        one = filled[0]
+        head = [self._first_fields(one)]
+        first = self._gather(one, np.arange(min(_HEAD, one.count))).rows()
         if checks_delimiter and len(head[0]) == 1:
-            _check_delimiter(self._dialect, first, filled[0].name)
+            _check_delimiter(self._dialect, first, one.name)
         if header == "auto":
             head += [self._dialect.fields(row, "replace") for row in first[1:]]
-            self._skips = int(has_heading(head, nulls, filled[0].name))
-        if self._skips:
-            for source in filled[1:]:
-                if (found := self._first_fields(source)) != head[0]:
+            try:
+                header = has_heading(head, nulls, one.name)
+            except DataFormatError:
+                if len(head[0]) == 1:  # what is not cut by delimiter= holds no numbers
+                    _check_delimiter(self._dialect, first, one.name)
+                raise
+        if header:
+            for file in filled[1:]:
+                if (found := self._first_fields(file)) != head[0]:
                     raise DataFormatError(
-                        f"'{source.name}' begins with {found[:20]} and '{filled[0].name}' with "
+                        f"'{file.name}' begins with {found[:20]} and '{one.name}' with "
                         f"{head[0][:20]}: files of one reader have the same heading; or pass header=False "
                         "and names="
                     )
-        if not any(self.create_shards().values()):
-            raise DataFormatError(f"'{filled[0].name}' has a heading and no record")
-        return column_names(head[0], bool(self._skips), names, filled[0].name)
+            self._files = {name: file.without_heading() for name, file in self._files.items()}
+            if not self.count:
+                raise DataFormatError(f"'{one.name}' has a heading and no record")
+        return column_names(head[0], header, names, one.name)
 
     def _sample(self) -> Iterator[list[str]]:
-        counts = np.array(list(self.create_shards().values()))
+        counts = np.array([file.count for file in self._files.values()])
         ends = np.cumsum(counts)
         chosen = np.unique(np.linspace(0, ends[-1] - 1, _SAMPLE).astype(np.int64))
-        files = np.searchsorted(ends, chosen, side="right")
-        sources = list(self._files.sources.values())
-        for file in np.unique(files).tolist():
-            numbers = chosen[files == file] - (ends[file] - counts[file]) + self._skips
-            for row in self._files.gather(sources[file], numbers).rows():
+        places = np.searchsorted(ends, chosen, side="right")
+        files = list(self._files.values())
+        for place in np.unique(places).tolist():
+            numbers = chosen[places == place] - (ends[place] - counts[place])
+            for row in self._gather(files[place], numbers).rows():
                 yield self._dialect.fields(row, "replace")
 
-    def _first_fields(self, source: TextSource) -> list[str]:
-        row = self._files.read(source, *source.index.span(0))
+    def _first_fields(self, file: TextFile) -> list[str]:
+        row = self._read(file)(*file.span(0, 1))
         try:
             return self._dialect.fields(row)
         except UnicodeDecodeError as exc:
             raise DataFormatError(
-                f"{self._files.line(source, 0)} is not {self._dialect.encoding}: {exc.reason}; name the "
+                f"{self._line(file, 0)} is not {self._dialect.encoding}: {exc.reason}; name the "
                 "file's own encoding with encoding="
             ) from exc
-
-    def __repr__(self) -> str:
-        counts = self.create_shards().values()
-        return f"<CsvReader files={len(counts)} records={sum(counts)} columns={len(self.columns)}>"
 
 
 def _delimiter(paths: list[str]) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.shared.files import Read, read_range
+from edl_torch.readers.shared.files import Read
 from edl_torch.readers.shared.mapped import Array
 
 BLOCK = 64
@@ -63,18 +63,18 @@ class RowIndex:
         """The first byte of each record, and the byte after it: blank lines that follow are part of it."""
         return self._starts(numbers), self._starts(numbers + 1)
 
-    def span(self, number: int) -> tuple[int, int]:
-        """`spans` of one record."""
-        starts, bases, count = self._arrays["starts"], self._arrays["bases"], self.count
-        start = int(bases[number // BLOCK]) + int(starts[number])
-        if number + 1 == count:
-            return start, int(self._arrays["end"][0])
-        return start, int(bases[(number + 1) // BLOCK]) + int(starts[number + 1])
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """`spans` of the records `start … end - 1`, of which there is one, in one piece."""
+        starts, bases = self._arrays["starts"], self._arrays["bases"]
+        first = int(bases[start // BLOCK]) + int(starts[start])
+        if end == len(starts):
+            return first, int(self._arrays["end"][0])
+        return first, int(bases[end // BLOCK]) + int(starts[end])
 
     def line(self, number: int, read: Read) -> int:
         """The number of the line on which a record begins, from 1."""
         block = number // BLOCK
-        between = read(int(self._arrays["bases"][block]), self.span(number)[0])
+        between = read(int(self._arrays["bases"][block]), self.span(number, number + 1)[0])
         ends = between.count(b"\n")
         if self._arrays["cr"][0]:
             ends += between.count(b"\r") - between.count(b"\r\n")
@@ -92,25 +92,22 @@ class RowIndex:
         return f"<RowIndex records={self.count}>"
 
 
-def build_row_index(path: str, rules: RowRules, *, chunk_bytes: int = CHUNK_BYTES) -> dict[str, Array]:
-    """Scan a file and return the arrays of its index, mapped from temporary files of this process.
+def build_row_index(
+    read: Read, size: int, path: str, rules: RowRules, *, chunk_bytes: int = CHUNK_BYTES
+) -> dict[str, Array]:
+    """Scan a file of `size` bytes and return the arrays of its index, mapped from temporary files of this
+    process.
 
     Memory does not grow with the file. Pieces of `chunk_bytes` are scanned by threads (numpy lets go of the
-    lock). Raises OSError, and DataFormatError, with the line, for a quoted field that the file's end does
-    not close.
+    lock). Raises what `read` does, and DataFormatError, with the line, for a quoted field that the file's end
+    does not close.
     """
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-
-        def read(start: int, end: int) -> bytes:
-            return read_range(file.fileno(), start, end)
-
-        first = 3 if read(0, min(3, size)) == _BOM else 0
-        with _Assembly(first, rules) as rows:
-            cuts = _cuts(read, first, size, chunk_bytes, rules)
-            for offset, scan in _scans(cuts, read, first, rules):
-                rows.add(offset, scan)
-            return rows.finish(size, path)
+    first = 3 if read(0, min(3, size)) == _BOM else 0
+    with _Assembly(first, rules) as rows:
+        cuts = _cuts(read, first, size, chunk_bytes, rules)
+        for offset, scan in _scans(cuts, read, first, rules):
+            rows.add(offset, scan)
+        return rows.finish(size, path)
 
 
 def _cuts(read: Read, first: int, size: int, chunk_bytes: int, rules: RowRules) -> Iterator[tuple[int, int]]:
@@ -123,6 +120,11 @@ def _cuts(read: Read, first: int, size: int, chunk_bytes: int, rules: RowRules) 
         start = end
 
 
+def scanning_threads() -> int:
+    """How many pieces are scanned at once; twice as many, and three, are read by then."""
+    return min(_MOST_THREADS, os.cpu_count() or 1)
+
+
 def _scans(
     cuts: Iterator[tuple[int, int]], read: Read, first: int, rules: RowRules
 ) -> Iterator[tuple[int, PieceScan]]:
@@ -133,7 +135,7 @@ def _scans(
         before = LF if start == first else read(start - 1, start)[0]
         return start, scan_piece(read(start, end), before, rules)
 
-    threads = min(_MOST_THREADS, os.cpu_count() or 1)
+    threads = scanning_threads()
     waiting: deque[Future[tuple[int, PieceScan]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="edl-index") as pool:
         for cut in cuts:

@@ -1,19 +1,42 @@
-"""A job on the real ledger whose trainers keep audit logs, die, come too late and go back to checkpoints."""
+"""Jobs of trainers that keep audit logs, by the answers of a ledger and by hand, and verdicts on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hand_log import HandLog
+from fences import fence
 
-from edl_torch.core.calls import NEW_PASS, Acknowledgement, Failure, GiveBack, Grant
+from edl_torch.audit.log import AuditLog
+from edl_torch.audit.verdict import audit
+from edl_torch.core import persistence
+from edl_torch.core.calls import NEW_PASS, Acknowledgement, Failure, Fence, GiveBack, Grant
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.token import Token
 from edl_torch.errors import StaleLease
+from edl_torch.fingerprint import strength_of
+from edl_torch.master.journal import Journal, encoded
 from edl_torch.shard import DatasetSpec, Slice, Source
-from edl_torch.trainer.vocabulary import Evidence, ModelSeen
+from edl_torch.trainer.vocabulary import (
+    Answered,
+    Dropped,
+    Evidence,
+    Granted,
+    Joined,
+    ModelSeen,
+    PaddingLearnt,
+    Refused,
+    Reporting,
+    Restored,
+    Run,
+    TokenTaken,
+    Unanswered,
+    Uncounted,
+    Voided,
+)
 
 BATCH = 3
 WORD = ModelSeen(  # these jobs are about records, not about models
@@ -262,3 +285,171 @@ def grant_of(task: int, shard: int, skip: int, limit: int, *, epoch: int = 0, at
     """A lease, made by hand."""
     cut = Slice(epoch=epoch, shard=shard, skip=skip, limit=limit)
     return Grant(task=task, attempt=attempt, slice=cut)
+
+
+# A job whose master keeps a journal -------------------------------------------------------------------------
+
+
+class KeptJob(Job):
+    """`state` is the folder of the journal, which stays open, as under a live master, until `close()`."""
+
+    def __init__(self, folder: Path, spec: DatasetSpec = SPEC, trainers: int = 2) -> None:
+        self.state = folder / "state"
+        self.journal = Journal(self.state)
+        super().__init__(folder / "audit", spec, trainers)
+
+    def open_ledger(self) -> None:
+        self.ledger_id = self.journal.ledger_id
+        self.dispatcher = Dispatcher(ledger_id=self.ledger_id)
+        self.ledger = self.dispatcher.add(self.spec)
+
+    def join(self, trainer: Trainer) -> None:
+        member = self.dispatcher.members.enter(trainer.session, "host", 0.0)
+        member.datasets.add(self.spec.name)
+        super().join(trainer)
+
+    def take_over(self, place: int) -> None:
+        """The master gives up a trainer that was killed."""
+        session = self.trainers[place].session
+        self.dispatcher.leave(session, fence(self.dispatcher, session).member)
+
+    def cut_off(self, place: int, *, heard: bool) -> None:
+        """A trainer is killed between its report of a batch of `BATCH` records and the answer."""
+        self.train(self.trainers[place], answered=False, heard=heard)
+
+    def keep(self) -> None:
+        """Write the state as it is now."""
+        rows = persistence.dump(self.dispatcher)
+        gone = dict.fromkeys(set(self.journal.read()) - set(rows))
+        self.journal.write(encoded({**rows, **gone}))
+
+    def close(self) -> None:
+        self.journal.close()
+
+
+__all__ = ["BATCH", "SPEC", "KeptJob"]
+
+
+# A log that a test writes by hand ---------------------------------------------------------------------------
+
+
+class HandLog(AuditLog):
+    """Says what has happened by calls."""
+
+    def joined(
+        self, spec: DatasetSpec, *, ledger: str, lineage: int, batch_size: int, member: int = 0
+    ) -> None:
+        fence = Fence(ledger=ledger, lineage=lineage, member=member)
+        known_by = strength_of(spec.fingerprint)
+        self.write(Joined(spec=spec, fence=fence, batch_size=batch_size, known_by=known_by))
+
+    def granted(self, grant: Grant) -> None:
+        self.write(Granted(grant))
+
+    def intent(
+        self,
+        *,
+        failures: Iterable[Failure] = (),
+        acknowledgements: Iterable[Acknowledgement] = (),
+        give_backs: Iterable[GiveBack] = (),
+        way: Evidence = Evidence.STEP,
+        returned: Iterable[Run] = (),
+    ) -> None:
+        self.write(
+            Reporting(
+                failures=tuple(failures),
+                acknowledgements=tuple(acknowledgements),
+                give_backs=tuple(give_backs),
+                way=way,
+                returned=tuple(returned),
+            )
+        )
+
+    def answered(self, stale: Iterable[int] = ()) -> None:
+        self.write(Answered(tuple(stale)))
+
+    def unanswered(self) -> None:
+        self.write(Unanswered())
+
+    def lost(self) -> None:
+        self.write(Refused())
+
+    def dropped(
+        self, acknowledgements: Iterable[Acknowledgement], returned: Iterable[Run], *, on_its_way: bool
+    ) -> None:
+        told = tuple(acknowledgements)
+        self.write(Dropped(acknowledgements=told, returned=tuple(returned), on_its_way=on_its_way))
+
+    def void(self, runs: Iterable[Run]) -> None:
+        self.write(Voided(tuple(runs)))
+
+    def uncounted(self, records: int) -> None:
+        self.write(Uncounted(records))
+
+    def padding(self, batches: int) -> None:
+        self.write(PaddingLearnt(batches))
+
+    def snapshot(self, token: str, *, exact: bool = True, uncounted: int = 0, half_stepped: int = 0) -> None:
+        self.write(TokenTaken(token=token, exact=exact, uncounted=uncounted, half_stepped=half_stepped))
+
+    def model(self, seen: ModelSeen) -> None:
+        self.write(seen)
+
+    def restored(self, token: str | None, *, lineage: int) -> None:
+        self.write(Restored(token=token, lineage=lineage))
+
+
+# Trainers written by hand -----------------------------------------------------------------------------------
+
+
+SMALL = replace(SPEC, sources=(Source(name="a.csv", start=100, count=16),))
+
+
+def one(folder, **options):
+    (verdict,) = audit([folder], **options)
+    return verdict
+
+
+def changed(verdict, **values):
+    """A verdict with other values: for tests of its words."""
+    other = copy(verdict)
+    vars(other).update(values)
+    return other
+
+
+def findings(verdict, kind):
+    found = [f.records for f in verdict.findings if f.kind == kind]
+    return [(r.epoch, r.name, r.start, r.end) for r in found]
+
+
+def by(verdict, kind):
+    return [f.by for f in verdict.findings if f.kind == kind]
+
+
+class Writer:
+    """A trainer written by hand: leases and acknowledgements of any kind."""
+
+    def __init__(self, folder, session="s", spec=SMALL, lineage=1, ledger="L", member=1):
+        self.log = HandLog(folder, session, session)
+        self.log.joined(spec, ledger=ledger, lineage=lineage, batch_size=BATCH, member=member)
+        self.log.model(WORD)
+
+    def take(self, task, shard, skip, limit, *, epoch=0):
+        self.log.granted(grant_of(task, shard, skip, limit, epoch=epoch))
+
+    def say(self, task, *upto, answered=True, stale=(), way=Evidence.STEP):
+        for position in upto:
+            done = Acknowledgement(task=task, attempt=1, upto=position)
+            self.log.intent(acknowledgements=[done], way=way)
+            if answered:
+                self.log.answered(stale)
+
+    def give_back(self, task, start, had):
+        """The loop is left with positions `start` to `had` in hand."""
+        back = GiveBack(task=task, attempt=1, start=start)
+        self.log.intent(give_backs=[back], returned=[(task, start, had)])
+        self.log.answered()
+
+    def whole(self, task, shard, skip=0, limit=8, *, epoch=0, **options):
+        self.take(task, shard, skip, limit, epoch=epoch)
+        self.say(task, skip + limit, **options)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from audited_job import SPEC, Job
+import pytest
+from audited_job import SMALL, SPEC, Job, Writer
+from chromium import browsing, needs_chromium
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_reader import Element, bars, cells, figures, number, read
 from test_verdict_property import falsify, histories, play, specs
-from verdict_kit import SMALL, Writer
 
 from edl_torch.audit.chain import FinalWord
-from edl_torch.audit.drawing import MOST_EPOCHS, MOST_LINEAGES, MOST_TRAINERS, OUTCOMES, WRONG
+from edl_torch.audit.drawing import MOST_EPOCHS, MOST_LINEAGES, MOST_TRAINERS, OUTCOMES
+from edl_torch.audit.findings import WRONG
 from edl_torch.audit.verdict import Judgement, judge
 from edl_torch.cli.audit_page import render
 from edl_torch.cli.main import main
@@ -31,7 +34,7 @@ def page_of(folder: Path, **options) -> tuple[Judgement, Element]:
 
 def expected(judgement: Judgement, kind: str, epoch: int) -> set[int]:
     """Records of one epoch that have an outcome, by their numbers within it; by sets of integers."""
-    parts, size = judgement.parts, judgement.verdict.size
+    parts, size = judgement.era.parts, judgement.verdict.size
     quarantined = {n for part in parts for n in numbers(part.quarantined) - numbers(part.begun)}
     sets = {
         "quarantined": quarantined,
@@ -89,14 +92,14 @@ def check_lineages(judgement: Judgement, page: Element) -> None:
     )
     assert sum(number(after) for _, _, after in pairs) == verdict.rolled_back
     counting = [item for item in tree.inside if isinstance(item, Element) and item.all("div", "counts")]
-    assert len(counting) == len(judgement.parts)
+    assert len(counting) == len(judgement.era.parts)
     names = [item.one("div", "counts").one("strong").text for item in counting]
-    keys = [part.lineage.key for part in reversed(judgement.parts)]
+    keys = [part.lineage.key for part in reversed(judgement.era.parts)]
     assert [number(name.removeprefix("lineage")) for name in names] == [lineage for _, lineage in keys]
     assert "the final model" in counting[-1].one("div", "counts").text
     done = [cells(item.one("div", "counts").one("svg")) for item in counting]
     union = set().union(*(drawn.get("counted", set()) for drawn in done))
-    own = {n for part in judgement.parts for n in numbers(part.own)}
+    own = {n for part in judgement.era.parts for n in numbers(part.own)}
     assert union == own  # at most 75 records in all: each has a cell of its own
 
 
@@ -268,3 +271,30 @@ def test_the_verdict_of_several_datasets_is_the_worst_and_each_is_linked(tmp_pat
 
 def figures_of(page: Element, place: int) -> list[str]:
     return [row.one("dt").text for row in page.all("dl")[place].all("div")]
+
+
+# In a browser: its style is admitted, and it fits a phone in both themes ------------------------------------
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1240, False), (390, True)])
+def test_the_page_fits_and_may_run_nothing(tmp_path: Path, width: int, dark: bool) -> None:
+    job = Job(tmp_path / "audit")
+    job.train_batches(2)
+    job.restore(0, job.checkpoint(0))
+    job.train_batches(2)
+    page = tmp_path / "audit.html"
+    assert main(["audit", str(job.directory), "--html", str(page)]) == 1
+
+    async def look() -> None:
+        async with browsing(tmp_path / "browser", page.as_uri(), width=width, dark=dark) as tab:
+            assert "✕ REFUTED" in await tab.text()
+            assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
+            colour = await tab.run("getComputedStyle(document.body).backgroundColor")
+            assert colour == ("rgb(18, 22, 27)" if dark else "rgb(246, 247, 248)")
+            drawn = "document.querySelector('path.lost').getBoundingClientRect().height"
+            assert await tab.run(drawn) == pytest.approx(22, abs=4)
+            assert not tab.complaints
+            (tmp_path / "audit.png").write_bytes(await tab.picture())
+
+    asyncio.run(asyncio.wait_for(look(), 120))

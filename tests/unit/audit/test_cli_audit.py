@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from audited_job import SPEC, Job
-from verdict_kit import SMALL, Writer
+from audited_job import SMALL, SPEC, Job, Writer, changed
 
 from edl_torch.audit.verdict import audit as audit_of
 from edl_torch.cli.main import main
@@ -169,7 +168,7 @@ def test_what_keeps_a_verdict_from_being_proven_is_said_with_its_remedy(job) -> 
     job.train_batches(3)
     job.finish()
     (verdict,) = audit_of([job.directory])
-    told = replace(
+    told = changed(
         verdict,
         repeated=3,
         returned=1,
@@ -185,7 +184,7 @@ def test_what_keeps_a_verdict_from_being_proven_is_said_with_its_remedy(job) -> 
     )
     lines = [*inexact(told), *undecided(told)]
     for known_by in STRENGTHS[:-1]:
-        lines += [line for line in grounds(replace(verdict, known_by=known_by)) if line.startswith("data: ")]
+        lines += [line for line in grounds(changed(verdict, known_by=known_by)) if line.startswith("data: ")]
     assert len(lines) == 7 + 1 + 5
     for line in lines:
         for reason in line.split("; ") if "may have been trained" in line else [line]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from audited_job import BATCH, Job
-from verdict_kit import SMALL, Writer, by, findings, one
+from audited_job import BATCH, SMALL, Job, Writer, by, findings, one
 
 from edl_torch.audit.verdict import Outcome
 from edl_torch.cli.main import main

@@ -1,4 +1,4 @@
-"""The master's journal settles what a kill cut off between a trainer's report and the answer."""
+"""The journal settles what a kill cut off between a report and its answer; numbers get names again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 
+import numpy as np
 import pytest
-from audited_job import Job
-from kept_job import BATCH, SPEC, KeptJob
+from audited_job import BATCH, SPEC, Job, KeptJob
+from hypothesis import given
+from hypothesis import strategies as st
 
+from edl_torch.audit import findings
 from edl_torch.audit.chain import final_words
+from edl_torch.audit.findings import name_records
+from edl_torch.audit.intervals import Coordinates, Intervals
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.main import main
+from edl_torch.core.plan import Plan
+from edl_torch.core.registration import new_spec
 from edl_torch.errors import AuditError, JournalError
 from edl_torch.master.journal import FILE, VERSION, Journal, view
-from edl_torch.shard import Source
+from edl_torch.shard import Component, DatasetSpec, MixtureWeights, Registration, Slice, Source
 
 
 @pytest.fixture
@@ -45,7 +53,7 @@ def test_a_journal_that_went_back_has_no_word(job):
         final_words(dispatcher)
 
 
-# What it settles --------------------------------------------------------------------------------------------
+# What it settles -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -143,7 +151,7 @@ def test_a_restored_job_is_proven(job):
     assert by_journal(job).proven
 
 
-# What it refuses --------------------------------------------------------------------------------------------
+# What it refuses -------------------------------------------------------------------------------------------
 
 
 def refused(job, capsys, state):
@@ -238,7 +246,7 @@ def test_a_damaged_journal_is_refused(job, capsys):
     assert "is damaged" in refused(job, capsys, job.state)
 
 
-# How it looks -----------------------------------------------------------------------------------------------
+# How it looks ----------------------------------------------------------------------------------------------
 
 
 def test_looking_leaves_a_journal_that_nobody_uses_as_it_is(job):
@@ -286,3 +294,110 @@ def test_logs_alone_are_judged_as_before(tmp_path):
     with pytest.raises(JournalError, match="there is no journal"):
         view(tmp_path)
     assert main(["audit", str(tmp_path)]) == 0
+
+
+# Numbers back to names --------------------------------------------------------------------------------------
+
+
+SOURCES = (Source(name="a", start=5, count=20), Source(name="empty", count=0), Source(name="b", count=5))
+ORDERS = [
+    {},
+    {"shuffle_in_shard": True},
+    {"shuffle": True},
+    {"shuffle_shards": True, "shuffle_in_shard": True},
+]
+WINDOWED = [
+    {"shuffle_in_shard": True, "shuffle_window": 2},
+    {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 2},
+    {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 100},
+]
+
+
+def make(**order) -> Coordinates:
+    return Coordinates(DatasetSpec(name="d", sources=SOURCES, records_per_shard=8, seed=3, **order))
+
+
+def every_record(plan: Plan, epochs: int) -> list[tuple[int, str, int]]:
+    """Epoch, name and index of each number on the line, by the plan alone."""
+    windows = [(e, w) for e in range(epochs) for w in plan.windows_at(e, 0, plan.num_windows)]
+    slices = [Slice(epoch=e, shard=w, skip=0, limit=plan.records_in(e, w)) for e, w in windows]
+    return [(cut.epoch, *pair) for cut in slices for pair in plan.indices(cut)]
+
+
+@pytest.mark.parametrize("order", ORDERS + WINDOWED)
+@given(chosen=st.sets(st.integers(0, 74)))
+def test_ranges_are_the_records_that_the_plan_has_there(order, chosen):
+    line = make(**order)
+    records = every_record(line.plan, 3)
+    ranges = name_records(line.plan, Intervals.of([(one, one + 1) for one in chosen]), 1000)
+    named = [(r.epoch, r.name, index) for r in ranges for index in range(r.start, r.end)]
+    assert sorted(named) == sorted(records[number] for number in chosen)
+    keys = [(r.epoch, "ab".index(r.name), r.start) for r in ranges]
+    assert keys == sorted(keys)
+    ends = {(r.epoch, r.name, r.end) for r in ranges}
+    assert not ends & {(r.epoch, r.name, r.start) for r in ranges}  # nothing that touches is apart
+
+
+@given(chosen=st.sets(st.integers(0, 39)))
+def test_records_of_a_mixture_have_the_names_of_their_components_and_their_passes(chosen):
+    order = {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 1}
+    components = tuple(
+        Component(name=name, sources=SOURCES, records_per_shard=8, shuffle=False, **order) for name in "ac"
+    )
+    weights = (MixtureWeights(start=0, parts=(1, 2)),)
+    sources = (Source(name="", count=40),)
+    spec = new_spec(Registration(name="m", sources=sources, components=components, weights=weights), 4)
+    plan = Plan(spec)
+    indices = [plan.indices(cut) for cut in plan.slices(0, 40)]
+    turns = [turn for part in indices for turn in part.passes.tolist()]
+    records = [(turn, *record) for turn, record in zip(turns, chain.from_iterable(indices), strict=True)]
+    ranges = name_records(plan, Intervals.of([(one, one + 1) for one in chosen]), 1000)
+    named = {(r.epoch, r.name, index) for r in ranges for index in range(r.start, r.end)}
+    assert named == {records[number] for number in chosen}
+
+
+@pytest.mark.parametrize("order", ORDERS + WINDOWED)
+def test_whole_epochs_are_one_range_a_source(order):
+    ranges = name_records(make(**order).plan, Intervals.run(25, 75), 10)
+    assert [(r.epoch, r.name, r.start, r.end) for r in ranges] == [
+        (1, "a", 5, 25),
+        (1, "b", 0, 5),
+        (2, "a", 5, 25),
+        (2, "b", 0, 5),
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS + WINDOWED)
+def test_a_million_epochs_of_loss_are_named_at_once(order):
+    ranges = name_records(make(**order).plan, Intervals.run(7, 25 * 1_000_000), 3)
+    assert len(ranges) == 3
+
+
+def test_few_shuffled_records_are_looked_up_of_many(monkeypatch):
+    monkeypatch.setattr(findings, "MOST_LOOKED_UP", 4)
+    ranges = name_records(make(shuffle=True).plan, Intervals.run(0, 24), 100)
+    assert sum(map(len, ranges)) == 4
+
+
+@pytest.mark.parametrize("order", ORDERS + WINDOWED)
+def test_the_line_is_that_of_the_plan(order):
+    line = make(**order)
+    plan = line.plan
+    windows = [(e, w) for e in range(3) for w in plan.windows_at(e, 0, plan.num_windows)]
+    lengths = [plan.records_in(*window) for window in windows]
+    firsts = [25 * e + plan.records_before(e, plan.window_position(e, w)) for e, w in windows]
+    epochs, numbers = np.array(windows).T
+    assert [part.tolist() for part in line.windows(epochs, numbers)] == [firsts, lengths]
+    assert line.window_starts(np.arange(75)).tolist() == np.repeat(firsts, lengths).tolist()
+    for epoch, shard in ((e, s) for e in range(3) for s in range(plan.num_shards + 3)):
+        if (epoch, shard) not in windows:
+            assert line.windows(np.array([epoch]), np.array([shard]))[1].tolist() == [0]
+
+
+def test_more_than_64_bits_of_records_are_refused():
+    line = Coordinates(
+        DatasetSpec(name="d", sources=(Source(name="", count=2**61),), records_per_shard=2**50)
+    )
+    line.check_epochs(3)
+    with pytest.raises(AuditError, match="5 epoch"):
+        line.check_epochs(5)

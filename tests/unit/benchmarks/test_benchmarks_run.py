@@ -33,6 +33,7 @@ def run(script: str, tmp_path: Path, *arguments: str) -> tuple[str, dict[str, An
     return done.stdout, json.loads(written.read_text())
 
 
+@pytest.mark.long
 def test_loader_benchmark_measures_every_contest_and_writes_it(tmp_path: Path) -> None:
     printed, body = run("loader.py", tmp_path)
     titles = [result["title"] for result in body["results"]]
@@ -73,6 +74,7 @@ def test_threads_benchmark_compares_memory_and_throughput(tmp_path: Path) -> Non
     assert set(body["memory"]["bytes"]) == {"two threads", "two threads in a worker", "plain, two workers"}
 
 
+@pytest.mark.long
 def test_dispatch_benchmark_meets_the_targets_for_a_huge_dataset(tmp_path: Path) -> None:
     printed, body = run("dispatch.py", tmp_path)
     huge = [finding for finding in body["findings"] if finding["most"] is not None][:4]
@@ -220,3 +222,9 @@ def test_the_interval_of_a_median_is_that_of_its_order_statistics() -> None:
         "not decided",
         "missed",
     ]
+
+
+@pytest.mark.long
+def test_mixing_benchmark_measures_mixtures_against_one_dataset(tmp_path: Path) -> None:
+    _, body = run("mixing.py", tmp_path)
+    assert [len(contest["ratios"]) for contest in body["contests"]] == [2, 1, 1]

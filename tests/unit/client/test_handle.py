@@ -268,3 +268,20 @@ def test_silent_callers_have_a_bounded_number_of_threads(own_threads: OwnThreads
         caller.close()
     server.close()
     wait_until(lambda: not own_threads())
+
+
+def test_a_folder_for_sockets_whose_path_is_too_long_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own: multiprocessing keeps the folder that it has once made."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    program = "from edl_torch.client.workers.links import LinkServer; LinkServer(object())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"TMPDIR is '{folder}', too long for the sockets" in done.stderr

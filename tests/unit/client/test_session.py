@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from statuses import dataset_status
 
-from edl_torch import DataShardService
-from edl_torch.client.session import Session
+from edl_torch import DataShardService, ElasticDataLoader
+from edl_torch.client.environment import (
+    default_worker_id,
+    master_address_from_env,
+    master_timeout_from_env,
+)
+from edl_torch.client.service import Progress, default_master
+from edl_torch.client.session import Session, _sessions
 from edl_torch.client.workers.links import PlainIterations
-from edl_torch.errors import ServiceClosed
-from edl_torch.testing import FakeMaster
+from edl_torch.core.status import Histogram, Measures
+from edl_torch.errors import EdlError, InvalidArgument, ServiceClosed
+from edl_torch.testing import FakeMaster, wait_until
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM
 from edl_torch.trainer.inflight import Mode
-from edl_torch.trainer.vocabulary import Procedure, Wait
+from edl_torch.trainer.vocabulary import Procedure, SiblingSession, Wait
 
 
 @pytest.fixture
@@ -140,3 +153,232 @@ def test_an_error_that_a_call_led_to_breaks_no_decision_off(session: Session) ->
     with pytest.raises(OSError, match="of a thread"):
         session.flush()
     assert not session.cut
+
+
+# Which other sessions of the process may hold what one waits for --------------------------------------------
+
+
+def loader(fake: FakeMaster, name: str = "training") -> ElasticDataLoader:
+    client = fake.connect()
+    return ElasticDataLoader(range(12), 2, records_per_shard=4, dataset_name=name, master_client=client)
+
+
+def seen_by(one: ElasticDataLoader) -> tuple[SiblingSession, ...]:
+    return one.service.session.siblings()
+
+
+def test_a_neighbour_has_the_records_that_its_loop_has_begun_to_read() -> None:
+    fake = FakeMaster()
+    with loader(fake) as one, loader(fake) as two:
+        assert len(one) == len(two) == 6  # both take part
+        assert seen_by(one) == ()
+        batches = iter(two)
+        next(batches)
+        ((sibling),) = seen_by(one)
+        assert sibling.session == two.service.session.id
+        assert (sibling.records, sibling.same_thread) == (two.service.record_count, True)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(next, batches).result()
+        assert [(found.records, found.same_thread) for found in seen_by(one)] == [
+            (two.service.record_count, False)
+        ]
+        assert seen_by(two) == ()
+
+
+def test_a_loop_that_was_left_and_a_service_that_is_closed_hold_nothing() -> None:
+    fake = FakeMaster()
+    with loader(fake) as one, loader(fake) as left, loader(fake) as closed:
+        assert len(one) == 6
+        for _ in left:
+            break
+        batches = iter(closed)
+        next(batches)
+        closed.service.close()
+        assert seen_by(one) == ()
+
+
+def test_who_reads_other_data_or_of_another_master_is_no_neighbour() -> None:
+    fake = FakeMaster()
+    with (
+        loader(fake) as one,
+        loader(fake, "validation") as other,
+        ElasticDataLoader(range(12), 2) as elsewhere,
+    ):
+        assert len(one) == 6
+        batches = iter(other), iter(elsewhere)
+        for iterator in batches:
+            next(iterator)
+        assert len(seen_by(one)) == 0
+
+
+def test_sessions_that_are_gone_are_forgotten() -> None:
+    made = loader(FakeMaster())
+    session = made.service.session
+    noted = weakref.ref(session, _sessions._references.discard)
+    assert noted in _sessions._references
+    alive = [reference for reference in _sessions._references if reference() is session]
+    made.close()
+    del made, session
+    gc.collect()
+    assert noted() is None
+    assert not _sessions._references & set(alive)
+
+
+# A service whose reports are not taken closes all the same, and its threads end -----------------------------
+
+
+def another_lineage(fake: FakeMaster) -> None:
+    """Somebody went back to a checkpoint: every report of this trainer is refused."""
+    fake.go_back("training", None)
+
+
+def nobody_there(fake: FakeMaster) -> None:
+    fake.faults.master_away()
+
+
+def report_in_vain(
+    service: DataShardService, fake: FakeMaster, in_process: bool, what_happens: Callable[[FakeMaster], None]
+) -> None:
+    """Train on a batch, and have its report come to nothing; a remote trainer has leases ahead then."""
+    assert service.fetch_shard() is not None
+    if not in_process:
+        wait_until(lambda: service.record_count > 4, what="a lease was fetched ahead")
+    what_happens(fake)
+    with suppress(EdlError):
+        service.report_batch_done()
+    if not in_process:
+        outbox = service.session.trainer.state.outbox
+        wait_until(lambda: outbox.error is not None, what="the report was refused")
+
+
+@pytest.mark.parametrize("what_happens", [another_lineage, nobody_there])
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_service_whose_reports_are_not_taken_closes_all_the_same(
+    own_threads: Callable[[], list[threading.Thread]],
+    in_process: bool,
+    what_happens: Callable[[FakeMaster], None],
+) -> None:
+    fake = FakeMaster()
+    service = DataShardService(
+        4, fake.connect(in_process=in_process), dataset_size=64, records_per_shard=4, num_epochs=2
+    )
+    report_in_vain(service, fake, in_process, what_happens)
+    service.close()
+    wait_until(lambda: not own_threads())
+
+
+# How far a dataset is, and what its trainer has measured, for people and loggers ----------------------------
+
+
+STATUS = dataset_status("d", size=500, shards=10, trainers=3)
+MEASURES = Measures(batches=5, waited=Histogram(sum_s=1.0), stepped=Histogram(sum_s=3.0))
+
+
+def test_progress_counts_all_outcomes_of_all_epochs() -> None:
+    status = replace(STATUS, acknowledged=200, quarantined=30, dropped=20, rate=50.0)
+    progress = Progress.of(status, MEASURES)
+    assert (progress.n, progress.total, progress.percent) == (250, 1000, 25.0)
+    assert (progress.rate, progress.eta_s) == (50.0, 15.0)
+    assert progress.waiting_share == 0.25
+    assert progress.acknowledged == 200
+
+
+def test_printed_it_says_how_far_the_job_is() -> None:
+    progress = Progress.of(replace(STATUS, acknowledged=240, quarantined=10, rate=50.0), MEASURES)
+    assert str(progress) == (
+        "<Progress 'd' epoch=0 records=250/1000 quarantined=10 percent=25.0 rate=50.0/s trainers=3>"
+    )
+    endless = Progress.of(replace(STATUS, num_epochs=0), MEASURES)
+    assert str(endless) == "<Progress 'd' epoch=0 records=0/endless percent=0.0 rate=0.0/s trainers=3>"
+
+
+def test_endless_epochs_have_no_end() -> None:
+    progress = Progress.of(replace(STATUS, num_epochs=0, acknowledged=5, rate=5.0), Measures())
+    assert (progress.n, progress.total, progress.eta_s) == (5, None, None)
+
+
+def test_a_dict_for_loggers_has_numbers_alone_and_no_unknown_ones() -> None:
+    still = Progress.of(replace(STATUS, acknowledged=200), MEASURES).as_dict()
+    moving = Progress.of(replace(STATUS, acknowledged=200, rate=20.0), MEASURES).as_dict()
+    assert moving.keys() - still.keys() == {"data/eta_s"}
+    assert moving["data/percent"] == 20.0
+    assert moving["data/waiting_share"] == 0.25
+    timed = Progress.of(STATUS, replace(MEASURES, timed=2, read_s=3.0, transform_s=1.0)).as_dict()
+    assert (timed["data/mean_read_s"], timed["data/mean_transform_s"]) == (1.5, 0.5)
+    assert all(type(value) is float for value in moving.values())
+
+
+# Which master the environment names -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": ""}, None),
+        ({"EDL_MASTER_ADDR": "m:1"}, "m:1"),
+        ({"EDL_MASTER_ADDR": " "}, None),
+        ({"EDL_MASTER_ADDR": "m:1", "MASTER_ADDR": "other:2", "WORLD_SIZE": "4"}, "m:1"),
+        ({"MASTER_ADDR": "m:1", "WORLD_SIZE": "4"}, "m:1"),
+        ({"MASTER_ADDR": "node-0"}, None),
+        ({"MASTER_ADDR": "::1", "MASTER_PORT": "29500"}, None),
+    ],
+)
+def test_address(environ, address):
+    assert master_address_from_env(environ) == address
+
+
+@pytest.mark.parametrize("torchrun", [{}, {"MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}])
+def test_several_ranks_without_a_master_are_told_what_to_do(torchrun):
+    with pytest.raises(InvalidArgument, match=r"edl-torch master.*EDL_MASTER_ADDR"):
+        master_address_from_env({"WORLD_SIZE": "2"} | torchrun)
+
+
+@pytest.mark.parametrize("address", ["m", "m:", "m:0", "m:x", "::1"])
+def test_unusable_address_names_the_variable(address):
+    with pytest.raises(InvalidArgument, match="EDL_MASTER_ADDR"):
+        master_address_from_env({"EDL_MASTER_ADDR": address})
+
+
+def test_world_size_must_be_a_number():
+    with pytest.raises(InvalidArgument, match="'two'"):
+        master_address_from_env({"WORLD_SIZE": "two"})
+
+
+def test_worker_id():
+    assert default_worker_id({"EDL_TRAINER": " left ", "WORKER_ID": "w7"}) == "left"
+    assert default_worker_id({"EDL_TRAINER": "", "WORKER_ID": "w7", "RANK": "3"}) == "w7"
+    host, rank, process = default_worker_id({"RANK": "3"}).rsplit("-", 2)
+    assert host
+    assert rank == "3"
+    assert process.isdigit()
+    assert default_worker_id({}).rsplit("-", 2)[1] == "0"
+
+
+def test_a_master_in_the_process_knows_the_trainer_by_its_name(monkeypatch):
+    for name in ("EDL_MASTER_ADDR", "WORKER_ID", "EDL_TRAINER"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_master().worker_id == "local"
+    monkeypatch.setenv("EDL_TRAINER", "left")
+    assert default_master().worker_id == "left"
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [
+        ({}, 600),
+        ({"TORCHELASTIC_RUN_ID": "run"}, 30),
+        ({"EDL_MASTER_TIMEOUT_S": " 2.5 "}, 2.5),
+        ({"EDL_MASTER_TIMEOUT_S": "0"}, 0),
+        ({"TORCHELASTIC_RUN_ID": "run", "EDL_MASTER_ADDR": "m:1"}, 600),
+    ],
+)
+def test_how_long_a_master_may_be_away(environ, seconds):
+    assert master_timeout_from_env(environ) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+def test_a_time_that_is_none_is_refused(text):
+    with pytest.raises(InvalidArgument, match="EDL_MASTER_TIMEOUT_S is"):
+        master_timeout_from_env({"EDL_MASTER_TIMEOUT_S": text})

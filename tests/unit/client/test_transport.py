@@ -15,7 +15,7 @@ import pytest
 from processes import quiet_port
 
 from edl_torch.client.grpc.channel import build_channel, channel_options
-from edl_torch.client.grpc.client import Caller, MasterClient, backoff
+from edl_torch.client.grpc.client import Caller, MasterClient
 from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
 from edl_torch.system.address import HostPort
@@ -180,14 +180,6 @@ def test_timeout_must_be_a_duration(timeout_s):
 )
 def test_this_machine_is_not_reached_through_a_proxy(host, direct):
     assert (("grpc.enable_http_proxy", 0) in channel_options(HostPort(host, 1))) is direct
-
-
-def test_pauses_grow_to_a_second_and_are_never_alike():
-    pauses = backoff()
-    drawn = [next(pauses) for _ in range(50)]
-    assert drawn[0] <= 0.05
-    assert all(0.5 <= pause <= 1.0 for pause in drawn[6:])
-    assert len(set(drawn)) == 50
 
 
 def test_leases_are_not_presented_without_a_stream(nobody):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dispatcher_kit import Trainer
+from core_kit import Trainer
 
 from edl_torch.core.dispatcher import Dispatcher
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dispatcher_kit import TRAINING, Trainer, first_of
+from core_kit import TRAINING, Trainer, first_of
 
-from edl_torch.core.backlog import Backlog, SliceQueue, WindowsInProgress
+from edl_torch.core.backlog import Backlog, SliceQueue
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.changes import Changes, Version
 from edl_torch.core.dispatcher import Dispatcher
@@ -18,19 +18,17 @@ from edl_torch.core.registration import new_spec
 
 
 def test_new_ones_have_nothing() -> None:
-    windows, mark = WindowsInProgress(), Changes().mark
     assert [
         repr(part)
         for part in (
             Version(),
             Changes(),
             History(),
-            windows,
             Members(lease_timeout_s=30.0, grace_s=1.0),
             Throughput(),
             Quarantine(),
-            SliceQueue(mark, windows),
-            Backlog(Plan(new_spec(TRAINING, 4)), windows),
+            SliceQueue(Changes().mark),
+            Backlog(Plan(new_spec(TRAINING, 4))),
             Dispatcher(ledger_id="L"),
             Dispatcher(ledger_id="L").rollback,
         )
@@ -38,7 +36,6 @@ def test_new_ones_have_nothing() -> None:
         "<Version 0>",
         "<Changes n=0>",
         "<History events=0 departed=0>",
-        "<WindowsInProgress n=0>",
         "<Members n=0>",
         "<Throughput {}>",
         "<Quarantine n=0 bytes=0>",
@@ -82,7 +79,6 @@ def test_in_a_job_they_count_what_they_have() -> None:
             ledger.quarantine,
             ledger.backlog,
             ledger._lending,
-            ledger._in_progress,
         )
     ] == [
         "<Changes n=1>",
@@ -97,5 +93,4 @@ def test_in_a_job_they_count_what_they_have() -> None:
         "<Quarantine n=1 bytes=21>",
         "<Backlog epoch=0 records=13>",
         "<Lending <Backlog epoch=0 records=13> <Leases n=1 sessions=1>>",
-        "<WindowsInProgress n=1>",
     ]

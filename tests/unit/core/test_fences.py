@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dispatcher_kit import Trainer, photo, whole
+from core_kit import Trainer, photo, whole
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump, load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dispatcher_kit import Trainer, first_of, whole
+from core_kit import Trainer, first_of, whole
 
 from edl_torch.core.calls import Failure, GiveBack, Registration
 from edl_torch.core.dispatcher import Dispatcher

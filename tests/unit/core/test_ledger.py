@@ -9,10 +9,18 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
+from core_kit import (
+    SPEC,
+    SimulatedTrainer,
+    acknowledge,
+    lease_all,
+    ledger_of,
+    records_of,
+    run_to_the_end,
+    verdict,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_kit import SPEC, acknowledge, lease_all, ledger_of, records, verdict
-from simulated_trainers import SimulatedTrainer, run_to_the_end
 
 from edl_torch.core.calls import NEW_PASS, PassState
 from edl_torch.core.ledger import ShardLedger
@@ -86,7 +94,7 @@ def test_every_record_is_lent_once_and_the_job_finishes_when_all_are_acknowledge
     ledger = ledger_of(21, 8)
     ledger.join("s", 4)
     grants = lease_all(ledger, "s")
-    assert sorted(records(grants)) == [
+    assert sorted(records_of(grants)) == [
         (0, shard, p) for shard, n in ((0, 8), (1, 8), (2, 5)) for p in range(n)
     ]
     assert (ledger.backlog.records, ledger.leased_records, ledger.finished) == (0, 21, False)
@@ -160,7 +168,7 @@ def test_a_slice_that_came_back_is_split_for_the_tail() -> None:
     assert sum(g.slice.limit for g in lost) == 16
     (piece,) = lease_all(ledger, "a", count=1)
     assert piece.slice.limit == 2  # the first of the returned slices
-    assert records(lease_all(ledger, "b"))[0] == (0, 0, 2)
+    assert records_of(lease_all(ledger, "b"))[0] == (0, 0, 2)
 
 
 def test_the_tail_counts_the_records_of_the_pass_alone() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from core_kit import SimulatedTrainer, run_to_the_end
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -21,7 +22,6 @@ from ledger_model import (
     Record,
     records_of,
 )
-from simulated_trainers import SimulatedTrainer, run_to_the_end
 
 from edl_torch.core.calls import NEW_PASS
 from edl_torch.core.ledger import ShardLedger

@@ -1,11 +1,24 @@
-"""Who counts as alive, and until when."""
+"""Sessions that take part: who they are, their fences, and calls that come late."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import time
+from dataclasses import replace
+from typing import Any
 
-from edl_torch.core.members import Member, Members
-from edl_torch.errors import StaleLease
+import pytest
+from core_kit import Trainer, whole
+
+from edl_torch.core.calls import ConfirmCall
+from edl_torch.core.changes import Changes
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.members import ASKS, Member, Members, Participants
+from edl_torch.core.persistence import dump, load, update
+from edl_torch.core.registration import differences, identity
+from edl_torch.errors import SessionLost, StaleLease
+from edl_torch.fingerprint import Fingerprint
+from edl_torch.shard import DatasetSpec, Source, TaskType
 
 
 def sessions(members: tuple[Member, ...]) -> tuple[str, ...]:
@@ -109,3 +122,297 @@ def test_heartbeats_come_several_times_before_silence_or_standstill_counts(
 ) -> None:
     members = Members(lease_timeout_s=lease_timeout_s, grace_s=1.0, progress_timeout_s=progress_timeout_s)
     assert members.heartbeat_s == heartbeat_s
+
+
+# Who waits for remainders -----------------------------------------------------------------------------------
+
+
+def waiting(*batch_sizes: int) -> Participants:
+    """Sessions "0", "1", … that have looked once each."""
+    participants = Participants()
+    for number, size in enumerate(batch_sizes):
+        participants.enter(str(number), size)
+        participants.ask(str(number))
+    return participants
+
+
+def test_remainders_are_enough_for_the_smallest_batch_that_is_waited_for() -> None:
+    participants = waiting(8, 4, 8)
+    assert not participants.can_use(3)
+    assert participants.can_use(4)
+    participants.served("1")
+    assert not participants.can_use(7)
+    assert participants.can_use(8)
+
+
+def test_while_nobody_waits_they_are_for_whoever_takes_part() -> None:
+    participants = waiting(8, 4)
+    participants.nobody_waits()
+    assert participants.can_use(4)
+    assert not participants.can_use(3)
+    participants.leave("1")
+    assert not participants.can_use(7)
+
+
+def test_who_let_the_others_ask_often_has_stopped_waiting() -> None:
+    participants = waiting(4, 8)
+    for _ in range(2 * ASKS - 1):
+        assert participants.can_use(4)
+        participants.ask("1")
+    assert not participants.can_use(7)
+    participants.ask("0")
+    assert participants.can_use(4)
+
+
+def test_another_batch_size_counts_from_then_on() -> None:
+    participants = waiting(4)
+    participants.enter("0", 6)
+    participants.ask("0")
+    assert not participants.can_use(5)
+    assert participants.can_use(6)
+    participants.leave("0")
+    assert participants.can_use(1), "for whoever may come"
+    assert repr(participants) == "<Participants n=0 waiting=0>"
+
+
+def test_a_look_costs_the_same_however_many_wait() -> None:
+    participants = waiting(*[8] * 10_000)
+    began = time.process_time()
+    for number in range(10_000):
+        participants.ask(str(number))
+        assert not participants.can_use(7)
+    assert time.process_time() - began < 1.0  # some 10 ms; looking at each of them: seconds
+
+
+# Two descriptions are the same dataset exactly when their identities agree ----------------------------------
+
+
+SPEC = DatasetSpec(
+    name="training",
+    sources=(Source(name="a", count=10), Source(name="b", start=3, count=7)),
+    records_per_shard=4,
+)
+
+
+def test_an_identity_never_changes() -> None:
+    assert identity(SPEC) == {
+        "sources": "8d31903952193a39f4dcd662cbebc776",
+        "names": "418f58ef4681182af435695060fa85e1",
+        "below": "418f58ef4681182af435695060fa85e1",  # they have no folder in common
+        "num_sources": 2,
+        "size": 17,
+        "records_per_shard": 4,
+        "seed": 0,
+        "shuffle": False,
+        "shuffle_shards": False,
+        "shuffle_in_shard": False,
+    }
+
+
+def test_an_identity_survives_json() -> None:
+    spec = replace(SPEC, seed=-(2**90))
+    assert json.loads(json.dumps(identity(spec))) == identity(spec)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("records_per_shard", 5),
+        ("seed", 7),
+        ("shuffle", True),
+        ("shuffle_shards", True),
+        ("shuffle_in_shard", True),
+        ("shuffle_window", 16),
+    ],
+)
+def test_a_field_of_the_order_is_part_of_the_identity(field: str, value: Any) -> None:
+    old = getattr(SPEC, field)
+    lines = differences(identity(SPEC), identity(replace(SPEC, **{field: value})))
+    assert lines == [f"{field}: registered {old}, asked {value}"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        ((Source(name="b", start=3, count=7), Source(name="a", count=10)), ["sources", "names"]),
+        ((Source(name="c", count=10), Source(name="b", start=3, count=7)), ["names"]),
+        ((Source(name="a", start=1, count=10), Source(name="b", start=3, count=7)), ["sources"]),
+        ((Source(name="a", count=9), Source(name="b", start=3, count=8)), ["sources"]),
+    ],
+    ids=["order", "name", "start", "count"],
+)
+def test_order_names_and_ranges_of_sources_are_part_of_the_identity(
+    sources: tuple[Source, ...], said: list[str]
+) -> None:
+    lines = differences(identity(SPEC), identity(replace(SPEC, sources=sources)))
+    assert [line.split()[0] for line in lines] == said
+
+
+@pytest.mark.parametrize(("one", "other"), [("v1", "v1"), ("v1", ""), ("", "v1"), ("", "")])
+def test_names_of_sources_may_be_others_where_both_fingerprints_are_known(one: str, other: str) -> None:
+    sources = tuple(replace(source, name="/mnt/" + source.name) for source in SPEC.sources)
+    here, there = (Fingerprint.given(version).encode() if version else "" for version in (one, other))
+    differing = differences(
+        identity(replace(SPEC, fingerprint=here)), identity(replace(SPEC, sources=sources, fingerprint=there))
+    )
+    assert [line.split()[0] for line in differing] == ([] if one and other else ["names"])
+
+
+def test_names_cannot_imitate_the_bounds_between_sources() -> None:
+    one = replace(SPEC, sources=(Source(name="a0+1;1:b", count=1),))
+    two = replace(SPEC, sources=(Source(name="a", count=1), Source(name="b", count=1)))
+    assert identity(one)["names"] != identity(two)["names"]
+
+
+def test_a_file_name_that_is_not_unicode_has_an_identity() -> None:
+    odd = replace(SPEC, sources=(Source(name="caf\udce9.jpg", count=1),))
+    even = replace(SPEC, sources=(Source(name="café.jpg", count=1),))
+    assert identity(odd)["names"] != identity(even)["names"]
+
+
+def test_options_of_the_job_are_no_part_of_the_identity() -> None:
+    other = replace(
+        SPEC,
+        name="other",
+        num_epochs=9,
+        epoch_barrier=False,
+        max_bad_records=3,
+        task_type=TaskType.EVALUATION,
+    )
+    assert differences(identity(SPEC), identity(other)) == []
+
+
+def test_all_differences_are_listed_in_the_order_of_the_fields() -> None:
+    other = replace(SPEC, sources=(Source(name="a", count=10),), seed=7, shuffle=True)
+    lines = differences(identity(SPEC), identity(other))
+    assert [line.split(" (")[0].split(":")[0] for line in lines] == [
+        "names of sources",
+        "num_sources",
+        "size",
+        "seed",
+        "shuffle",
+    ]
+
+
+def test_a_field_that_one_side_lacks_is_a_difference() -> None:
+    assert differences({"seed": 0}, {"seed": 0, "version": 2}) == ["version: registered nothing, asked 2"]
+    assert differences({"seed": 0}, {}) == ["seed: registered 0, asked nothing"]
+
+
+# Calls that come after their session was given up and has registered again under the same id ----------------
+
+
+def test_a_late_lease_call_of_before_a_session_was_given_up_is_lent_nothing(
+    dispatcher: Dispatcher, a: Trainer
+) -> None:
+    early, last, on_its_way = a.lease_call(), a.lease_call(), a.lease_call()
+    for call in (early, last):
+        dispatcher.lease(call, 0.0)
+    dispatcher.expire(30.0)
+    a.now = 31.0
+    a.register()
+    for call in (early, last, on_its_way):
+        with pytest.raises(SessionLost, match="is member 2 now, the call is of member 1"):
+            dispatcher.lease(call, 31.0)
+        with pytest.raises(SessionLost):
+            dispatcher.poll(call, 31.0)
+    assert dispatcher.dataset_status("training").leases == 0
+    a.report(*map(whole, a.lease(count=9).grants))
+    assert dispatcher.dataset_status("training").finished
+
+
+def test_a_lease_call_that_waits_ends_with_its_session(dispatcher: Dispatcher, a: Trainer) -> None:
+    b = Trainer(dispatcher, "b")
+    b.register()
+    b.lease(count=9)
+    call = a.lease_call()
+    assert dispatcher.poll(call, 0.0) is None
+    dispatcher.heartbeat("b", b.member, 20.0)
+    dispatcher.expire(30.0)
+    a.register()
+    dispatcher.leave("b", b.member)
+    with pytest.raises(SessionLost):
+        dispatcher.poll(call, 30.0)
+    assert dispatcher.dataset_status("training").leases == 0
+
+
+def test_whatever_else_comes_late_of_a_session_that_was_given_up_is_refused(
+    dispatcher: Dispatcher, a: Trainer
+) -> None:
+    report, member = a.report_call(), a.member
+    confirm = ConfirmCall(session="a", dataset="training", fence=a.fence)
+    dispatcher.expire(30.0)
+    a.now = 31.0
+    a.register()
+    for late in (
+        lambda: dispatcher.report(report, 40.0),
+        lambda: dispatcher.confirm(confirm, 40.0),
+        lambda: dispatcher.heartbeat("a", member, 40.0),
+        lambda: dispatcher.heartbeat("a", member, 40.0, 1),
+    ):
+        with pytest.raises(SessionLost, match="registered again"):
+            late()
+    assert dispatcher.expire(61.0), "none of them is a sign of life"
+
+
+def test_a_session_that_a_late_registration_brought_back_hears_of_it(
+    dispatcher: Dispatcher, a: Trainer
+) -> None:
+    """It does not know that it was given up. Only what it says as the new member counts."""
+    late = a.lease_call()
+    dispatcher.lease(late, 0.0)
+    dispatcher.expire(30.0)
+    Trainer(dispatcher, "a", now=31.0).register()  # a copy of the registration
+    a.now = 31.0
+    with pytest.raises(SessionLost):
+        a.lease()
+    a.register()
+    with pytest.raises(SessionLost):
+        dispatcher.lease(late, 32.0)
+    a.report(*map(whole, a.lease(count=9).grants))
+    assert dispatcher.dataset_status("training").finished
+
+
+def test_a_repeated_registration_is_the_same_member(dispatcher: Dispatcher, a: Trainer) -> None:
+    member = a.member
+    assert a.register().fence.member == member
+    b = Trainer(dispatcher, "b")
+    assert b.register().fence.member != member
+    assert a.lease().grants
+
+
+def test_a_restart_of_the_master_forgets_no_member() -> None:
+    """Neither of those that there are, nor of those that were given up, be it the last one."""
+    changes = Changes()
+    dispatcher = Dispatcher(ledger_id="L1", changes=changes)
+    a = Trainer(dispatcher, "a")
+    a.register()
+    of_the_first = a.lease_call()
+    dispatcher.lease(of_the_first, 0.0)
+    rows = update(dispatcher, changes.take())
+    dispatcher.expire(30.0)
+    rows |= update(dispatcher, changes.take())
+    rows = {key: row for key, row in rows.items() if row is not None}
+    assert rows == dump(dispatcher)
+
+    a.dispatcher = load(rows, ledger_id="L1", now=40.0)
+    a.now = 41.0
+    with pytest.raises(SessionLost):
+        a.dispatcher.lease(of_the_first, 41.0)
+    a.register()
+    of_the_second = a.lease_call()
+
+    a.dispatcher = load(dump(a.dispatcher), ledger_id="L1", now=50.0)
+    a.now = 51.0
+    with pytest.raises(SessionLost, match="is member 2 now, the call is of member 1"):
+        a.dispatcher.lease(of_the_first, 51.0)
+    granted = a.dispatcher.lease(of_the_second, 51.0).grants
+    a.report(*map(whole, (*granted, *a.lease(count=9).grants)))
+    assert a.dispatcher.dataset_status("training").finished
+
+
+def test_rows_that_would_give_a_number_again_are_refused(dispatcher: Dispatcher, a: Trainer) -> None:
+    rows = dump(dispatcher)
+    del rows["next", "member"]
+    with pytest.raises(ValueError, match="still to be given"):
+        load(rows, ledger_id="L1", now=0.0)

@@ -1,8 +1,10 @@
 """Random schedules of a mixture's master, and what its trainers make of their leases.
 
 Trainers come, die and read; weights change; the master is started again from its rows; the data go back to
-tokens, on another master too, with a program that gives other weights. A book that shares no code with the
-package knows which record stands at each index, and what has an outcome.
+tokens, on another master too, with a program that gives other weights. Programs that are edited have one
+dataset more, later one less, which they register on the master that runs or bring to a new one. In half of
+them a component has enough after some passes, and in two thirds components take turns of several records. A
+book that shares no code with the package knows which record stands at each index, and what has an outcome.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump, load, update
 from edl_torch.core.plan import Plan
-from edl_torch.errors import InvalidArgument, StaleLease
+from edl_torch.errors import DatasetConflict, StaleLease, TokenError
 from edl_torch.shard import Component, MixtureSegment, MixtureWeights, Registration, Source
 
-SIZES = {"a": 3, "b": 17, "c": 50, "d": 9}
+SIZES = {"a": 3, "b": 17, "c": 50, "d": 9, "e": 7}
+JOINS, LEAVES = "e", "c"  # later, in this order
+LIMITED, PASSES = "b", 3
 SIZE = 900
 Record = tuple[str, int, int]
 Changed = list[tuple[int, tuple[int, ...], tuple[Fraction, ...]]]
@@ -45,34 +49,65 @@ Changed = list[tuple[int, tuple[int, ...], tuple[Fraction, ...]]]
 class Plans:
     """Which record is at each index: weights by the index from which on they hold, and the lags of then."""
 
-    def __init__(self, parts: tuple[int, ...]) -> None:
-        self.changes: Changed = [(0, parts, (Fraction(0),) * len(SIZES))]
+    def __init__(self, parts: tuple[int, ...], *, limited: bool, turn: int) -> None:
+        self.turn = turn
+        self.changes: Changed = [(0, whole(parts), (Fraction(0),) * len(SIZES))]
+        self.limit = SIZES[LIMITED] * PASSES if limited else SIZE
+        self.told: dict[int, tuple[Fraction, ...]] = {}  # by their start, lags of segments without a call
+
+    def learn(self, segments: tuple[MixtureSegment, ...]) -> None:
+        for one in segments:
+            self.told[one.start] = whole(tuple(Fraction(lag, one.scale) for lag in one.lags))
 
     def change(self, segment: MixtureSegment, parts: tuple[int, ...]) -> None:
-        lags = tuple(Fraction(lag, segment.scale) for lag in segment.lags)
-        self.changes = [change for change in self.changes if change[0] <= segment.start]
+        parts, lags = whole(parts), whole(tuple(Fraction(lag, segment.scale) for lag in segment.lags))
+        self.changes = [change for change in self.changes if change[0] < segment.start]
         self.changes.append((segment.start, parts, lags))
 
-    def records(self) -> list[Record]:
+    def has_share(self, name: str, index: int) -> bool:
+        """Whether weights that hold from an index on, or later, are of this one too."""
+        now = [change for change in self.changes if change[0] <= index][-1:]
+        later = [change for change in self.changes if change[0] > index]
+        return any(parts[[*SIZES].index(name)] for _, parts, _ in (*now, *later))
+
+    def records(self, size: int = SIZE) -> list[Record]:
         chairman, found = Chairman(len(SIZES)), []
         names = list(SIZES)
-        for index in range(SIZE):
-            for parts, lags in [more for start, *more in self.changes if start == index]:
-                chairman.weigh(parts)
+        b, now = names.index(LIMITED), self.changes[0][1]
+        for index in range(0, size, self.turn):
+            begins = [more for start, *more in self.changes if start == index]
+            spent = chairman.counts[b] * self.turn >= self.limit
+            if not begins and spent and chairman.shares[b]:
+                begins = [(now, self.told[index])]
+            for parts, lags in begins:
+                now = parts
+                chairman.weigh([0 if spent and c == b else part for c, part in enumerate(parts)])
                 distances = [abs(lag - own) for lag, own in zip(lags, chairman.lags, strict=True)]
                 assert max(distances) < Fraction(1, 1 << 40)
                 chairman.lags = list(lags)  # rounded, records may be due in another order
             c = chairman.next()
-            number = chairman.counts[c] - 1
-            size = SIZES[names[c]]
-            found.append((names[c], number // size, number % size))
-        return found
+            first, each = (chairman.counts[c] - 1) * self.turn, SIZES[names[c]]
+            found += [(names[c], number // each, number % each) for number in range(first, first + self.turn)]
+        return found[:size]
 
 
-def registration(parts: tuple[int, ...]) -> Registration:
+def whole(each: tuple[Any, ...]) -> tuple[Any, ...]:
+    """With a place for the component that joins."""
+    return (*each, *(0,) * (len(SIZES) - len(each)))
+
+
+def registration(parts: tuple[int, ...], *, limited: bool, without: bool, turn: int) -> Registration:
     components = tuple(
-        Component(name=name, sources=(Source(name=name, count=size),), records_per_shard=5, shuffle_window=1)
-        for name, size in SIZES.items()
+        Component(name=name, sources=(), records_per_shard=1, shuffle_window=1, left=True)
+        if without and name == LEAVES
+        else Component(
+            name=name,
+            sources=(Source(name=name, count=size),),
+            records_per_shard=5,
+            shuffle_window=1,
+            max_passes=PASSES if limited and name == LIMITED else 0,
+        )
+        for name, size in list(SIZES.items())[: len(parts)]
     )
     return Registration(
         name="m",
@@ -80,6 +115,7 @@ def registration(parts: tuple[int, ...]) -> Registration:
         records_per_shard=16,
         components=components,
         weights=(MixtureWeights(start=0, parts=parts),),
+        turn=turn,
     )
 
 
@@ -100,13 +136,17 @@ class Job:
 
     def __init__(self, seed: int) -> None:
         self.noise = random.Random(seed)
+        self.limited = seed % 2 == 1
+        self.turn = (1, 4, 8)[seed % 3]
+        self.names = [name for name in SIZES if name != JOINS]
+        self.without = False  # the one that leaves
         self.given = self.parts()
-        self.book = Plans(self.given)
+        self.book = Plans(self.given, limited=self.limited, turn=self.turn)
         self.done: dict[int, Record] = {}  # by index
         self.members: list[Member] = []
         self.numbers = 0
         self.tokens: list[
-            tuple[str, list[tuple[int, tuple[int, ...]]], dict[int, Record], tuple[int, ...]]
+            tuple[str, list[tuple[int, tuple[int, ...]]], dict[int, Record], tuple[int, ...], bool]
         ] = []
         self.rows: dict[Any, Any] = {}
         self.changes = Changes()
@@ -115,23 +155,69 @@ class Job:
 
     def parts(self) -> tuple[int, ...]:
         while True:
-            parts = tuple(self.noise.choice((0, 1, 2, 5, 13)) for _ in SIZES)
-            if sum(parts):
+            parts = tuple(
+                0 if self.without and name == LEAVES else self.noise.choice((0, 1, 2, 5, 13))
+                for name in self.names
+            )
+            b = self.names.index(LIMITED)
+            if sum(parts) > parts[b]:
                 return parts
 
     def join(self) -> None:
         self.numbers += 1
         session = f"s{self.numbers}"
         call = RegisterCall(
-            session=session, worker_id="w", batch_size=4, registration=registration(self.given)
+            session=session,
+            worker_id="w",
+            batch_size=4,
+            registration=registration(self.given, limited=self.limited, without=self.without, turn=self.turn),
         )
         answer = self.master.register(call, 0.0)
+        self.book.learn(answer.spec.segments)
         self.members.append(Member(session, Plan(answer.spec), answer.fence))
 
     def die(self) -> None:
         if len(self.members) > 1:
             gone = self.members.pop(self.noise.randrange(len(self.members)))
             self.master.leave(gone.session, gone.fence.member)
+
+    def edit(self) -> None:
+        """All trainers end, and go on with a program that has other components."""
+        before = self.names, self.without, self.given
+        if self.names != list(SIZES):
+            self.names = list(SIZES)
+        elif not self.without:
+            self.without = True
+        else:
+            return
+        for member in self.members:
+            self.master.leave(member.session, member.fence.member)
+        self.members.clear()
+        self.given = self.parts()
+        ledger = self.master.find_ledger("m")
+        assert ledger is not None
+        index = self.turn_from(ledger.backlog.passed)
+        if self.without and self.has_open(LEAVES, index):
+            with pytest.raises(DatasetConflict, match=f"of {LEAVES}. Give these their data once more"):
+                self.join()
+            self.names, self.without, self.given = before
+        self.join()
+        if index < SIZE and (
+            self.given != before[2] or (self.without and self.book.has_share(LEAVES, index))
+        ):
+            self.book.change(self.segment_at(index), self.given)
+
+    def turn_from(self, index: int) -> int:
+        return -(-index // self.turn) * self.turn
+
+    def has_open(self, name: str, index: int) -> bool:
+        records = self.book.records(min(index, SIZE))
+        return any(i not in self.done and record[0] == name for i, record in enumerate(records))
+
+    def segment_at(self, index: int) -> MixtureSegment:
+        segments = self.master.find_ledger("m").spec.segments  # type: ignore[union-attr]
+        (found,) = (one for one in segments if one.start == index)
+        return found
 
     def common(self, member: Member) -> dict[str, Any]:
         known = {"asked": member.asked, "reported": member.reported}
@@ -151,6 +237,7 @@ class Job:
             assert self.master.lease(call, 0.0) == answer
         member.asked += 1
         member.plan.learn(answer.segments)
+        self.book.learn(answer.segments)
         for grant in answer.grants:
             member.grants[grant.task] = grant, grant.slice.skip
 
@@ -174,7 +261,7 @@ class Job:
         member.reported += 1
         indices = member.plan.indices(replace(grant.slice, skip=position, limit=upto - position))
         assert indices.passes is not None
-        first = member.plan.index_of(replace(grant.slice, skip=position, limit=upto - position))
+        first, _ = member.plan.indices_of(replace(grant.slice, skip=position, limit=upto - position))
         for index, (name, number), turn in zip(
             range(first, SIZE), indices, indices.passes.tolist(), strict=False
         ):
@@ -204,18 +291,21 @@ class Job:
             lineage=status.lineage,
             replaces=status.segment,
             key=str(self.noise.random()),
-            weights={name: float(part) for name, part in zip(SIZES, parts, strict=True)},
+            weights={name: float(part) for name, part in zip(self.names, parts, strict=True)},
         )
-        ahead = self.master.find_ledger("m").backlog.ahead  # type: ignore[union-attr]
-        if not ahead:
-            with pytest.raises(InvalidArgument, match="no records left"):
-                self.master.set_weights(replace(call, weights=call.weights | {"a": 77.0}), 0.0)
+        passed = self.master.find_ledger("m").backlog.passed  # type: ignore[union-attr]
+        if self.turn_from(passed) >= SIZE:
+            segment = self.master.set_weights(replace(call, weights=call.weights | {"a": 77.0}), 0.0)
+            assert segment.start == SIZE
+            assert self.master.dataset_status("m").segment == status.segment
             return
         segment = self.master.set_weights(call, 0.0)
         assert self.master.set_weights(call, 0.0) == segment
-        if segment.number != status.segment:
+        has_changed = segment.key == call.key
+        if has_changed:
             self.book.change(segment, parts)
-        if segment.number != status.segment and sum(map(bool, parts)) > 1:
+        others = [part for name, part in zip(self.names, parts, strict=True) if name != LIMITED and part]
+        if has_changed and len(others) > 1:
             with pytest.raises(StaleLease):
                 self.master.set_weights(replace(call, key="late", weights=call.weights | {"a": 77.0}), 0.0)
 
@@ -235,32 +325,55 @@ class Job:
     def snapshot(self) -> None:
         member = self.noise.choice(self.members)
         token = self.master.snapshot(SnapshotCall(**self.common(member)), 0.0)
-        self.tokens.append((token, list(self.book.changes), dict(self.done), self.given))
+        self.tokens.append((token, list(self.book.changes), dict(self.done), self.given, self.without))
 
     def go_back(self) -> None:
         if not self.tokens:
             return
-        token, changes, done, given = self.noise.choice(self.tokens)
+        token, changes, done, given, without = self.noise.choice(self.tokens)
         elsewhere = self.noise.random() < 0.5
+        if len(given) > len(self.names) or without > self.without:  # the master here does not know of it
+            elsewhere = True
         if elsewhere:  # a new master, and a program that may have been edited
-            self.given = self.noise.choice((given, self.parts()))
-            self.members.clear()
-            self.rows, self.changes = {}, Changes()
-            self.master = Dispatcher(ledger_id=f"L{self.noise.random()}", changes=self.changes)
-            self.join()
+            self.names = list(SIZES)[: len(given)]
+            self.without = without
+            if self.noise.random() < 0.5:
+                self.names = list(SIZES)
+                self.without = without or self.noise.random() < 0.5
+            fits = len(given) == len(self.names) and not (self.without and given[[*SIZES].index(LEAVES)])
+            same = given if fits else self.parts()
+            self.given = self.noise.choice((same, self.parts()))
+            self.start_anew()
         first = self.members[0]
         call = RestoreCall(**self.common(first), request=self.numbers, token=token)
         self.numbers += 1
-        lineage = self.master.restore(call, 0.0)
-        self.book.changes, self.done = list(changes), dict(done)
         epoch, shard, offset = json.loads(token)["cursor"]
-        if self.given != given and not epoch and 16 * shard + offset < SIZE:
-            segments = self.master.find_ledger("m").spec.segments  # type: ignore[union-attr]
-            self.book.change(segments[-1], self.given)
+        index = self.turn_from(SIZE if epoch else 16 * shard + offset)
+        now = self.book.changes, self.done
+        self.book.changes, self.done = list(changes), dict(done)
+        if self.without and self.has_open(LEAVES, index):
+            with pytest.raises(TokenError, match=f"of {LEAVES}. Give these their data once more"):
+                self.master.restore(call, 0.0)
+            if not elsewhere:
+                self.book.changes, self.done = now
+                return
+            self.without, self.given = False, self.parts()  # it is given its data again
+            self.start_anew()
+            call = replace(call, **self.common(self.members[0]))
+        lineage = self.master.restore(call, 0.0)
+        if index < SIZE and (self.given != given or (self.without and self.book.has_share(LEAVES, index))):
+            self.book.change(self.segment_at(index), self.given)
         for member in self.members:  # those that do not start anew are refused
             member.fence = replace(member.fence, lineage=lineage)
             member.grants.clear()
             member.asked = member.reported = 0
+
+    def start_anew(self) -> None:
+        """On a master that knows nothing."""
+        self.members.clear()
+        self.rows, self.changes = {}, Changes()
+        self.master = Dispatcher(ledger_id=f"L{self.noise.random()}", changes=self.changes)
+        self.join()
 
     def run(self, events: int) -> None:
         acts = (
@@ -272,6 +385,8 @@ class Job:
             self.noise.choice(acts)()
             if self.noise.random() < 0.01:
                 self.go_back()
+            if self.noise.random() < 0.01:
+                self.edit()
         while not self.finished:
             for act in (self.lease, self.train, self.train):
                 act()
@@ -290,5 +405,25 @@ def test_each_record_of_the_plan_has_one_outcome_whatever_happens(seed: int) -> 
     status = job.master.dataset_status("m")
     assert status.acknowledged == SIZE
     done = Counter(name for name, _, _ in job.done.values())
-    assert {one.name: one.given for one in status.components} == {name: done[name] for name in SIZES}
+    assert {one.name: one.given for one in status.components} == {name: done[name] for name in job.names}
     assert not any(one.open for one in status.components)
+
+
+def test_a_dataset_that_gives_the_rest_of_a_turn_does_not_leave() -> None:
+    """Smaller leases come at the end of the data, and one may end in the middle of a turn."""
+    for seed in range(2, 400, 3):
+        job = Job(seed)
+        job.names = list(SIZES)
+        job.start_anew()
+        ledger = job.master.find_ledger("m")
+        assert ledger is not None
+        while not ledger.backlog.past_end:
+            job.lease()
+            while job.members[0].grants:
+                job.train()
+            passed = ledger.backlog.passed
+            if passed % job.turn and job.book.records(passed + 1)[-1][0] == LEAVES:
+                job.edit()  # expects to be refused
+                assert not job.without
+                return
+    pytest.fail("no lease ended in such a turn")

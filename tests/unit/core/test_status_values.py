@@ -1,15 +1,47 @@
-"""What a status says in numbers: parts of the whole, times to the end, shares; and all of it as JSON."""
+"""The values of the core: statuses, spans, sources, and all of them as bytes."""
 
 from __future__ import annotations
 
+import importlib
 import json
-from dataclasses import replace
+import pkgutil
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import pytest
+from core_kit import Trainer, whole
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edl_torch.core.limits import printable
+import edl_torch.core
+from edl_torch import shard
+from edl_torch.core.calls import (
+    Acknowledgement,
+    ConfirmCall,
+    Fence,
+    FencedCall,
+    Grant,
+    LeaseAnswer,
+    LeaseCall,
+    PassState,
+    ProgressCall,
+    Registration,
+    ReportCall,
+    RestoreCall,
+    SnapshotCall,
+)
+from edl_torch.core.codec import from_object, from_row, object_of, row_of
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.core.leases import PAGE, Lease, LeaseRequest, Quota, Span
+from edl_torch.core.limits import Limits, printable
+from edl_torch.core.members import Member
+from edl_torch.core.persistence import Rows, dump, load
 from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.registration import differences, identity
 from edl_torch.core.status import (
     DatasetStatus,
     Departed,
@@ -23,7 +55,9 @@ from edl_torch.core.status import (
     plain,
     plain_frame,
 )
-from edl_torch.shard import TaskType
+from edl_torch.fingerprint import UNKNOWN, Fingerprint
+from edl_torch.shard import DatasetSpec, MixtureWeights, Slice, Source, TaskType
+from edl_torch.trainer.vocabulary import ModelSeen
 
 DATASET = DatasetStatus(
     dataset="training",
@@ -186,3 +220,267 @@ def test_a_frame_of_the_page_has_no_more_digits_than_it_shows() -> None:
 )
 def test_what_would_not_print_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+# Records become rows and objects that JSON has, and come back the same --------------------------------------
+
+
+SPEC = DatasetSpec(
+    name="d",
+    sources=(Source(name="a\udcff", start=2, count=3), Source(name="b", count=4)),
+    records_per_shard=2,
+    seed=7,
+    shuffle_in_shard=None,
+    task_type=TaskType.EVALUATION,
+    fingerprint="whole:1",
+)
+GRANT = Grant(task=1, attempt=2, slice=Slice(epoch=3, shard=4, skip=5, limit=6), bundle=7)
+ANSWER = LeaseAnswer(request=8, epoch=3, state=PassState.EPOCH_OVER, grants=(GRANT, GRANT))
+TORN = QuarantinedRecord(epoch=0, shard=1, position=2, name="a", index=3, reason="torn")
+MODEL = ModelSeen(
+    at="end",
+    steps=1,
+    number=0,
+    shape="s",
+    sharded=False,
+    eps=0.5,
+    processor="",
+    values=b"\0\xff",
+    sums=b"",
+    word="",
+)
+
+
+@pytest.mark.parametrize("record", [SPEC, GRANT, ANSWER, TORN, MODEL], ids=lambda one: type(one).__name__)
+def test_a_record_is_the_same_after_json(record):
+    assert from_row(type(record), json.loads(json.dumps(row_of(record)))) == record
+
+
+@pytest.mark.parametrize("record", [SPEC, ANSWER, TORN, MODEL], ids=lambda one: type(one).__name__)
+def test_an_object_may_have_more_than_the_record(record):
+    values = json.loads(json.dumps({"event": "x", **object_of(record)}))
+    assert from_object(type(record), values) == record
+
+
+def test_a_row_has_the_fields_of_what_is_in_the_record_in_its_place():
+    assert row_of(GRANT) == (1, 2, 3, 4, 5, 6, 7)
+    assert row_of(ANSWER) == (8, 3, "EPOCH_OVER", (row_of(GRANT),) * 2, ())
+    assert object_of(SPEC)["sources"] == (("a\udcff", 2, 3), ("b", 0, 4))
+    assert object_of(MODEL)["values"] == "AP8="
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        (Grant, (1, 2, 3, 4, 5, 6)),
+        (Grant, (1, 2, 3, 4, 5, 6, 7, 8)),
+        (LeaseAnswer, (8, 3, "ASLEEP", ())),
+        (LeaseAnswer, (8, 3, "OPEN", ((1, 2),))),
+        (LeaseAnswer, (8, 3, "OPEN", 5)),
+        (Grant, None),
+        (ModelSeen, ("end", 1, 0, "s", False, 0.5, "", "?", "", "")),
+        (Grant, (1, 2, 3, 4, 5, 6, "7")),
+        (Grant, (1, 2, 3, 4, 5, 6, True)),
+        (Grant, (1, 2, 3, 4, 5, 6.0, 7)),
+        (ModelSeen, ("end", 1, 0, "s", 0, 0.5, "", "AP8=", "", "")),
+        (MixtureWeights, (0, [1, "2"])),
+    ],
+    ids=[
+        *("short", "long", "no member", "short inside", "no rows", "nothing", "no base64"),
+        *("text", "switch", "no whole number", "number in the place of a switch", "text among numbers"),
+    ],
+)
+def test_what_is_no_row_is_refused(kind, row):
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        from_row(kind, row)
+
+
+def test_an_object_without_a_field_is_refused():
+    values = object_of(SPEC)
+    del values["seed"]
+    with pytest.raises(KeyError):
+        from_object(DatasetSpec, values)
+
+
+# Values that cross the door of the core: nobody changes one, and their fields are named ---------------------
+
+
+MODULES = [
+    shard,
+    *(
+        importlib.import_module(f"edl_torch.core.{module.name}")
+        for module in pkgutil.iter_modules(edl_torch.core.__path__)
+    ),
+]
+VALUES = [
+    value
+    for module in MODULES
+    for value in vars(module).values()
+    if isinstance(value, type) and is_dataclass(value) and value.__module__ == module.__name__
+]
+STATE = {Lease, Member, Quota, Span}
+MADE_OFTEN = {
+    Acknowledgement,
+    ConfirmCall,
+    Fence,
+    FencedCall,
+    ProgressCall,
+    SnapshotCall,
+    LeaseCall,
+    ReportCall,
+    RestoreCall,
+}  # not frozen
+NOT_ZERO: dict[type, dict[str, Any]] = {
+    shard.DatasetSpec: {"num_epochs": 1, "epoch_barrier": True, "shuffle_window": 1, "turn": 1},
+    shard.Component: {"shuffle_window": 1},
+    Event: {"count": 1},
+}
+POSITIONAL = {LeaseRequest, Member, Quota}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_are_frozen_but_for_state_and_for_what_is_made_with_each_batch(value: Any) -> None:
+    assert value.__dataclass_params__.frozen == (value not in STATE | MADE_OFTEN)
+    assert "__slots__" in vars(value)
+
+
+@pytest.mark.parametrize("value", [value for value in VALUES if value not in POSITIONAL])
+def test_fields_are_named(value: Any) -> None:
+    assert all(field.kw_only for field in fields(value))
+
+
+@pytest.mark.parametrize("value", [value for value in VALUES if value is not Limits])
+def test_a_number_that_is_left_out_is_zero_as_on_the_wire(value: Any) -> None:
+    numbers = {f.name: f.default for f in fields(value) if type(f.default) in {int, bool}}
+    assert {name: default for name, default in numbers.items() if default} == NOT_ZERO.get(value, {})
+
+
+def test_pages_of_leases_stay_what_rows_of_journals_are_numbered_by() -> None:
+    assert PAGE == 16
+
+
+# Spans against a set of positions that is worked off one by one ---------------------------------------------
+
+
+STOP = 12
+ranges = st.lists(st.tuples(st.integers(-1, STOP + 2), st.integers(-1, STOP + 2)), max_size=12)
+
+
+@given(begin=st.integers(0, 3), ranges=ranges)
+def test_a_span_is_the_set_of_its_open_positions(begin: int, ranges: list[tuple[int, int]]) -> None:
+    span = Span(done=begin, stop=STOP)
+    left = set(range(begin, STOP))
+    for start, upto in ranges:
+        closed = set(range(start, upto))
+        assert span.is_open(start, upto) == (closed <= left) or not closed
+        assert span.close(start, upto) == len(closed & left)
+        left -= closed
+        assert {p for p in range(-1, STOP + 2) if span.is_open(p, p + 1)} == left
+        assert span.open_records == len(left)
+        assert span.is_done == (not left)
+        assert {p for a, b in span.pieces() for p in range(a, b)} == left
+        assert {p for a, b in span.pieces(start) for p in range(a, b)} == {p for p in left if p >= start}
+        assert {p for a, b in span.pieces(start - 2, upto) for p in range(a, b)} == {
+            p for p in left if start - 2 <= p < upto
+        }
+        ordered = sorted(left)
+        for count in range(1, len(left) + 1):
+            after = span.position_after(count)
+            assert {p for p in left if p < after} == set(ordered[:count])
+        assert span.position_after(STOP) == span.stop
+        edges = [span.done, *(edge for hole in span.holes for edge in hole)]
+        assert all(edge < after for edge, after in pairwise(edges))
+        assert edges[-1] <= span.stop == STOP
+
+
+def test_pieces_are_as_long_as_can_be() -> None:
+    span = Span(done=2, stop=9)
+    span.close(4, 5)
+    span.close(5, 6)
+    assert list(span.pieces()) == [(2, 4), (6, 9)]
+
+
+# Which two descriptions are of the same data ----------------------------------------------------------------
+
+
+V1 = Fingerprint.given("v1").encode()
+
+
+def of(*names: str, fingerprint: str = V1) -> dict[str, object]:
+    sources = tuple(Source(name=name, count=10) for name in names)
+    return identity(DatasetSpec(name="d", sources=sources, records_per_shard=5, fingerprint=fingerprint))
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (["/data/images"], ["../elsewhere/images2"]),
+        (["/data/a.csv", "/data/b.csv"], ["old/a.csv", "old/b.csv"]),
+        (["/data/x/1", "/data/y/1"], ["x/1", "y/1"]),
+        (["t/p=1", "t/p=2"], ["t/p=1", "t/p=2"]),
+    ],
+)
+def test_data_whose_fingerprint_is_known_may_lie_elsewhere(here, there):
+    assert differences(of(*here), of(*there)) == []
+    if here != there:
+        assert len(differences(of(*here, fingerprint=UNKNOWN), of(*there))) == 1
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (["/data/a.csv", "/data/b.csv"], ["/data/b.csv", "/data/a.csv"]),
+        (["/data/a.csv", "/data/b.csv"], ["/data/a.csv", "/data/c.csv"]),
+    ],
+)
+def test_files_in_another_order_or_of_other_names_are_other_data_whatever_their_user_says(here, there):
+    assert [line.split(" (")[0] for line in differences(of(*here), of(*there))] == [
+        "names of sources below their folder, in order"
+    ]
+
+
+# What a start from rows costs: as much for each lease in flight, however many there are ---------------------
+
+
+DATA = Registration(name="d", sources=(Source(name="", count=10**9),), records_per_shard=8)
+
+
+def calls_in(work: Callable[[], object]) -> int:
+    """Calls of functions, Python's own and others."""
+    calls = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def rows_of(leases: int) -> Rows:
+    """So many leases in flight, of sessions that have 500 each; as many were reported before them."""
+    dispatcher = Dispatcher(ledger_id="l")
+    for number in range(leases // 500):
+        trainer = Trainer(dispatcher, f"s{number}")
+        trainer.register(DATA)
+        for _ in range(5):
+            done = trainer.lease("d", count=100).grants
+            trainer.lease("d", count=100)
+            trainer.report(*map(whole, done), dataset="d")
+    assert dispatcher.dataset_status("d").leases == leases
+    return dump(dispatcher)
+
+
+def test_a_start_costs_the_same_for_each_lease_in_flight() -> None:
+    few, many = rows_of(1000), rows_of(8000)
+    assert len(many) < 8 * len(few) < 1000, "what was done with before is in no row"
+
+    def start(rows: Rows) -> int:
+        return calls_in(lambda: load(rows, ledger_id="l", now=0.0))
+
+    assert start(many) < 8 * start(few)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dispatcher_kit import TRAINING, Trainer, first_of, whole
+from core_kit import TRAINING, Trainer, first_of, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

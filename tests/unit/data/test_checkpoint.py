@@ -235,7 +235,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(tmp_path: Path, ne
     with pytest.raises(CheckpointError, match=r"Size mismatch .*model\.weight") as raised:
         other.load(tmp_path)
     assert "\n" not in str(raised.value)
-    assert "the optimizer that it was made of" in str(raised.value)
+    assert "Give the model and the kind of optimizer that it was saved with" in str(raised.value)
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, new_job: NewJob) -> None:
@@ -447,7 +447,7 @@ def test_what_the_system_says_is_said(
         raise error
 
     assert checkpoint._reasons(error) == reason
-    monkeypatch.setattr(checkpoint, "_sync", fails)
+    monkeypatch.setattr(checkpoint, "sync", fails)
     with pytest.raises(CheckpointError, match=rf"'.*00000001' cannot be written: {reason}$"):
         new_job().save(tmp_path)
 

@@ -147,7 +147,7 @@ def test_no_more_is_read_at_once_than_fits(
     batches_that_fit: int, read_at_once: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = Columns()
-    monkeypatch.setattr(columns, "_MOST_BYTES", batches_that_fit * 8)
+    monkeypatch.setattr(columns, "MOST_BYTES", batches_that_fit * 8)
     read(reader, planned(in_shard=True, window=8, counts={"a": 40}), size=1)
     assert [len(asked) for asked in reader.asked] == read_at_once
 
@@ -178,7 +178,7 @@ def test_records_of_two_shards_that_are_mixed_are_scattered() -> None:
 def test_a_batch_beside_a_bad_record_is_read_again_by_itself(
     batches_that_fit: int, read_at_once: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "_MOST_BYTES", batches_that_fit * 8)
+    monkeypatch.setattr(columns, "MOST_BYTES", batches_that_fit * 8)
     plan = planned(in_shard=True, window=8, counts={"a": 40})
     reader = Columns(bad=frozenset(in_order(plan, grant_of(plan))[2:3]))
     batches, said = read(reader, plan, size=1)
@@ -196,7 +196,7 @@ def test_the_least_batch_is_of_a_byte(
             return numbers.astype(np.int8)
 
     reader = Bytes()
-    monkeypatch.setattr(columns, "_MOST_BYTES", bytes_that_fit)
+    monkeypatch.setattr(columns, "MOST_BYTES", bytes_that_fit)
     read(reader, planned(in_shard=True, window=8, counts={"a": 12}), size=1)
     assert [len(asked) for asked in reader.asked] == sizes
 

@@ -1,4 +1,4 @@
-"""`ElasticDataLoader` takes a DataLoader's arguments, and says what to do about wrong ones."""
+"""`ElasticDataLoader`: a DataLoader's arguments, what to do about wrong ones, and calls that it hands on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ import torch
 from loader_kit import ColumnReader, NumberReader, elastic, trainer
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, Mixture, ShardedDataset
 from edl_torch.data import loader as module
+from edl_torch.data.loop.loader_methods import ServiceMethods
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.records import ShardedRecords
 from edl_torch.testing import FakeMaster, ThreadPeers
@@ -97,6 +100,15 @@ def test_an_order_that_is_left_open_is_none(name: str, value: object) -> None:
     """As those pass it on that take a DataLoader's arguments."""
     with ElasticDataLoader(range(8), 4, **{name: value}) as loader:
         assert sum(map(len, loader)) == 8
+
+
+def test_set_epoch_is_no_attribute_and_the_error_says_why() -> None:
+    with ElasticDataLoader(range(4), 2) as loader:
+        assert not hasattr(loader, "set_epoch"), "frameworks call one that they find"
+        with pytest.raises(AttributeError, match="needs none: seed="):
+            loader.set_epoch(1)
+        with pytest.raises(AttributeError, match="'ElasticDataLoader' object has no attribute 'set_epochs'"):
+            loader.set_epochs(1)
 
 
 @pytest.mark.parametrize(
@@ -263,3 +275,184 @@ def test_who_steps_together_is_said_in_one_way(arguments: dict[str, Any], remedy
 
 def test_a_default_that_the_service_has_is_shown_as_such() -> None:
     assert "batch_size: 'int | None' = <the service's>" in str(inspect.signature(ElasticDataLoader))
+
+
+# What a loader hands on to its service, and to the session behind it ----------------------------------------
+
+
+class Recorder:
+    """Notes each call, with its arguments; returns the name of what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.epoch = 3
+        self.finished = False
+
+    def __getattr__(self, name: str) -> Any:
+        def called(*arguments: Any, **named: Any) -> str:
+            self.calls.append((name, *arguments, *named.items()))
+            return name
+
+        return called
+
+
+class Loader(ServiceMethods):
+    def __init__(self) -> None:
+        self.service_behind, self.elastic, self.position = Recorder(), Recorder(), Recorder()
+        self.session = SimpleNamespace(
+            passes=self.elastic, gradients=Recorder(), run=lambda answer: answer, lockstep=None
+        )
+        self.service_behind.session, self.service_behind.position = self.session, self.position
+        self.dataset = SimpleNamespace(service=self.service_behind)
+        self._weights, self._statistics = Recorder(), Recorder()  # type: ignore[assignment]
+        self.notice = SimpleNamespace(seen=False)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda loader: loader.attach("sgd"), ("attach", "sgd", ("scaler", None), ("one_model", ""))),
+        (
+            lambda loader: loader.attach("sgd", scaler="amp", one_model="averaged"),
+            ("attach", "sgd", ("scaler", "amp"), ("one_model", "averaged")),
+        ),
+        (lambda loader: loader.detach("sgd"), ("detach", "sgd")),
+        (lambda loader: loader.stepped(), ("report_batch_done",)),
+        (lambda loader: loader.state_dict(), ("state_dict",)),
+        (lambda loader: loader.load_state_dict({"a": 1}), ("load_state_dict", {"a": 1})),
+        (lambda loader: loader.progress(), ("progress",)),
+    ],
+)
+def test_calls_go_to_the_service(call: Any, expected: tuple[Any, ...]) -> None:
+    loader = Loader()
+    call(loader)
+    assert loader.service_behind.calls == [expected]
+
+
+def test_what_is_about_the_batch_in_hand_goes_to_its_pass() -> None:
+    loader = Loader()
+    assert loader.service is loader.service_behind
+    assert loader.epoch == 3
+    assert loader.records == "records_in_hand"
+    loader.give_back()
+    loader.give_back(window=True)
+    assert loader.elastic.calls == [
+        ("records_in_hand",),
+        ("give_back", ("window", False)),
+        ("give_back", ("window", True)),
+    ]
+
+
+@pytest.mark.parametrize("records", [2, 0, None], ids=["a batch", "a padding batch", "none is left"])
+def test_a_wrapper_passes_on_what_it_has_read(records: int | None) -> None:
+    loader = Loader()
+    batch = None if records is None else SimpleNamespace(records=records)
+    loader.session.passed_on = lambda: batch
+    loader.passed_on()
+    assert loader._weights.calls == [("step", records)] * (records is not None)
+    assert loader._statistics.calls == [("let_go",)] + [("keep",)] * (records == 0)
+    assert loader.position.calls == [("agree_again",)] * (records is None)
+
+
+@pytest.mark.parametrize(("seen", "finished"), [(True, False), (False, True), (True, True)])
+def test_epochs_end_when_all_is_trained_on_or_the_job_is_to_end(seen: bool, finished: bool) -> None:
+    loader = Loader()
+    epochs = loader.epochs()
+    assert [next(epochs), next(epochs)] == [3, 3]
+    loader.notice.seen, loader.service_behind.finished = seen, finished
+    assert list(epochs) == []
+
+
+def test_synchronous_ranks_go_through_the_epochs_that_they_agree_on() -> None:
+    loader = Loader()
+    loader.session.lockstep = "ranks"
+    assert next(loader.epochs()) == "epoch_of_all"
+    assert loader.position.calls == [("epoch_of_all", "ranks")]
+
+
+def test_batch_size_and_shuffle_may_stand_where_a_dataloader_has_them() -> None:
+    with ElasticDataLoader(list(range(40)), 10, True) as loader:
+        batches = [batch.tolist() for batch in loader]
+    assert [len(batch) for batch in batches] == [10] * 4
+    read = [number for batch in batches for number in batch]
+    assert sorted(read) == list(range(40)) != read
+
+
+@pytest.mark.parametrize("data", [[], torch.zeros(0, 3), range(0)])
+def test_data_without_records_are_refused_where_the_loader_is_made(data: Any) -> None:
+    with pytest.raises(InvalidArgument, match="has no records: there is nothing to read"):
+        ElasticDataLoader(data, batch_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
+@pytest.mark.parametrize("name", ["transform", "collate_fn", "worker_init_fn"])
+def test_what_cannot_be_sent_to_spawned_workers_is_named(name: str) -> None:
+    own: Any = {name: lambda value: value}
+    with (
+        ElasticDataLoader([1, 2], 2, num_workers=1, multiprocessing_context="spawn", **own) as loader,
+        pytest.raises(
+            InvalidArgument, match=rf"{name}= cannot be sent to loader workers .* 'spawn': Can't .*"
+        ),
+    ):
+        next(iter(loader))
+
+
+def test_what_forked_workers_refuse_is_no_matter_of_pickles() -> None:
+    own: Any = {"prefetch_factor": 2.5, "collate_fn": lambda samples: samples}
+    with (
+        ElasticDataLoader([1, 2], 2, num_workers=1, multiprocessing_context="fork", **own) as loader,
+        pytest.raises(TypeError, match="float"),
+    ):
+        next(iter(loader))
+
+
+def test_of_samples_of_a_mixture_that_are_not_alike_the_error_names_the_components() -> None:
+    rows: list[Any] = [{"x": 1}] * 8
+    data = Mixture({"images": list(torch.zeros(8, 3)), "rows": rows}, num_records=16)
+    with ElasticDataLoader(data, batch_size=4) as loader, pytest.raises((TypeError, KeyError)) as raised:
+        next(iter(loader))
+    assert "has samples of 'images', 'rows': where they are not alike" in raised.value.__notes__[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "epochs", "said"),
+    [
+        ("one loop", 3, ["2 of 3 epochs (num_epochs) were not read"]),
+        ("one loop", 1, []),
+        ("saved", 3, []),
+        ("went back", 1, []),
+        ("left", 3, []),
+        ("epochs", 3, []),
+    ],
+)
+def test_epochs_that_nobody_can_read_any_more_are_said_as_the_loader_is_closed(
+    how: str, epochs: int, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with ElasticDataLoader(range(8), batch_size=4, num_epochs=epochs) as loader:
+        for _ in loader.epochs() if how == "epochs" else range(1):
+            for _ in loader:
+                if how == "left":
+                    break
+        if how == "saved":
+            loader.state_dict()
+        if how == "went back":
+            loader.load_state_dict(None)
+    assert len(caplog.messages) == len(said)
+    assert all(text in message for text, message in zip(said, caplog.messages, strict=True))
+
+
+@pytest.mark.parametrize(("name", "restores", "said"), [("", False, 1), ("other", False, 0), ("", True, 0)])
+def test_two_runs_of_one_name_and_folder_in_a_program_are_said(
+    name: str, restores: bool, said: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named: Any = {"dataset_name": name} if name else {}
+    one = ElasticDataLoader(range(8), batch_size=4, audit_dir=tmp_path)
+    other = ElasticDataLoader(range(8), batch_size=4, audit_dir=tmp_path, **named)
+    with one, other:
+        assert len(list(one)) == 2
+        if restores:
+            other.load_state_dict(one.state_dict())
+        list(other)
+        assert [message.startswith("two datasets of this program") for message in caplog.messages] == [
+            True
+        ] * said

@@ -92,7 +92,8 @@ def test_ranks_without_a_batch_get_a_real_one_that_does_not_count() -> None:
 
 
 def test_loader_workers_read_for_ranks() -> None:
-    loader = {"num_workers": 2, "multiprocessing_context": "fork"}
+    # Ranks are threads here, and filelock (torch brings it) refuses that two threads fork at once.
+    loader = {"num_workers": 2, "multiprocessing_context": "forkserver"}
     fake = FakeMaster()
     ranks = run_ranks(fake, 2, Rank.train, UNEVEN, in_process=False, loader=loader)
     assert trained(ranks) == each(1)
@@ -548,7 +549,8 @@ def test_a_wrapper_that_reads_ahead_weighs_the_batch_that_it_has_passed_on(
 
     def work(rank: Rank) -> None:
         rank.service.load_state_dict(None)
-        sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        sgd = torch.optim.SGD([parameter], lr=0.1)
         if attached:
             rank.loader.attach(sgd)
         while not rank.service.finished:
@@ -557,6 +559,8 @@ def test_a_wrapper_that_reads_ahead_weighs_the_batch_that_it_has_passed_on(
                 weight = rank.loader.weight
                 assert weight in (0, len(batch))
                 rank.seen.passes[-1].append((numbers(batch), weight))
+                sgd.zero_grad()
+                parameter.sum().backward()
                 sgd.step()
 
     ranks = run_ranks(fake, size, work, reader, num_epochs=EPOCHS, lookahead="manual")

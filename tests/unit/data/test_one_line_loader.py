@@ -12,9 +12,8 @@ import pytest
 import torch
 from loader_kit import NumberReader, acknowledged, flat
 
-from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, Mixture, ShardedDataset
 from edl_torch.errors import (
-    AccountingError,
     DatasetConflict,
     InvalidArgument,
     MasterUnavailable,
@@ -348,17 +347,6 @@ def test_a_loop_that_gives_back_each_second_window_trains_each_record_once(num_w
     fake.outcomes["training"].check_complete(1)
 
 
-def test_a_batch_that_was_acknowledged_cannot_be_given_back() -> None:
-    steps = optimizer()
-    with ElasticDataLoader(SQUARES, 8, master_client=FakeMaster()) as loader:
-        loader.attach(steps)
-        batches = iter(loader)
-        next(batches)
-        steps.step()
-        with pytest.raises(AccountingError, match="was acknowledged"):
-            loader.give_back()
-
-
 # Wrong arguments --------------------------------------------------------------------------------------------
 
 
@@ -444,3 +432,20 @@ def test_transforms_of_images_are_seeded_unless_one_says_otherwise(images: bool,
         SQUARES, 8, seed_transforms=given, master_client=FakeMaster(), **arguments
     ) as loader:
         assert loader.dataset._seed_transforms is (images if given is None else given)
+
+
+def test_a_list_of_names_of_files_is_refused_where_nothing_opens_them(tmp_path: Path) -> None:
+    files = [tmp_path / f"{n}.csv" for n in range(3)]
+    for file in files:
+        file.write_text("a,b\n1,2\n")
+    for names in ([*map(str, files)], tuple(files), ["s3://bucket/a.csv"]):
+        with pytest.raises(InvalidArgument, match=rf"a list of {len(names)} names of files, as .*CsvReader"):
+            ElasticDataLoader(names, batch_size=1)
+        with pytest.raises(InvalidArgument, match="names of files"):
+            ElasticDataLoader(Mixture({"a": names}), batch_size=1)
+    with ElasticDataLoader(
+        [*map(str, files)], batch_size=3, transform=lambda file: Path(file).stat().st_size
+    ) as loader:
+        assert [batch.tolist() for batch in loader] == [[8, 8, 8]]
+    with ElasticDataLoader([str(files[0]), "a text"], batch_size=2) as loader:
+        assert list(loader) == [[str(files[0]), "a text"]]

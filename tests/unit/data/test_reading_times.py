@@ -1,4 +1,4 @@
-"""How long records of a batch are read and transformed, and of which batches that is timed."""
+"""How long records of a batch are read and transformed, and what is timed of a training loop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from edl_torch.data.reading import record_jobs as cells
 from edl_torch.data.reading import sample_reading as reading
 from edl_torch.data.reading import sample_reading as reading_times
 from edl_torch.data.reading.sample_reading import EACH_S, ReadingTimes, SampleList, SampleReader, Times
-from edl_torch.data.reading.seeding import Generators, record_seeds
-from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
+from edl_torch.data.reading.seeding import record_seeds
+from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice
-from edl_torch.testing import FakeMaster
+from edl_torch.testing import FakeClock, FakeMaster
+from edl_torch.trainer.measuring import Measuring, Stopwatch
 from edl_torch.trainer.vocabulary import Tally
 
 PLAN = planned()  # shards of six records
@@ -169,17 +170,16 @@ def test_an_abandoned_batch_is_in_no_other(clock: Clock) -> None:
 
 
 def test_threads_count_each_record_where_it_is_worked_on(clock: Clock) -> None:
-    times, tally = ReadingTimes(), Tally()
+    setup = IterationSetup(columnar=False, list_size=4, threads=1, ahead=1)
+    times = setup.times
     batches = ThreadedReading(
         Slow(clock),
         PLAN,
         leases(),
-        tally,
-        times,
+        setup,
         lambda grant, position, error: None,
         transform=partial(clock.works, TRANSFORM_S),
-        generators=None,
-        threading=Threading(threads=1, ahead=1, batch_size=4, collate=None),
+        seeds=False,
         keeps_samples=False,
     )
     batch = next(batches)
@@ -267,19 +267,87 @@ def test_samples_are_made_anew_where_timing_changes_in_the_middle_of_a_lease_alo
 
 
 def test_transforms_by_seed_are_timed_where_they_are(clock: Clock) -> None:
-    times = ReadingTimes()
+    setup = IterationSetup(columnar=False, list_size=1, threads=1, ahead=1)
     batches = ThreadedReading(
         Slow(clock),
         PLAN,
         leases(),
-        Tally(),
-        times,
+        setup,
         lambda grant, position, error: None,
         transform=lambda number: clock.works(TRANSFORM_S, torch.rand(1)),
-        generators=Generators(after_each=False),
-        threading=Threading(threads=1, ahead=1, batch_size=1, collate=None),
+        seeds=True,
         keeps_samples=False,
     )
     next(batches)
     batches.close()
-    assert times.take()[1] == TRANSFORM_S
+    assert setup.times.take()[1] == TRANSFORM_S
+
+
+# What is timed of a training loop, and what is not ----------------------------------------------------------
+
+
+@pytest.fixture
+def fake_clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def measuring() -> Measuring:
+    return Measuring()
+
+
+@pytest.fixture
+def stopwatch(measuring: Measuring, fake_clock: FakeClock) -> Stopwatch:
+    return Stopwatch(measuring, fake_clock)
+
+
+def test_the_wait_for_a_batch_and_the_work_on_it_are_told_apart(
+    stopwatch: Stopwatch, measuring: Measuring, fake_clock: FakeClock
+) -> None:
+    for _ in range(2):
+        asked_at = fake_clock()
+        fake_clock.advance(1.0)
+        stopwatch.handed(asked_at, 4)
+        fake_clock.advance(3.0)
+    stopwatch.ended(fake_clock())
+    measures = measuring.measures()
+    assert (measures.batches, measures.records) == (2, 8)
+    assert (measures.waited.count, measures.waited.sum_s) == (2, 2.0)
+    assert (measures.stepped.count, measures.stepped.sum_s) == (2, 6.0)
+    assert measures.waiting_share == 0.25
+
+
+def test_the_end_of_a_pass_is_no_wait_for_a_batch_and_no_work(
+    stopwatch: Stopwatch, measuring: Measuring, fake_clock: FakeClock
+) -> None:
+    stopwatch.handed(fake_clock(), 4)
+    asked_at = fake_clock()
+    stopwatch.wait_for_ranks(lambda: fake_clock.advance(5.0))
+    stopwatch.ended(asked_at)
+    stopwatch.ended(fake_clock())  # after its end
+    measures = measuring.measures()
+    assert measures.waited.count == 1
+    assert (measures.waited.sum_s, measures.waited_for_ranks_s) == (0.0, 0.0)
+    assert (measures.stepped.count, measures.stepped.sum_s) == (1, 0.0)
+
+
+def test_the_wait_for_other_ranks_is_a_part_of_the_wait(
+    stopwatch: Stopwatch, measuring: Measuring, fake_clock: FakeClock
+) -> None:
+    def wait() -> str:
+        fake_clock.advance(2.0)
+        return "all are ready"
+
+    asked_at = fake_clock()
+    fake_clock.advance(1.0)
+    assert stopwatch.wait_for_ranks(wait) == "all are ready"
+    stopwatch.handed(asked_at, 0)
+    measures = measuring.measures()
+    assert (measures.waited.sum_s, measures.waited_for_ranks_s) == (3.0, 2.0)
+
+
+def test_repr_shows_state(stopwatch: Stopwatch, measuring: Measuring) -> None:
+    assert repr(stopwatch) == "<Stopwatch handed_at=None>"
+    stopwatch.handed(stopwatch.clock(), 1)
+    assert repr(stopwatch) == "<Stopwatch handed_at=1000.0>"
+    assert repr(measuring).startswith("<Measuring batches=1 waited=<Durations 1 in ")

@@ -1,16 +1,38 @@
-"""A `ShardedDataset` by itself: in its trainer's process, pickled to another one, and asked for samples."""
+"""A `ShardedDataset` by itself, its values, and a dataset that is sorted by label."""
 
 from __future__ import annotations
 
+import inspect
+import os
 import pickle
 import random
+import warnings
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from loader_kit import UNEVEN, NumberReader, acknowledged, all_records, once, trainer
+from plan_kit import COUNTS, PLANS
 
-from edl_torch import ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch.client.workers.links import DirectLink
+from edl_torch.core.plan import Plan
+from edl_torch.data import dataset as module
+from edl_torch.data.batches.collate import Collated, Envelope
+from edl_torch.data.dataset import ImageDataset
+from edl_torch.data.loop.opening import ReadingOptions, _classes_mixed, _Order, reads_records_alone
+from edl_torch.data.ranks import parts_group
+from edl_torch.data.reading import columns
 from edl_torch.data.reading.iterations import iterations
+from edl_torch.data.reading.record_jobs import can_pick
+from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.errors import BadRecord, ServiceClosed
+from edl_torch.readers import ImageFolderReader
+from edl_torch.shard import DatasetSpec, Source
 from edl_torch.testing import FakeMaster
 
 
@@ -91,3 +113,318 @@ def test_an_iteration_in_a_child_asks_the_trainer() -> None:
         elsewhere = pickle.loads(pickle.dumps(dataset))
         assert elsewhere._connect() is elsewhere._connect(), "one link for all its iterations"
         assert sorted(iter(elsewhere)) == all_records()
+
+
+# By which way a dataset asks for leases ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was made to reach the trainer from another process."""
+    calls: list[Any] = []
+    monkeypatch.setattr(module, "SocketLink", lambda handle, stream, run: calls.append((stream, run)))
+    monkeypatch.setattr(module, "end_with_parent", lambda: calls.append("ends with its parent"))
+    monkeypatch.setattr(module, "tell_what_ends_worker", lambda link: None)
+    monkeypatch.setattr(type(module.iterations), "served", "12:3")
+    return calls
+
+
+def test_in_its_trainers_process_it_asks_directly(told: list[Any]) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        assert isinstance(dataset._connect(), DirectLink)
+    assert told == []
+
+
+def test_a_loader_worker_serves_an_iteration_and_ends_with_its_trainer(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        monkeypatch.setattr(module, "get_worker_info", lambda: SimpleNamespace(id=2))
+        assert dataset._connect() is dataset._connect()
+    assert told == ["ends with its parent", ("worker 2", "12:3")]
+
+
+def test_what_reading_imports_is_imported_before_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[Any] = []
+    monkeypatch.setattr(module, "import_for_reading", imported.append)
+    with trainer(FakeMaster()) as (_, dataset):
+        assert imported == [dataset.reader]
+
+
+def test_another_child_serves_none(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        for pid in (7, 7, 8):
+            with monkeypatch.context() as child:
+                child.setattr(os, "getpid", lambda pid=pid: pid)
+                dataset._connect()
+    assert told == [("process 7", ""), ("process 8", "")]
+
+
+def test_what_is_wrong_is_raised_at_once_where_the_loop_is_and_as_it_reads_in_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch brings the trainer what a worker raises as it reads."""
+
+    def fails() -> Any:
+        raise ServiceClosed("gone")
+
+    with trainer(FakeMaster()) as (_, dataset):
+        monkeypatch.setattr(dataset, "_begin", fails)
+        with pytest.raises(ServiceClosed, match="gone"):
+            iter(dataset)
+        monkeypatch.setattr(module, "get_worker_info", lambda: SimpleNamespace(id=2))
+        records = iter(dataset)
+        with pytest.raises(ServiceClosed, match="gone"):
+            next(records)
+
+
+@pytest.mark.parametrize("list_size", [0, 4])
+def test_an_iteration_begins_with_nothing_counted_and_nothing_timed(list_size: int) -> None:
+    with trainer(FakeMaster()) as (_, dataset):
+        setup = IterationSetup(columnar=False, list_size=list_size)
+        setup.tally.start(7, 0)[2] = 3
+        setup.times.begin()
+        dataset.bind(setup)
+        iter(dataset)
+        assert setup.tally.take() == IterationSetup(columnar=False, list_size=0).tally.take()
+        assert not setup.times.timing
+
+
+def test_an_iteration_ends_the_threads_of_the_one_before() -> None:
+    """A persistent loader worker begins anew, and nobody tells it that the pass before is over."""
+    with trainer(FakeMaster()) as (_, dataset):
+        dataset.bind(IterationSetup(columnar=False, list_size=4, threads=1, ahead=1))
+        first_batches = iter(dataset)
+        first = dataset._reading()
+        assert "alive=1" in repr(first)
+        second_batches = iter(dataset)
+        assert "alive=0" in repr(first)
+        second = dataset._reading()
+        assert "alive=1" in repr(second)
+        assert first_batches is not second_batches
+        dataset.end_reading()
+        assert "alive=0" in repr(second)
+
+
+# What is known of a reader that has the methods of one, and is no `AbstractDataReader` ----------------------
+
+
+class Own:
+    """Record `i` of each source is `i`."""
+
+    def create_shards(self) -> dict[str, int]:
+        return COUNTS
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        return iter(range(task.start, task.end))
+
+    def read_record(self, name: str, index: int) -> int:
+        return index
+
+
+class Safe(Own):
+    thread_safe = True
+
+
+class Blocks(Safe):
+    reads_blocks = True
+
+
+def test_threads_read_records_of_a_reader_that_says_that_they_may() -> None:
+    """Where it reads blocks, a stream of records in their order is faster."""
+    picked = {
+        (kind, order): can_pick(kind(), PLANS[order])  # type: ignore[arg-type]
+        for kind in (Own, Safe, Blocks)
+        for order in ("stored", "global")
+    }
+    assert [key for key, picks in picked.items() if picks] == [
+        (Safe, "stored"),
+        (Safe, "global"),
+        (Blocks, "global"),
+    ]
+
+
+def test_records_are_mixed_over_all_where_each_costs_no_more_than_itself() -> None:
+    assert [reads_records_alone(kind()) for kind in (Own, Safe, Blocks)] == [True, True, False]  # type: ignore[arg-type]
+    with ElasticDataLoader(Own(), 4, shuffle=True) as loader:
+        assert type(loader.dataset) is ShardedDataset, "records are images of readers that say so"
+        assert sorted(n for batch in loader for n in batch.tolist()) == sorted([*range(23), *range(9)])
+
+
+# Values have their fields alone -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Collated, Envelope, ReadingOptions, _Order])
+def test_there_is_no_room_for_other_attributes(kind: Any) -> None:
+    assert set(kind.__slots__) == {field.name for field in fields(kind)}
+
+
+@pytest.mark.parametrize("value", [ReadingOptions(), _Order()])
+def test_a_decision_is_made_by_name_and_stays(value: Any) -> None:
+    first = fields(value)[0].name
+    with pytest.raises(FrozenInstanceError):
+        setattr(value, first, getattr(value, first))
+    with pytest.raises(TypeError, match="positional"):
+        type(value)(*(getattr(value, field.name) for field in fields(value)))
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [(ShardedDataset, False), (ImageDataset, True)])
+def test_datasets_keep_the_stored_order_and_images_are_augmented_by_record(kind: Any, seeds: bool) -> None:
+    defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+    assert defaults["shuffle"] is False
+    assert defaults["seed_transforms"] is seeds
+    assert defaults["on_bad_record"] == "raise"
+    assert IterationSetup(columnar=False, list_size=4).collate is None
+
+
+def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said() -> None:
+    options = ReadingOptions()
+    of_loader = inspect.signature(ElasticDataLoader).parameters
+    own = [field.name for field in fields(options) if field.name != "service"]
+    assert {name: of_loader[name].default for name in own} == {name: getattr(options, name) for name in own}
+    assert (options.service, options.shuffle) == ({}, False)
+    of_service = inspect.signature(DataShardService).parameters
+    for name, parameter in of_loader.items():
+        if name in of_service and name not in ("batch_size", "shuffle"):
+            assert (parameter.default, parameter.annotation) == (
+                of_service[name].default, of_service[name].annotation
+            )  # fmt: skip
+    said = {name: of_loader[name].default for name in of_loader}
+    assert (said["num_epochs"], said["seed"], said["lookahead"]) == (1, 0, 0)
+    assert (said["epoch_barrier"], said["max_bad_records"]) == (True, 0)
+    assert _Order() == _Order(all_records=False, shards=False)
+
+
+def test_ranks_of_one_job_agree_on_the_first_message_and_memory_has_the_bounds_that_were_measured() -> None:
+    """All ranks must have the first: a rank reads as much as another one sends."""
+    assert parts_group.FRAME_BYTES == 8192
+    assert (columns._MOST_BATCHES, columns.MOST_BYTES) == (16, 16 * 1024 * 1024)
+    assert parts_group.IN_STRUCTURE_BYTES == 2048
+
+
+# A dataset that is sorted by label and mixed only inside its shards is told of, and no other ----------------
+
+
+SORTED = [number // 100 for number in range(800)]
+
+
+class Labelled:
+    """A map-style dataset, as torchvision's: `targets` are the classes."""
+
+    def __init__(self, targets: Any) -> None:
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return 800
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def warned(data: Any, **options: Any) -> list[str]:
+    """What a loop over two passes hears."""
+    options = {"shuffle": "in_shard", "records_per_shard": 128, "num_epochs": 2} | options
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ElasticDataLoader(data, 32, master_client=FakeMaster(), **options) as loader:
+            for _ in loader.epochs():
+                assert len(list(loader)) == 25
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("targets", [SORTED, np.array(SORTED)], ids=["list", "array"])
+def test_a_sorted_dataset_mixed_inside_its_shards_is_told_of_once(targets: Any) -> None:
+    (text,) = warned(Labelled(targets))
+    # 7 shards; of the 7 places where the label changes none is an edge of a shard.
+    assert "shards of 128 records: a batch has some 2.0 of the 8 classes" in text
+    assert "shuffle=True" in text
+    assert "shuffle_window=16" in text
+
+
+def test_windows_that_mix_few_classes_are_told_of() -> None:
+    targets = [number // 20 for number in range(800)]
+    options = {"shuffle": True, "records_per_shard": 20}
+    (text,) = warned(Labelled(targets), **options, shuffle_window=8)
+    assert "windows of 8 shards of 20 records: a batch has some 7.3 of the 40 classes" in text
+    assert "shuffle_window=128" in text
+    assert warned(Labelled(targets), **options, shuffle_window=40) == []
+
+
+@pytest.mark.parametrize(
+    ("targets", "options"),
+    [
+        (SORTED, {"shuffle": True}),
+        (SORTED, {"shuffle": False}),
+        (SORTED, {"shuffle": "shards"}),
+        (SORTED, {"records_per_shard": 800}),
+        ([*SORTED[1:], 0], {}),
+        ([0] * 800, {}),
+        ([0] * 400 + [1] * 400, {"records_per_shard": 500}),
+        (SORTED[:-1], {}),
+        ([[label] for label in SORTED], {}),
+        ([[label] * (label + 1) for label in SORTED], {}),
+        ([str(label) for label in SORTED], {}),
+        (None, {}),
+    ],
+)
+def test_no_other_dataset_is(targets: Any, options: dict[str, Any]) -> None:
+    assert warned(Labelled(targets), **options) == []
+
+
+def test_image_folders_and_lists_of_images_say_their_labels(tmp_path: Path) -> None:
+    import cv2
+
+    for name, count in (("cat", 2), ("dog", 3)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            cv2.imwrite(str(tmp_path / name / f"{number}.png"), np.zeros((4, 4, 3), np.uint8))
+    reader = ImageFolderReader(tmp_path)
+    targets = reader.targets
+    assert targets is not None
+    assert targets.tolist() == [0, 0, 1, 1, 1] == [reader.load(index)[1] for index in range(5)]  # type: ignore[misc]
+    assert ImageFolderReader(tmp_path / "dog").targets is None
+
+
+def test_the_three_part_form_is_told_of_it_too() -> None:
+    from edl_torch.readers import MapDatasetReader
+
+    reader = MapDatasetReader(Labelled(SORTED))
+    with DataShardService(32, FakeMaster(), reader, records_per_shard=128, shuffle_shards=True) as service:
+        loader = ElasticDataLoader(ShardedDataset(service, reader, shuffle=True))
+        with pytest.warns(UserWarning, match="sorted by label"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "mixed"),
+    [
+        (8, {"records_per_shard": 100}, "inside shards of 100 records: a batch has some 1.0 of the 8"),
+        (4, {"records_per_shard": 400}, "inside shards of 400 records: a batch has some 2.0 of the 4"),
+        (
+            16,
+            {"records_per_shard": 50, "shuffle": True, "shuffle_window": 2},
+            "inside windows of 2 shards of 50 records: a batch has some 1.9 of the 16",
+        ),
+    ],
+)
+def test_at_most_half_of_the_classes_are_few(classes: int, options: Any, mixed: str) -> None:
+    (text,) = warned(Labelled([number * classes // 800 for number in range(800)]), **options)
+    assert f"{mixed} classes" in text
+
+
+@pytest.mark.parametrize(
+    ("window", "mixed"),
+    [(1, 1 + 7 / 7), (2, 1 + 7 / 4)],
+)
+def test_shards_in_their_stored_order_mix_the_classes_that_lie_together(window: int, mixed: float) -> None:
+    plan = Plan(
+        DatasetSpec(
+            name="d",
+            sources=(Source(name="a", count=800),),
+            records_per_shard=128,
+            shuffle_in_shard=True,
+            shuffle_window=window,
+        )
+    )
+    assert _classes_mixed(np.arange(100, 800, 100), 8, plan) == mixed

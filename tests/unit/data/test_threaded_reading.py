@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_kit import blocks_waited_for
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -28,7 +29,7 @@ from edl_torch.data.reading.reader_threads import ReaderThreads, thread_count
 from edl_torch.data.reading.record_jobs import Block, RecordJob, StreamedRecords
 from edl_torch.data.reading.sample_reading import ReadingTimes, SampleList, SampleReader
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, record_seeds
-from edl_torch.data.reading.threaded_reading import ThreadedReading, Threading
+from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import DatasetSpec, Slice, Source
@@ -167,16 +168,16 @@ def in_threads(
     tally: Tally | None = None,
     grants: Iterator[Grant] | None = None,
 ) -> ThreadedReading:
+    setup = IterationSetup(columnar=False, list_size=size, collate=collate, threads=threads, ahead=ahead)
+    setup.tally, setup.generators = tally or setup.tally, generators or setup.generators
     return ThreadedReading(
         reader,
         plan,
         iter(granted(plan)) if grants is None else grants,
-        Tally() if tally is None else tally,
-        ReadingTimes(),
+        setup,
         book,
         transform=transform,
-        generators=generators,
-        threading=Threading(threads=threads, ahead=ahead, batch_size=size, collate=collate),
+        seeds=generators is not None,
         keeps_samples=book.quarantines,
     )
 
@@ -319,13 +320,18 @@ def test_what_ends_the_leases_is_raised_when_what_came_before_is_read() -> None:
 
 
 def test_one_thread_at_a_time_reads_unless_the_reader_says_otherwise() -> None:
-    slow = set(range(23))
-    reader = Picking(slow=slow)
+    reader = Picking(slow=set(range(23)))
     by_several(reader, PLANS["global"], 4, Book(quarantines=False), threads=4)
     assert reader.most == 1
-    reader = Safe(slow=slow)
-    by_several(reader, PLANS["global"], 4, Book(quarantines=False), threads=4)
-    assert reader.most > 1
+    meeting = threading.Barrier(2)
+
+    class Meeting(Safe):
+        def read_record(self, name: str, index: int) -> int:
+            if (name, index) in (("a", 0), ("a", 1)):
+                meeting.wait(10)
+            return super().read_record(name, index)
+
+    by_several(Meeting(), PLANS["stored"], 4, Book(quarantines=False), threads=4)
 
 
 @pytest.mark.parametrize("kind", [Safe, Picking])
@@ -388,12 +394,9 @@ def test_threads_are_a_bounded_number_of_batches_ahead() -> None:
     plan = planned()
     reading = in_threads(Noting(), plan, 3, Book(quarantines=False), ahead=2)
     next(reading)
-    deadline = time.monotonic() + 5
-    while len(read) < 9 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    time.sleep(0.02)
+    wait_until(lambda: len(read) >= 9 and "waiting=0" in repr(reading))
+    reading.close()  # whatever a thread has begun is read to its end
     assert len(read) == 9
-    reading.close()
 
 
 def test_a_reading_whose_threads_cannot_start_raises_and_leaves_nothing(
@@ -435,10 +438,7 @@ def test_no_thread_is_left(how: str) -> None:
     elif how == "to the end":
         list(reading)
     del reading
-    deadline = time.monotonic() + 5
-    while not none_is_left() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert none_is_left()
+    wait_until(none_is_left)
 
 
 class Sample:
@@ -458,11 +458,8 @@ def test_samples_live_no_longer_than_their_batch() -> None:
         book = Book(quarantines=False)
         for batch in in_threads(Safe(), planned(), 4, book, lambda _: noted(made), ahead=1):
             del batch
-        deadline = time.monotonic() + 5
-        while any(ref() is not None for ref in made) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: not any(ref() is not None for ref in made))
         assert len(made) == 29
-        assert not any(ref() is not None for ref in made)
     finally:
         gc.enable()
 
@@ -777,9 +774,12 @@ def test_a_read_that_hangs_holds_nobody_up_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_a_reading_that_another_thread_closes_waits_no_longer(drawn: bool) -> None:
+def test_a_reading_that_another_thread_closes_waits_no_longer(
+    drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a signal handler or a watchdog does. What the threads had not begun would never be done."""
     reads, let_go = threading.Event(), threading.Event()
+    waited_for = blocks_waited_for(monkeypatch)
 
     class Hanging(Safe):
         def read_record(self, name: str, index: int) -> int:
@@ -803,7 +803,7 @@ def test_a_reading_that_another_thread_closes_waits_no_longer(drawn: bool) -> No
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     assert reads.wait(10)
-    time.sleep(0.05)
+    wait_until(lambda: len(found) == 2 and waited_for)
     reading.close()
     thread.join(5)
     assert not thread.is_alive()

@@ -191,7 +191,7 @@ def test_a_batch_that_was_taken_out_does_not_count() -> None:
 
 
 def test_a_long_window_counts_all_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_windows, "_REMEMBERED", 2)
+    monkeypatch.setattr(gradient_windows, "REMEMBERED", 2)
     weights, p = Weights(), parameter()
     for own in (2, 4, 6, 8, 10):
         train(weights, own, 3.0, p)
@@ -524,7 +524,7 @@ def test_ranks_tell_each_other_how_they_weigh(count: float | None) -> None:
 def test_a_batch_of_the_last_ones_counts_once_however_late_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradient_windows, "_REMEMBERED", 2)
+    monkeypatch.setattr(gradient_windows, "REMEMBERED", 2)
     window = gradient_windows.GradientWindow()
     for backward, (batch, count) in enumerate([(1, 2.0), (2, 3.0), (1, 2.0)]):
         window.add(batch, count, "records", backward)

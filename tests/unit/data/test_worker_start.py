@@ -5,19 +5,22 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from multiprocessing import forkserver, get_context, get_start_method, resource_tracker
+from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import preloaded
 import pytest
 
 from edl_torch import ElasticDataLoader
@@ -41,7 +44,7 @@ last = Last()  # goes with the interpreter, when handlers in Python are gone
 
 def status(init: str) -> int:
     program = [sys.executable, "-c", ENDING.format(init=init)]
-    return subprocess.run(program, timeout=60, check=False).returncode
+    return preloaded.run(program, timeout=60).returncode
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals")
@@ -89,29 +92,47 @@ class Made:
 
 def test_ctrl_c_among_workers_that_start_comes_when_they_have_and_they_go() -> None:
     made: list[weakref.ref[Made]] = []
+    came = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        came.set()
+        raise KeyboardInterrupt
 
     def make() -> Made:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)  # the main thread has it long since
+        assert came.wait(10)
         it = Made()
         made.append(weakref.ref(it))
         return it
 
-    with pytest.raises(KeyboardInterrupt):
-        started_beside(make, None)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            started_beside(make, None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(made) == 1
     wait_until(lambda: made[0]() is None)
 
 
 @pytest.mark.parametrize("at", range(1, 40))
-def test_ctrl_c_at_any_line_of_the_start_waits_for_what_has_begun(at: int) -> None:
+def test_ctrl_c_at_any_line_of_the_start_waits_for_what_has_begun(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A debugger's hook runs between any two lines, and so may handlers."""
-    running = threading.Event()
+    running, is_waited_for = threading.Event(), threading.Event()
     left, ended = at, []
+
+    class Ended(SimpleQueue[None]):
+        def get(self) -> None:  # type: ignore[override]
+            is_waited_for.set()
+            super().get()
 
     def make() -> None:
         running.set()
-        ended.append(time.sleep(0.01))
+        ended.append(is_waited_for.wait(5))
+
+    monkeypatch.setattr(worker_start, "SimpleQueue", Ended)
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal left
@@ -130,7 +151,7 @@ def test_ctrl_c_at_any_line_of_the_start_waits_for_what_has_begun(at: int) -> No
             finally:
                 sys.settrace(before)
     finally:
-        assert len(ended) == running.is_set()
+        assert ended == [True] * running.is_set()
 
 
 @pytest.fixture
@@ -158,12 +179,19 @@ def test_a_worker_is_deaf_once_it_has_started(started: list[int]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="signals")
 def test_the_signal_interrupts_no_system_call_of_a_workers_libraries(started: list[int]) -> None:
     ours, theirs = os.pipe()
-    main = threading.get_ident()
+    main, task = threading.get_ident(), Path(f"/proc/self/task/{threading.get_native_id()}")
+
+    def reads() -> bool:
+        return "pipe_read" in (task / "wchan").read_text()
+
+    def is_pending() -> bool:
+        (mask,) = re.findall(r"^SigPnd:\s*(\w+)", (task / "status").read_text(), re.MULTILINE)
+        return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
     def disturb() -> None:
-        time.sleep(0.05)
+        wait_until(reads)
         signal.pthread_kill(main, signal.SIGTERM)
-        time.sleep(0.02)
+        wait_until(lambda: not is_pending() and reads())
         os.write(theirs, b"x")
 
     thread = threading.Thread(target=disturb)
@@ -194,22 +222,24 @@ def test_the_workers_of_an_elastic_loader_are_killed_by_it() -> None:
 
 
 WRITING = """
-import multiprocessing, os, sys, threading, time
+import multiprocessing, os, sys, threading
 from edl_torch.data.reading import worker_start
 
 class Slow:
-    def __init__(self, begun):
-        self.begun = begun
-
     def __reduce__(self):
-        self.begun.set()
-        time.sleep(0.3)
+        begun.set()
+        is_waited_for.wait()
         os.write(1, b"whole")
         return bytes, (1_000_000,)  # more than a pipe holds
 
+def join(thread, timeout=None, join=threading.Thread.join):
+    is_waited_for.set()
+    join(thread, timeout)
+
 worker_start.WorkerStart(None)(0)
-queue, begun = multiprocessing.Queue(), threading.Event()
-queue.put(Slow(begun))
+threading.Thread.join = join
+queue, begun, is_waited_for = multiprocessing.Queue(), threading.Event(), threading.Event()
+queue.put(Slow())
 begun.wait()
 queue.cancel_join_thread()  # as a worker of torch does that is to end
 queue.close()
@@ -217,7 +247,7 @@ queue.close()
 
 
 def test_what_a_worker_writes_as_it_ends_is_not_cut_short_in_the_middle_of_a_tensor() -> None:
-    worker = subprocess.run([sys.executable, "-c", WRITING], timeout=60, check=True, stdout=subprocess.PIPE)
+    worker = preloaded.run([sys.executable, "-c", WRITING], timeout=60, check=True, stdout=subprocess.PIPE)
     assert worker.stdout == b"whole", (
         "the interpreter ended the thread, which aborts where that is inside of torch"
     )

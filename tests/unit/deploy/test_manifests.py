@@ -3,18 +3,96 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from manifests import FOLDER, ROOT, WORKLOADS, documents, files, load, pod_template, trainers
 
 from edl_torch.cli.main import build_parser
 from edl_torch.rpc.credentials import Credentials
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "deploy" / "kubernetes"
+
+
+def documents(path):
+    return [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+
+
+def files():
+    return sorted(path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml")
+
+
+def load(kind, name):
+    found = [
+        document
+        for path in files()
+        for document in documents(path)
+        if (document["kind"], document["metadata"]["name"]) == (kind, name)
+    ]
+    assert len(found) == 1, f"{len(found)} manifests are {kind}/{name}"
+    return found[0]
+
+
+def pod_template(document):
+    """The pod template of a workload; None of anything else."""
+    spec = document["spec"]
+    if document["kind"] == "TrainingRuntime":
+        (node,) = spec["template"]["spec"]["replicatedJobs"]
+        return node["template"]["spec"]["template"]
+    return spec.get("template") if document["kind"] in ("StatefulSet", "Job") else None
+
+
+def trainers(kind):
+    """The pod template, and the container with its command and arguments, of a job of trainers."""
+    if kind == "Job":
+        template = pod_template(load("Job", "coco"))
+        return template, template["spec"]["containers"][0]
+    job = load("TrainJob", "coco")["spec"]
+    template = pod_template(load(job["runtimeRef"]["kind"], job["runtimeRef"]["name"]))
+    (container,) = template["spec"]["containers"]
+    return template, container | {name: job["trainer"][name] for name in ("command", "args")}
+
+
+WORKLOADS = [
+    (f"{document['kind']}/{document['metadata']['name']}", pod_template(document))
+    for path in files()
+    for document in documents(path)
+    if pod_template(document) is not None
+]
+
+
+# Schemas of Kubeflow Trainer's API --------------------------------------------------------------------------
+# JSON schemas of Kubeflow Trainer's API, from the models of the published package `kubeflow-trainer-api`.
+#
+# The models are generated from that API. They leave out what they do not know; the schemas refuse it.
+
+
+# Wrappers of the generator's around what may be a text or a number.
+_SCALARS = ("IoK8sApimachineryPkgApiResourceQuantity", "IoK8sApimachineryPkgUtilIntstrIntOrString")
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """Return the schema of `TrainJob` or `TrainingRuntime`, in its version v1alpha1."""
+    module = "trainer_v1alpha1_" + re.sub(r"(?<!^)([A-Z])", r"_\1", kind).lower()
+    models = importlib.import_module(f"kubeflow_trainer_api.models.{module}")
+    schema: dict[str, Any] = getattr(models, f"TrainerV1alpha1{kind}").model_json_schema(by_alias=True)
+    for model in (schema, *schema["$defs"].values()):
+        if "properties" in model:
+            model["additionalProperties"] = False
+    for name in _SCALARS:
+        schema["$defs"][name] = {"type": ["string", "number"]}
+    return schema
+
+
+# Tests ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +119,6 @@ def validate(kubernetes):
 
 def check_kubeflow(document, utils):
     pytest.importorskip("kubeflow_trainer_api", reason="pip install kubeflow-trainer-api")
-    from trainjob_schema import schema_of
-
     jsonschema.Draft202012Validator(schema_of(document["kind"])).validate(document)
     template = pod_template(document)
     if template is not None:

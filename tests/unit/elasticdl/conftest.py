@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from client_kit import Start
-from kit import Server
+from kit import Server, Start
 from their_master import TheirMaster
 
 from edl_torch import ElasticDLMasterClient

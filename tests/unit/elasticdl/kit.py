@@ -1,19 +1,25 @@
-"""A master of ours in a thread, and an ElasticDL worker that knows nothing but bytes."""
+"""Masters of ours and workers of theirs: one that knows nothing but bytes, and a loop in virtual time."""
 
 from __future__ import annotations
 
+import asyncio
+import selectors
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import grpc
 from by_number import WireTask, get_task_request, params_request, result_request
 from loop_thread import LoopThread
+from their_master import TheirMaster
 
+from edl_torch import ElasticDLMasterClient
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.elasticdl import make_servicer
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.server import MasterServer
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.shard import TaskType
 
 TIMEOUT_S = 20.0  # of a call: a test that hangs says where
 
@@ -100,3 +106,72 @@ class Worker:
 
     def close(self) -> None:
         self._channel.close()
+
+
+# A reader of numbers ----------------------------------------------------------------------------------------
+
+
+SIZE = 40
+
+Start = Callable[..., TheirMaster]
+Connect = Callable[..., ElasticDLMasterClient]
+
+
+class Numbers(AbstractDataReader):
+    """Record i of the storage called name is base + i; those in `bad` cannot be read."""
+
+    def __init__(self, counts: dict[str, int] | None = None, bad: frozenset[int] = frozenset()) -> None:
+        self.counts = {"": SIZE} if counts is None else counts
+        self.bases = dict(zip(self.counts, (1000 * n for n in range(len(self.counts))), strict=True))
+        self.bad = bad
+
+    def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
+        return self.counts
+
+    def read_records(self, task: Any) -> Iterator[int]:
+        return (self.read_record(task.shard.name, index) for index in range(task.start, task.end))
+
+    def read_record(self, name: str, index: int) -> int:
+        if self.bases[name] + index in self.bad:
+            raise ValueError("broken")
+        return self.bases[name] + index
+
+
+# Virtual time -----------------------------------------------------------------------------------------------
+# An event loop whose time stands still while anybody can act, and then jumps to what is due next.
+#
+# It knows no master; nothing on it may wait for another thread or for the network.
+
+
+LONGEST_S = 86_400.0
+
+T = TypeVar("T")
+
+
+class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "everybody waits, and nothing is due"
+            self.now += max(timeout, 0.0)
+            assert self.now < LONGEST_S, "it waits for ever"
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Runs coroutines in no time; `time()` says how long they took."""
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+
+def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)

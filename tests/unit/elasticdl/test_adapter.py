@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
-from by_number import get_task_request
+from by_number import TRAINING, WAIT, WireTask, get_task_request, params_request, result_request
+from kit import in_virtual_time
 
 from edl_torch.core.calls import Grant, Registration
 from edl_torch.core.changes import Changes, Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
-from edl_torch.elasticdl.servicer import ElasticDLServicer
-from edl_torch.elasticdl.wire import MAX_INT32, GetTaskCall, TaskNames, TaskResult, TrainingParams
+from edl_torch.elasticdl.servicer import MARGIN_S, ElasticDLServicer
+from edl_torch.elasticdl.wire import (
+    MAX_INT32,
+    ForeignTask,
+    GetTaskCall,
+    TaskNames,
+    TaskResult,
+    TrainingParams,
+    check_expressible,
+)
 from edl_torch.errors import InvalidArgument, TooManyBadRecords
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.host import MasterHost
-from edl_torch.shard import Source, TaskType
+from edl_torch.shard import DatasetSpec, Source, TaskType
 
 PARAMS = TrainingParams(batch_size=2, num_epochs=1, dataset_size=8, num_minibatches_per_shard=1)
 
@@ -237,3 +249,237 @@ async def cancelled(dispatcher: Dispatcher) -> tuple[int, int]:
 
 def test_a_task_whose_worker_hung_up_before_the_answer_waits_again() -> None:
     assert asyncio.run(cancelled(Dispatcher(ledger_id="ledger"))) == (2, 0)
+
+
+# ElasticDL's calls as values --------------------------------------------------------------------------------
+
+
+SPEC = DatasetSpec(name="d", sources=(Source(name="a", count=100),), records_per_shard=10)
+TWO = (Source(name="a", count=100), Source(name="empty", count=0), Source(name="b", count=100))
+KINDS = [TaskType.NONE, TaskType.TRAINING, TaskType.EVALUATION, TaskType.PREDICTION]
+IN_WINDOWS = {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 2}
+
+
+def test_each_task_and_type_has_an_id_of_its_own_and_back() -> None:
+    names = TaskNames("L")
+    tasks = [(task, kind) for task in range(1, 200) for kind in KINDS]
+    ids = [names.name(task, kind) for task, kind in tasks]
+    assert len(set(ids)) == len(tasks)
+    assert [names.resolve(task_id) for task_id in ids] == tasks
+
+
+def test_ids_never_change() -> None:
+    assert TaskNames("L").name(1, TaskType.TRAINING) == 379_056_163
+
+
+def test_ids_reach_from_one_to_the_largest_of_32_bits() -> None:
+    names = TaskNames("L")
+    last, kind = divmod(MAX_INT32 - 1, 4)
+    assert names.resolve(names.name(last, TaskType(kind))) == (last, TaskType(kind))
+    with pytest.raises(InvalidArgument, match="has no id"):
+        names.name(last, TaskType(kind + 1))
+    for outside in (0, MAX_INT32 + 1):
+        assert names.resolve(outside) == (0, TaskType.NONE)
+    for inside in (1, MAX_INT32):
+        task, kind_inside = names.resolve(inside)
+        assert names.name(task, kind_inside) == inside
+
+
+def test_a_task_without_a_record_and_type_is_the_end() -> None:
+    assert ForeignTask().is_end
+    assert not ForeignTask(type=TaskType.WAIT).is_end
+    assert not ForeignTask(start=3, end=4).is_end
+
+
+@pytest.mark.parametrize(
+    ("result", "failure"),
+    [
+        ({}, ""),
+        ({"error": "torn"}, "torn"),
+        ({"error": "torn", "failed_records": 2}, "torn"),
+        ({"failed_records": 2}, "the trainer counted 2 failed record(s) and gave no reason"),
+    ],
+)
+def test_a_result_fails_by_its_error_or_by_its_count(result: dict[str, Any], failure: str) -> None:
+    assert TaskResult(task_id=1, **result).failure == failure
+
+
+@pytest.mark.parametrize(
+    "fits",
+    [
+        {},
+        {"sources": TWO},
+        {"sources": TWO, "shuffle_shards": True},
+        {"sources": TWO, "shuffle_in_shard": True},
+        {"shuffle": True},
+        IN_WINDOWS,
+        {"records_per_shard": 10**9, "sources": (Source(name="a", count=10**9),)},  # a name, two numbers
+    ],
+)
+def test_shards_of_one_storage_are_expressible(fits: dict[str, Any]) -> None:
+    check_expressible(replace(SPEC, **fits))
+
+
+@pytest.mark.parametrize(("mixed", "remedy"), [({"shuffle": True}, "--shuffle,"), (IN_WINDOWS, "_window,")])
+def test_records_of_two_storages_have_no_name_together(mixed: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"of 2 storages together.* instead of .*{remedy}"):
+        check_expressible(replace(SPEC, sources=TWO, **mixed))
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "most"),
+    [
+        (0, 2**27, (2**26 - 2**16) // 4),
+        (0, 2**28, (2**26 - 2**16) // 5),
+        (2**27, 2**27, (2**26 - 2**16) // 5),
+    ],
+)
+def test_the_indices_of_a_shard_fit_into_a_message(start: int, count: int, most: int) -> None:
+    """Seven bits of an index are a byte."""
+    sources = (Source(name="a", start=start, count=count),)
+    spec = replace(SPEC, sources=sources, shuffle_in_shard=True, records_per_shard=most)
+    check_expressible(spec)
+    with pytest.raises(InvalidArgument, match=f"must fit into 64 MiB, so {most} is the most"):
+        check_expressible(replace(spec, records_per_shard=most + 1))
+
+
+# How long ElasticDL's workers wait for what: on a loop with a time of its own, without grpc -----------------
+
+
+TASK_TIMEOUT_S = 300.0
+ONE_TASK = {"batch_size": 5, "num_epochs": 1, "dataset_size": 5}
+
+
+class Refused(Exception):
+    """What a caller would be told."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(code, details)
+        self.code, self.details = code, details
+
+
+class Call:
+    """One call: how long its caller still waits, None for ever."""
+
+    def __init__(self, remaining_s: float | None) -> None:
+        self._remaining_s = remaining_s
+
+    def time_remaining(self) -> float | None:
+        return self._remaining_s
+
+    async def abort(self, code: grpc.StatusCode, details: str, metadata: object) -> None:
+        raise Refused(code, details)
+
+
+class Adapters:
+    """A master that workers ask without a network."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        clock = asyncio.get_running_loop().time
+        self.host = MasterHost(dispatcher, clock=clock)
+        adapter = ElasticDLAdapter(dispatcher, ElasticDLOptions(task_timeout_s=TASK_TIMEOUT_S))
+        self.servicer = ElasticDLServicer(self.host, adapter)
+
+    async def get(self, worker: int, *, within_s: float | None = None) -> WireTask:
+        answer = await self.servicer.get_task(get_task_request(worker, 0), Call(within_s))  # type: ignore[arg-type]
+        return WireTask.decode(answer)
+
+    async def params(self, **params: int) -> None:
+        await self.servicer.report_training_params(params_request(**params), Call(None))  # type: ignore[arg-type]
+
+    async def report(self, task: WireTask, why: str = "") -> None:
+        await self.servicer.report_task_result(result_request(task.task_id, why, None), Call(None))  # type: ignore[arg-type]
+
+    @property
+    def training(self) -> tuple[int, int, int]:
+        """Records acknowledged, leased and in quarantine."""
+        status = self.dispatcher.dataset_status("training")
+        return status.acknowledged, status.leased, len(status.quarantine)
+
+
+@asynccontextmanager
+async def adapters(**options: float) -> AsyncIterator[Adapters]:
+    made = Adapters(Dispatcher(ledger_id="ledger", **options))  # type: ignore[arg-type]
+    made.host.start()
+    made.servicer.start()
+    yield made
+    await made.servicer.close()
+    await made.host.close()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_where_nobody_describes_the_data_the_call_ends_in_an_error_that_says_so() -> None:
+    async def work() -> None:
+        async with adapters() as master:
+            with pytest.raises(Refused) as refused:
+                await master.get(0)
+            assert now() == pytest.approx(TASK_TIMEOUT_S)
+            assert refused.value.code is grpc.StatusCode.NOT_FOUND
+            assert "--training_data" in refused.value.details
+
+    in_virtual_time(work())
+
+
+def test_a_call_with_a_deadline_is_told_before_it_to_ask_again() -> None:
+    async def work() -> None:
+        async with adapters() as master:
+            assert (await master.get(0, within_s=10.0)).type == WAIT  # nobody has described the data
+            assert now() == pytest.approx(10.0 - MARGIN_S)
+            await master.params(**ONE_TASK)
+            assert (await master.get(0)).type == TRAINING
+            assert (await master.get(1, within_s=10.0)).type == WAIT  # another one has all of it
+            assert now() == pytest.approx(2 * (10.0 - MARGIN_S))
+
+    in_virtual_time(work())
+
+
+def test_an_overdue_task_goes_to_another_and_its_late_report_is_ignored() -> None:
+    async def work() -> None:
+        async with adapters() as master:
+            await master.params(**ONE_TASK | {"batch_size": 10, "dataset_size": 20})
+            late = await master.get(0)
+            assert late.numbers == list(range(10))
+            await master.report(await master.get(1))
+            again = await master.get(1)  # waits in the call until the time of the other is over
+            assert TASK_TIMEOUT_S <= now() <= TASK_TIMEOUT_S + 11
+            assert again.numbers == late.numbers
+            assert again.task_id != late.task_id
+            await master.report(late)
+            await master.report(late, "it failed, too")
+            assert master.training == (10, 10, 0)
+            await master.report(again)
+            assert (await master.get(1)).is_end
+            assert master.training == (20, 0, 0)
+
+    in_virtual_time(work())
+
+
+def test_deaths_are_never_counted_against_a_task() -> None:
+    async def work() -> None:
+        async with adapters() as master:
+            await master.params(**ONE_TASK)
+            for number in range(4):
+                assert (await master.get(number)).type == TRAINING  # and is never heard of again
+            task = await master.get(7)
+            await master.report(task)
+            assert (await master.get(7)).is_end
+            assert master.training == (5, 0, 0)
+
+    in_virtual_time(work())
+
+
+def test_a_silent_worker_keeps_its_task_far_beyond_the_lease_timeout_of_trainers() -> None:
+    async def work() -> None:
+        async with adapters(lease_timeout_s=30.0) as master:
+            await master.params(**ONE_TASK)
+            task = await master.get(0)
+            await asyncio.sleep(TASK_TIMEOUT_S - 1)
+            assert master.training == (0, 5, 0)
+            await master.report(task)
+            assert master.training == (5, 0, 0)
+
+    in_virtual_time(work())

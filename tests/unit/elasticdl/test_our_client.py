@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from client_kit import SIZE, Connect, Numbers, Start
+from kit import SIZE, Connect, Numbers, Start
 from their_master import TheirMaster
 
-from edl_torch import DataShardService, ElasticDataLoader, ElasticDLMasterClient, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ElasticDLMasterClient, MasterClient, ShardedDataset
 from edl_torch.errors import (
     AccountingError,
     BadRecord,
     DatasetConflict,
     EdlError,
+    InvalidArgument,
     MasterUnavailable,
     TooManyBadRecords,
+    UnknownDataset,
+    Unsupported,
 )
 from edl_torch.shard import Shard, Source, TaskType
 from edl_torch.testing import wait_until
@@ -153,15 +156,18 @@ def test_a_report_whose_answer_was_lost_counts_once(master: TheirMaster, connect
 
 
 def test_a_master_that_is_away_is_unavailable_and_not_an_end(master: TheirMaster, connect: Connect) -> None:
-    with DataShardService(8, connect(master, master_timeout_s=1.5), dataset_size=SIZE) as service:
-        assert service.fetch_shard() is not None
-        service.report_batch_done()
+    with DataShardService(
+        8, connect(master, master_timeout_s=1.5), dataset_size=SIZE, num_minibatches_per_shard=1
+    ) as service:
+        first = service.fetch_shard()
+        assert first is not None
+        service.report_batch_done(len(first))
         service.session.flush()
         master.close()
 
-        def go_on() -> None:  # one task may have been fetched ahead
-            while service.fetch_shard() is not None:
-                service.report_batch_done()
+        def go_on() -> None:  # a task or two may have been fetched ahead; there are five
+            while (shard := service.fetch_shard()) is not None:
+                service.report_batch_done(len(shard))
 
         with pytest.raises(MasterUnavailable, match=master.address):
             go_on()
@@ -393,3 +399,61 @@ def test_a_source_with_a_start_is_numbered_from_its_start(start_master: Start, c
     together = places.slices(ForeignTask(start=1, end=5), 0)
     assert [(s.shard, s.skip, s.limit) for s in named] == [(0, 1, 2)]
     assert [(s.shard, s.skip, s.limit) for s in together] == [(0, 1, 2), (1, 0, 2)]
+
+
+# What a trainer of ours cannot have of an ElasticDL master, and how it comes to speak to one ----------------
+
+
+def test_what_the_protocol_lacks_is_refused_with_a_remedy(master: TheirMaster, connect: Connect) -> None:
+    client = connect(master)
+    with DataShardService(4, client, dataset_size=SIZE) as service:
+        refusals = (service.state_dict, lambda: service.load_state_dict(None), client.status)
+        for refused in refusals:
+            with pytest.raises(Unsupported, match="edl-torch master"):
+                refused()
+    synchronous = pytest.raises(Unsupported, match="synchronous")
+    with DataShardService(4, client, dataset_size=SIZE) as service, synchronous:
+        service.position.synchronise(object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="audit_dir"):
+        DataShardService(4, client, dataset_size=SIZE, audit_dir="nowhere")
+    nameless = pytest.raises(UnknownDataset, match="dataset_size")
+    with DataShardService(4, connect(master), dataset_name="unknown") as service, nameless:
+        service.fetch_shard()
+    for options, error, word in (
+        ({"dataset_size": 2**31}, InvalidArgument, "2147483647"),
+        ({"dataset_size": SIZE, "records_per_shard": 6}, InvalidArgument, "batch_size=4"),
+        ({"dataset_size": SIZE, "task_type": TaskType.PREDICTION}, Unsupported, "--prediction_data"),
+    ):
+        refusal = pytest.raises(error, match=word)
+        with DataShardService(4, connect(master), **options) as service, refusal:  # type: ignore[arg-type]
+            service.fetch_shard()
+    assert len(master.params) == 1  # of the first service
+
+
+def test_the_environment_chooses_the_protocol(master: TheirMaster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_MASTER_PROTOCOL", "elasticdl")
+    monkeypatch.setenv("MASTER_ADDR", master.address)
+    monkeypatch.setenv("WORKER_ID", "12")
+    with DataShardService(8, dataset_size=8) as service:
+        assert service.fetch_shard() is not None
+        assert [worker for worker, _ in master.doing.values()] == [12]
+        service.report_batch_done(8)
+    monkeypatch.setenv("WORKER_ID", "twelve")
+    with pytest.raises(InvalidArgument, match="'twelve'"):
+        DataShardService(8, dataset_size=8)
+    monkeypatch.setenv("EDL_MASTER_PROTOCOL", "elastic")
+    with pytest.raises(InvalidArgument, match="edl_torch, elasticdl"):
+        DataShardService(8, dataset_size=8)
+    monkeypatch.setenv("EDL_MASTER_PROTOCOL", "elasticdl")
+    monkeypatch.delenv("MASTER_ADDR")
+    with pytest.raises(InvalidArgument, match="EDL_MASTER_ADDR"):
+        DataShardService(8, dataset_size=8)
+
+
+def test_the_wrong_protocol_says_which_is_right(master: TheirMaster) -> None:
+    with (
+        MasterClient(master.address, master_timeout_s=5) as client,
+        DataShardService(8, client, dataset_size=8) as service,
+        pytest.raises(EdlError, match="EDL_MASTER_PROTOCOL=elasticdl"),
+    ):
+        service.fetch_shard()

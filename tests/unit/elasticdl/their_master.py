@@ -75,7 +75,8 @@ class TheirMaster:
         self._server.start()
 
     def close(self) -> None:
-        self._server.stop(None)
+        """End calls that wait, and return when no further one is answered."""
+        self._server.stop(None).wait()
 
     def _faulty(self, name: str, answer: Callable[[bytes], bytes]) -> Any:
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:

@@ -28,7 +28,7 @@ class DoomedTrainer(train.Trainer):
     kill_at = 0
     taken = 0
 
-    def _look_around(self, service: Any) -> None:
+    def look_around(self, service: Any) -> None:
         self.taken += 1
         if self.taken == self.save_at:
             self.save(service)

@@ -164,7 +164,7 @@ def test_failure_leaves_no_half_dataset(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(path: Path, picture: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(generate, "_save_jpeg", fail)
+    monkeypatch.setattr(generate, "save_jpeg", fail)
     with pytest.raises(OSError, match="disk full"):
         generate.generate(tmp_path / "data", SMALL)
     assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,25 @@
-"""The captioner: shapes, causality, greedy decoding, and that it can learn at all."""
+"""What the COCO example is made of: its words, model, sheet of captions and demo."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import cv2
+import demo
+import numpy as np
 import pytest
 import torch
 from model import Captioner, ModelConfig
-from vocabulary import BOS, EOS, PAD, UNKNOWN
+from sheet import GREEN, INK, MOST_LINES, PAPER, PICTURE, RED, Cell, _width, draw_sheet, save_png, wrap
+from vocabulary import BOS, EOS, PAD, SPECIAL, UNKNOWN, Vocabulary, words_of
+
+from edl_torch.errors import EdlError
 
 CONFIG = ModelConfig(vocabulary=12, image_size=32, max_tokens=9, width=16, heads=2, layers=1)
 
@@ -92,3 +106,212 @@ def test_greedy_does_not_depend_on_the_batch(model: Captioner) -> None:
 def test_longest_caption_fits_the_model(model: Captioner) -> None:
     longest = torch.tensor([[BOS, *[4] * (CONFIG.max_tokens - 1), EOS]])
     assert torch.isfinite(model.loss(pictures(1), longest))
+
+
+# Captions to numbers and back -------------------------------------------------------------------------------
+
+
+CAPTIONS = ["A red star.", "There is a RED star, on the left!", "A man's dog; a café"]
+
+
+def test_words_are_lower_case_without_punctuation() -> None:
+    assert words_of("A man's dog -- at the café, 2nd floor.") == [
+        "a",
+        "man's",
+        "dog",
+        "at",
+        "the",
+        "café",
+        "2nd",
+        "floor",
+    ]
+
+
+def test_encoded_caption_decodes_to_its_words() -> None:
+    vocabulary = Vocabulary.from_captions(CAPTIONS)
+    for caption in CAPTIONS:
+        numbers = vocabulary.encode(caption)
+        assert (numbers[0], numbers[-1]) == (BOS, EOS)
+        assert vocabulary.decode(numbers) == " ".join(words_of(caption))
+
+
+def test_saved_words_rebuild_the_same_vocabulary() -> None:
+    vocabulary = Vocabulary.from_captions(CAPTIONS)
+    again = Vocabulary(vocabulary.words)
+    assert [again.encode(c) for c in CAPTIONS] == [vocabulary.encode(c) for c in CAPTIONS]
+    assert len(again) == len(vocabulary) == len(SPECIAL) + len(set(vocabulary.words))
+
+
+def test_order_of_captions_does_not_matter() -> None:
+    assert Vocabulary.from_captions(CAPTIONS).words == Vocabulary.from_captions(CAPTIONS[::-1]).words
+
+
+def test_rare_and_unseen_words_are_unknown() -> None:
+    vocabulary = Vocabulary.from_captions(CAPTIONS, min_count=2)
+    assert vocabulary.words == ["a", "red", "star"]
+    assert vocabulary.encode("a blue star") == [BOS, 4, UNKNOWN, 6, EOS]
+    assert vocabulary.decode([4, UNKNOWN, 6]) == "a <unk> star"
+
+
+def test_long_captions_are_cut_but_end() -> None:
+    vocabulary = Vocabulary.from_captions(CAPTIONS)
+    numbers = vocabulary.encode("a red star a red star", max_words=2)
+    assert vocabulary.decode(numbers) == "a red"
+    assert numbers[-1] == EOS
+
+
+@pytest.mark.parametrize("numbers", [[], [EOS], [BOS, EOS, 4], [PAD, PAD]])
+def test_nothing_before_the_end_is_an_empty_caption(numbers: list[int]) -> None:
+    assert Vocabulary(["a"]).decode(numbers) == ""
+
+
+def test_repr_shows_the_number_of_words() -> None:
+    assert repr(Vocabulary(["a", "b"])) == "<Vocabulary words=2>"
+
+
+# The sheet of pictures and captions -------------------------------------------------------------------------
+
+
+SENTENCE = "a small turquoise triangle to the left of a large orange star on a light background"
+
+
+def picture(height: int = 40, width: int = 40) -> np.ndarray:
+    return np.full((height, width, 3), 90, dtype=np.uint8)
+
+
+def has(sheet: np.ndarray, colour: tuple[int, int, int]) -> bool:
+    return bool((np.abs(sheet.astype(int) - colour).max(axis=-1) < 12).any())
+
+
+def test_wrapped_lines_keep_the_words_and_fit() -> None:
+    lines = wrap(SENTENCE, 240)
+    assert 1 < len(lines) <= MOST_LINES
+    assert " ".join(lines) == SENTENCE
+    assert all(_width(line) <= 240 for line in lines)
+
+
+def test_what_does_not_fit_is_cut_visibly() -> None:
+    lines = wrap(" ".join([SENTENCE] * 3), 240)
+    assert len(lines) == MOST_LINES
+    assert lines[-1].endswith("...")
+    assert all(_width(line) <= 240 for line in [*lines, *wrap("x" * 200, 240)])
+
+
+def test_empty_caption_has_no_line() -> None:
+    assert wrap("", 240) == []
+
+
+def test_right_is_green_and_wrong_is_red_and_unknown_is_neither() -> None:
+    right, wrong, unknown = (
+        draw_sheet([Cell(picture=picture(), caption=SENTENCE, right=verdict)], "title")
+        for verdict in (True, False, None)
+    )
+    assert has(right, GREEN)
+    assert not has(right, RED)
+    assert has(wrong, RED)
+    assert not has(wrong, GREEN)
+    assert has(unknown, INK)
+    assert not has(unknown, GREEN)
+    assert not has(unknown, RED)
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "rows"), [(1, 1, 1), (4, 4, 1), (5, 5, 1), (6, 5, 2), (20, 5, 4)]
+)
+def test_cells_stand_in_rows_of_five(count: int, columns: int, rows: int) -> None:
+    sheet = draw_sheet([Cell(picture=picture(), caption="a star")] * count, "title")
+    assert sheet.dtype == np.uint8
+    assert columns * PICTURE < sheet.shape[1] < (columns + 1) * PICTURE
+    assert rows * PICTURE < sheet.shape[0] < (rows + 1) * PICTURE + rows * 60
+
+
+def test_pictures_of_any_shape_and_captions_of_any_script_are_drawn() -> None:
+    cells = [
+        Cell(picture=picture(*size), caption="un café ☕ très noir")
+        for size in ((10, 400), (400, 10), (1, 1))
+    ]
+    sheet = draw_sheet(cells, "title")
+    assert has(sheet, (90, 90, 90))
+
+
+def test_no_cells_is_a_sheet_with_its_title() -> None:
+    sheet = draw_sheet([], "nothing here")
+    assert has(sheet, INK)
+    assert has(sheet, PAPER)
+
+
+def test_png_holds_the_sheet_and_nothing_else_is_left(tmp_path: Path) -> None:
+    sheet = draw_sheet([Cell(picture=picture(), caption="a star", right=True)], "title")
+    save_png(tmp_path / "captions.png", sheet)
+    read = cv2.imread(str(tmp_path / "captions.png"))
+    assert read is not None
+    assert (read[..., ::-1] == sheet).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["captions.png"]
+
+
+# The demo as a process: it says what it does, kills a rank and the master, and proves the result ------------
+
+
+ROOT = Path(__file__).parents[3]
+TINY = (
+    *("--demo-images", "40", "--epochs", "4", "--batch-size", "2", "--width", "16", "--image-size", "32"),
+    *("--checkpoint-steps", "10", "--device", "cpu"),
+)
+RECORDS = 40 * 5 * 4
+
+
+@pytest.mark.slow
+def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()  # of an earlier run: it is not gone on from
+    (tmp_path / "checkpoints" / "00000009").mkdir()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/coco/demo.py"), "--output", str(tmp_path), *TINY],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "EDL_MASTER_ADDR": "localhost:1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    story = [
+        r"edl-torch master --addr \S+ --state \S+",
+        *([r"Watch it at http://127.0.0.1:\d+/"] if find_spec("aiohttp") else []),
+        "Two ranks train one model",
+        r"Rank 1 was just killed \(kill -9 \d+\)",
+        "They go on from the last checkpoint",
+        r"the master is killed \(kill -9 \d+\)",
+        r"edl-torch master --addr \S+ --state \S+",
+        f"delivered {RECORDS} of {RECORDS} annotations, each once",
+        "captions.png",
+        r"drawn in \S+audit.html",
+        "PROVEN, data the same by names\n",
+    ]
+    assert re.search(".*".join(story), done.stdout, re.S), done.stdout
+    assert f"acknowledged {RECORDS} " in done.stdout
+    assert "✓ PROVEN" in (tmp_path / "audit.html").read_text("utf-8")
+    assert (tmp_path / "captions.png").stat().st_size > 1000
+    assert json.loads((tmp_path / "metrics.json").read_text())["deliveries"]["repeated"] == 0
+
+
+def test_wrong_input_is_one_line_and_nothing_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main(["--quiet", "--output", str(tmp_path / "out"), "--epochs", "none"]) == 2
+    said = capsys.readouterr()
+    assert (
+        said.err
+        == "error: argument --epochs: 'none' is not a whole number from 1 (--help lists the arguments)\n"
+    )
+    assert said.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_that_ends_before_anybody_was_killed_is_an_error(tmp_path: Path) -> None:
+    class Ended(demo.Job):
+        over = True
+        last_words = "no reason"
+
+        def __init__(self) -> None:
+            self.output = tmp_path
+
+    with pytest.raises(EdlError, match="ended before anybody was killed:\nno reason"):
+        Ended().wait_until(lambda: False)

@@ -80,7 +80,7 @@ def test_status_has_what_sessions_have_measured_by_now(calls):
     listening = Listening(1)
     master.attend("a", 1, listening)
     for batches in (1, 2):
-        listening.measuring.handed(1, 0.5)
+        listening.measuring.reported(1)
         assert master.status().trainers[0].measures.batches == batches
 
 

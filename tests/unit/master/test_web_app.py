@@ -188,9 +188,9 @@ def test_an_event_is_seen_within_two_seconds_however_long_frames_take() -> None:
 async def test_all_viewers_share_one_status(calls, monkeypatch) -> None:
     monkeypatch.setattr(app, "REFRESH_S", 60.0)
     monkeypatch.setattr(app, "SHARE", 1.0)  # a status that a busy machine holds up would be the last for long
+    made, status = [], MasterHost.status
+    monkeypatch.setattr(MasterHost, "status", lambda host: made.append(1) or status(host))
     async with Site() as site:
-        made, real = [], site.port._status
-        monkeypatch.setattr(site.port._frames, "_status", lambda: made.append(1) or real())
         async with contextlib.AsyncExitStack() as stack:
             contents = [await stack.enter_async_context(site.stream()) for _ in range(5)]
             for number in range(1, 4):

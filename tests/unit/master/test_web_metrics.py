@@ -1,21 +1,30 @@
-"""Metrics are what Prometheus reads, of bounded labels; list, page and dashboard have the same."""
+"""Metrics of a master, and the page of an embedded one."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("prometheus_client")
 from make_dashboard import dashboard
 from prometheus_client.parser import text_string_to_metric_families
 from statuses import dataset_status, master_status, trainer_status
 
-from edl_torch.core.status import BUCKETS, DatasetStatus, Histogram, Measures, TrainerState
+from edl_torch.client.service import default_master
+from edl_torch.client.torchrun import sidecar
+from edl_torch.client.torchrun.job import Job
+from edl_torch.core.status import BUCKETS, ComponentStatus, DatasetStatus, Histogram, Measures, TrainerState
+from edl_torch.errors import MasterStartError
+from edl_torch.master.embedded import LocalMaster
+from edl_torch.master.web import show
 from edl_torch.master.web.metrics import LABEL_CHARS, METRICS, MOST, MOST_DATASETS, OTHERS, exposition
+
+pytest.importorskip("prometheus_client")
+
 
 ROOT = Path(__file__).parents[3]
 NASTY = 'a"b\\c\nd\x1b[31m<script>'
@@ -23,6 +32,10 @@ NASTY = 'a"b\\c\nd\x1b[31m<script>'
 
 def dataset(name: str = "training", **fields: Any) -> DatasetStatus:
     return dataset_status(name, **({"acknowledged": 5, "trainers": 1} | fields))
+
+
+def part(name: str) -> ComponentStatus:
+    return ComponentStatus(name=name, size=4, share=0.5, wanted=9.5, given=10, open=1)
 
 
 def samples(**fields: Any) -> dict[tuple[str, ...], float]:
@@ -39,7 +52,7 @@ def samples(**fields: Any) -> dict[tuple[str, ...], float]:
 def test_each_metric_is_of_its_kind_and_described() -> None:
     waited = Histogram(counts=(1,) * BUCKETS, sum_s=3.0)
     status = master_status(
-        datasets=(dataset(rate=1.0),),
+        datasets=(dataset(rate=1.0, components=(part("c"),)),),
         trainers=(trainer_status(measures=Measures(waited=waited, stepped=waited)),),
         event_counts={"died": 1},
     )
@@ -115,6 +128,16 @@ def test_labels_are_bounded() -> None:
     assert sum(key[0] == "edl_records_rate" for key in found) == MOST_DATASETS
 
 
+def test_components_of_mixtures_have_labels_up_to_a_bound() -> None:
+    parts = [part(f"c{place}") for place in range(MOST - 1)]
+    mixed = dataset("mixed", components=tuple(parts))
+    found = samples(datasets=(mixed, dataset("other"), dataset("second", components=tuple(parts))))
+    values = ("share_ratio", "wanted_records", "given_records", "passes")
+    assert [found[f"edl_component_{what}", "mixed", "c7"] for what in values] == [0.5, 9.5, 10, 2.5]
+    assert found["edl_component_passes", "second", "c0"] == 2.5
+    assert sum(key[0] == "edl_component_passes" for key in found) == MOST
+
+
 def test_two_sessions_of_one_name_are_two() -> None:
     one, two = trainer_status("w"), trainer_status("w", session="t", idle_s=2.0)
     assert samples(trainers=(one, two))["edl_trainer_heard_seconds", "w", "t"] == 2.0
@@ -137,3 +160,56 @@ def test_the_page_about_metrics_lists_them_all() -> None:
     for metric in METRICS:
         labels = ", ".join(metric.labels) or "–"
         assert f"| `{metric.name}` | {metric.kind} | {labels} | {metric.says} |" in text
+
+
+# A master in the trainer's own process has a page where the environment asks for one ------------------------
+
+
+pytest.importorskip("aiohttp")
+
+
+def test_the_page_is_that_of_the_master(calls) -> None:
+    master = LocalMaster()
+    url = show(master, "127.0.0.1:0")
+    master.call(calls.register("a"))
+    with urllib.request.urlopen(f"{url}api/status", timeout=10) as answer:
+        assert json.load(answer)["trainers"][0]["worker_id"] == "w-a"
+    master.close()
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        urllib.request.urlopen(f"{url}api/status", timeout=10)
+
+
+def test_an_address_of_other_machines_is_refused() -> None:
+    with pytest.raises(MasterStartError, match="can be reached from other machines"):
+        show(LocalMaster(), "0.0.0.0:0")
+
+
+def test_the_second_service_of_a_process_goes_without_a_page(monkeypatch, caplog) -> None:
+    url = show(LocalMaster(), "127.0.0.1:0")
+    monkeypatch.delenv("EDL_MASTER_ADDR", raising=False)
+    monkeypatch.setenv("EDL_HTTP", url.removeprefix("http://").rstrip("/"))
+    with caplog.at_level(logging.WARNING, logger="edl_torch"):
+        assert isinstance(default_master(), LocalMaster)
+    assert "another process has this port" in caplog.text
+
+
+def test_the_master_of_a_torchrun_job_gets_the_address(monkeypatch, tmp_path) -> None:
+    import ipaddress
+
+    monkeypatch.setenv("EDL_HTTP", "127.0.0.1:9000")
+    job = Job(
+        run_id="r",
+        rank=0,
+        world_size=1,
+        node=0,
+        nodes=1,
+        least_nodes=1,
+        most_nodes=1,
+        host="127.0.0.1",
+        port=1,
+        agents_store=True,
+        agent=1,
+        log_dir=None,
+    )
+    command = sidecar._command(job, ipaddress.ip_address("127.0.0.1"), tmp_path / "address")
+    assert command[command.index("--http") + 1] == "127.0.0.1:9000"

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from recordio_kit import write as write_records
+from readers_kit import write_recordio as write_records
 from torch.utils.data import Subset
 
 from edl_torch.errors import SourceChanged

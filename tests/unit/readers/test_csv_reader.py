@@ -1,8 +1,12 @@
-"""CSV records and batches: one table by row and by column, in any order, with its bad records."""
+"""`CsvReader`: one table by row and by column, what its columns hold, and which files it has."""
 
 from __future__ import annotations
 
 import csv
+import logging
+import os
+import pickle
+import re
 import subprocess
 import sys
 from itertools import count
@@ -10,13 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from csv_kit import ROWS, records, same, task, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_row_index import ADVERSARIAL, QUOTED, reference
+from readers_kit import ROWS, records, same, task, write_csv
+from test_index_cache import ADVERSARIAL, QUOTED, reference
 
-from edl_torch.errors import BadRecord, ReaderError, ReaderUnavailable
+from edl_torch.errors import (
+    BadRecord,
+    DataFormatError,
+    InvalidArgument,
+    ReaderError,
+    ReaderUnavailable,
+    SourceChanged,
+)
 from edl_torch.readers import CsvReader
+from edl_torch.readers.shared.files import OPEN_FILES
+from edl_torch.readers.text.csv_values import inferred
 from edl_torch.testing import check_reader
 
 pytest.importorskip("pyarrow", reason="batches need pyarrow")
@@ -27,21 +40,21 @@ pytest.importorskip("pyarrow", reason="batches need pyarrow")
     "options", [{}, {"as_tuples": True}, {"columns": ["size", "id"]}, {"encoding": "cp1252"}]
 )
 def test_the_contract_is_kept(tmp_path, options, chunk_bytes):
-    path = write(tmp_path)
+    path = write_csv(tmp_path)
     check_reader(lambda: CsvReader(path, chunk_bytes=chunk_bytes, index_dir=tmp_path / "index", **options))
 
 
 def test_the_contract_is_kept_with_several_files_and_many_rows(tmp_path):
     body = "".join(f'{number},"{number}\n",{number / 7}\n' for number in range(10_000))
     for name in ("a.csv", "b.csv"):
-        write(tmp_path, "n,text,part\n" + body, name)
+        write_csv(tmp_path, "n,text,part\n" + body, name)
     check_reader(lambda: CsvReader(tmp_path))
     reader = CsvReader(tmp_path, chunk_bytes=1000, index_dir=tmp_path / "other")
     assert [row["n"] for row in records(reader)] == [*range(10_000)] * 2
 
 
 def test_rows_and_columns_of_a_table_with_all_that_csv_allows(tmp_path):
-    path = write(tmp_path)
+    path = write_csv(tmp_path)
     reader = CsvReader(path)
     assert reader.dtypes == {"id": "int64", "word": "str", "size": "float64", "ok": "bool"}
     assert reader.columns == ("id", "word", "size", "ok")
@@ -54,7 +67,7 @@ def test_rows_and_columns_of_a_table_with_all_that_csv_allows(tmp_path):
 
 
 def test_an_empty_batch_has_its_types(tmp_path):
-    path = write(tmp_path)
+    path = write_csv(tmp_path)
     batch = CsvReader(path).read_batch(path, np.array([], dtype=np.int64))
     assert [column.dtype.kind for column in batch.values()] == ["i", "O", "f", "b"]
     assert not any(map(len, batch.values()))
@@ -72,7 +85,7 @@ def test_adversarial_files_read_as_pythons_csv_reads_them(tmp_path, start_of_fil
         starts, unclosed = reference(text.encode(), QUOTED)
         if unclosed or not starts:
             return
-        path = write(tmp_path, start_of_file + text.encode(), f"{next(number_of_file)}.csv")
+        path = write_csv(tmp_path, start_of_file + text.encode(), f"{next(number_of_file)}.csv")
         with open(path, newline="", encoding="utf-8-sig") as file:
             expected = [row for row in csv.reader(file) if row]
         width = len(expected[0])
@@ -95,12 +108,12 @@ def test_adversarial_files_read_as_pythons_csv_reads_them(tmp_path, start_of_fil
 
 
 def test_scattered_rows_are_read_in_ranges_not_one_by_one(tmp_path, monkeypatch):
-    path = write(tmp_path, "n,x\n" + "".join(f"{number},{'7' * 40}.5\n" for number in range(20_000)))
+    path = write_csv(tmp_path, "n,x\n" + "".join(f"{number},{'7' * 40}.5\n" for number in range(20_000)))
     reader = CsvReader(path)
     numbers = np.concatenate((np.arange(5000, 5100), [3, 19_999, 3], np.arange(5099, 4999, -1)))
     calls = []
-    read = reader._files.read
-    monkeypatch.setattr(reader._files, "read", lambda *args: calls.append(args) or read(*args))
+    read = reader._read
+    monkeypatch.setattr(reader, "_read", lambda file: calls.append(file) or read(file))
     assert reader.read_batch(path, numbers)["n"].tolist() == numbers.tolist()
     assert len(calls) == 3
 
@@ -115,7 +128,7 @@ def test_scattered_rows_are_read_in_ranges_not_one_by_one(tmp_path, monkeypatch)
     ],
 )
 def test_a_bad_record_is_named_by_line_and_the_others_are_read(tmp_path, text, line, reason):
-    path = write(tmp_path, text)
+    path = write_csv(tmp_path, text)
     reader = CsvReader(path, dtypes={"a": int, "b": str}, header=True)
     with pytest.raises(BadRecord, match=rf"table.csv' line {line} {reason}"):
         reader.read_record(path, 1)
@@ -130,7 +143,7 @@ def test_a_bad_record_is_named_by_line_and_the_others_are_read(tmp_path, text, l
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path):
-    path = write(tmp_path, b"a,b\n1,x\n2,\xe9t\xe9\n")
+    path = write_csv(tmp_path, b"a,b\n1,x\n2,\xe9t\xe9\n")
     reader = CsvReader(path, dtypes={"b": str}, header=True)
     with pytest.raises(
         BadRecord, match=r"line 3 is not utf-8 in column 'b': .* byte 2 of the record; name the file's own"
@@ -144,13 +157,13 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
 
 
 def test_what_the_encoding_lacks_in_other_columns_does_not_matter(tmp_path):
-    path = write(tmp_path, b"a,b\n1,\x81\n2,x\n")  # cp1252 has no character for it
+    path = write_csv(tmp_path, b"a,b\n1,\x81\n2,x\n")  # cp1252 has no character for it
     reader = CsvReader(path, ["a"], encoding="cp1252", header=True)
     assert reader.read_batch(path, np.array([1, 0]))["a"].tolist() == [2, 1]
 
 
 def test_strangers_are_refused(tmp_path):
-    path = write(tmp_path)
+    path = write_csv(tmp_path)
     reader = CsvReader(path)
     with pytest.raises(ReaderError, match=r"CsvReader reads '.*table.csv', not 'x.csv'"):
         reader.read_record("x.csv", 0)
@@ -160,7 +173,7 @@ def test_strangers_are_refused(tmp_path):
 
 
 def test_without_pyarrow_rows_are_read_and_batches_say_what_to_install(tmp_path, monkeypatch):
-    path = write(tmp_path)
+    path = write_csv(tmp_path)
     for name in [name for name in sys.modules if name.startswith("pyarrow")] + ["pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)
     reader = CsvReader(path)
@@ -171,7 +184,7 @@ def test_without_pyarrow_rows_are_read_and_batches_say_what_to_install(tmp_path,
 
 def test_batches_import_no_pandas(tmp_path):
     """It costs each loader worker half a second and 30 MB."""
-    path = write(tmp_path)
+    path = write_csv(tmp_path)
     code = f"""
 import sys, numpy
 from edl_torch.readers import CsvReader
@@ -210,3 +223,297 @@ def test_real_table_with_missing_values(samples):
     reader = CsvReader(path, null_values=["?"])
     assert reader.dtypes["ca"] == "float64"
     assert np.isnan(reader.read_batch(path, np.arange(303))["ca"]).sum() == 4
+
+
+# What the columns of a CSV file are called and hold: headings, names, types, no values ----------------------
+
+
+pytest.importorskip("pyarrow", reason="batches need pyarrow")
+
+
+@pytest.mark.parametrize(
+    ("text", "heading"),
+    [
+        ("a,b\n1,x\n2,y\n", True),
+        ("5.1,x\n4.9,y\n", False),
+        (",b\n0,1\n1,2\n", True),
+        ("a,a\n1,2\n", False),
+        ("name,grade\nann,?\nbob,3\n", True),
+    ],
+)
+def test_a_heading_is_told_by_numbers(tmp_path, text, heading):
+    path = write_csv(tmp_path, text)
+    reader = CsvReader(path, null_values=("", "?"), dtypes=None)
+    assert reader.create_shards()[path] == text.count("\n") - heading
+    assert (reader.columns == tuple(text.split("\n")[0].split(","))) == heading
+
+
+@pytest.mark.parametrize("text", ["caption,place\na dog,here\n", "a,b\n", "only\n"])
+def test_a_heading_that_cannot_be_told_is_asked_for(tmp_path, text):
+    with pytest.raises(
+        DataFormatError, match=r"table.csv': whether its first line .* pass header=True or header=False"
+    ):
+        CsvReader(write_csv(tmp_path, text))
+
+
+def test_names_and_header(tmp_path):
+    path = write_csv(tmp_path, "a,b\nx,y\n")
+    assert records(CsvReader(path, header=True)) == [{"a": "x", "b": "y"}]
+    assert records(CsvReader(path, header=False)) == [{"f0": "a", "f1": "b"}, {"f0": "x", "f1": "y"}]
+    assert records(CsvReader(path, header=True, names=["c", "d"])) == [{"c": "x", "d": "y"}]
+    with pytest.raises(InvalidArgument, match=r"names= has 1 columns, but .* has 2"):
+        CsvReader(path, header=True, names=["c"])
+
+
+def test_types_come_from_rows_all_over_the_files(tmp_path):
+    lines = ["n,late"] + [f"{number},{number}" for number in range(5000)] + ["5,0.5"]
+    path = write_csv(tmp_path, "\n".join(lines))
+    assert CsvReader(path).dtypes == {"n": "int64", "late": "float64"}
+    other = write_csv(tmp_path, "n,late\n1,2\n2,x\n", "z.csv")
+    assert CsvReader([path, other]).dtypes == {"n": "int64", "late": "str"}
+
+
+def test_inferred_types_travel_with_the_reader(tmp_path):
+    reader = CsvReader(write_csv(tmp_path, "a\n1\n2\n"))
+    copy = pickle.loads(pickle.dumps(reader))
+    write_csv(tmp_path, "a\nx\ny\n")  # of the same length: only a copy that looks again would say str
+    assert copy.dtypes == {"a": "int64"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": ["nope"]}, "columns= names 'nope', but .* has the columns"),
+        ({"columns": "id"}, "is one string"),
+        ({"columns": []}, "name at least one column"),
+        ({"columns": ["id", "id"]}, "each once"),
+        ({"dtypes": {"nope": int}}, "dtypes= names 'nope'"),
+        ({"dtypes": {"id": "date"}}, r"dtypes\['id'\] = 'date' is no type"),
+        ({"fill_nulls": {"nope": 1}}, "fill_nulls names 'nope'"),
+        ({"fill_nulls": {"id": 0.5}}, r"fill_nulls\['id'\] = 0.5 is no value of the type int64"),
+        ({"fill_nulls": {"word": "x"}}, "fill_nulls"),
+        ({"null_values": "NA"}, "is one string"),
+        ({"header": "maybe"}, "expected True, False or 'auto'"),
+        ({"delimiter": "::"}, "is not one ASCII character"),
+        ({"encoding": "utf-16"}, "encoding='utf-16'"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(tmp_path, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        CsvReader(write_csv(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter", "columns"),
+    [
+        ("a;b;label\n1;0.5;x\n2;1.5;y\n", ";", 3),
+        ("a;b;c\n1;1,5;2,25\n2;2,5;3,25\n", ";", 3),  # decimal commas
+        ("name|kind\nn|x\n", "|", 2),
+        ("a\tb\n1\t2\n", "\t", 2),
+    ],
+)
+@pytest.mark.parametrize("header", [True, "auto"])
+def test_a_file_of_another_delimiter_is_refused_by_its_name(tmp_path, text, delimiter, columns, header):
+    path = write_csv(tmp_path, text)
+    with pytest.raises(DataFormatError, match=re.escape(f"but {columns} where {delimiter!r} separates them")):
+        CsvReader(path, header=header)
+    assert len(CsvReader(path, header=True, delimiter=delimiter).columns) == columns
+    assert CsvReader(path, header=True, delimiter=",").columns[0] == text.split("\n")[0]
+
+
+def test_a_wrong_delimiter_is_named_where_it_hides_the_heading(tmp_path):
+    path = write_csv(tmp_path, "a,b\n1,2\n3,4\n")
+    with pytest.raises(DataFormatError, match="but 2 where ',' separates them"):
+        CsvReader(path, delimiter=";")
+
+
+def test_one_column_may_hold_other_delimiters(tmp_path):
+    path = write_csv(tmp_path, 'text\n"a;b"\nc;d;e\n')
+    assert records(CsvReader(path, header=True)) == [{"text": "a;b"}, {"text": "c;d;e"}]
+    assert records(CsvReader(write_csv(tmp_path, "a;b\n"), header=False)) == [{"f0": "a;b"}], (
+        "nothing to tell by"
+    )
+    reader = CsvReader(write_csv(tmp_path, '""\n,"\n"\n'), header=False)  # by ; the second is no row
+    assert reader.create_shards() == {str(tmp_path / "table.csv"): 2}
+    options = {"encoding": "gbk", "quote_char": None, "header": True}
+    assert records(CsvReader(write_csv(tmp_path, "a|b\nc|d\n"), **options)) == [{"a|b": "c|d"}]
+
+
+def test_no_values(tmp_path):
+    path = write_csv(tmp_path, "a,b,c\n1,?,x\n?,2.5,?\n")
+    reader = CsvReader(
+        path, dtypes={"a": "int32", "b": "float32"}, null_values=["?"], fill_nulls={"a": -1}, header=True
+    )
+    number, real = np.int32, np.float32
+    wanted = [{"a": number(1), "b": real("nan"), "c": "x"}, {"a": number(-1), "b": real(2.5), "c": "?"}]
+    assert same(records(reader), wanted)
+    batch = reader.read_batch(path, np.arange(2))
+    assert (batch["a"].dtype, batch["b"].dtype) == (np.int32, np.float32)
+    assert batch["a"].tolist() == [1, -1]
+
+
+def test_tabs_other_quotes_and_none(tmp_path):
+    assert records(CsvReader(write_csv(tmp_path, "a\tb\n1\tx,y\n", "t.tsv"))) == [{"a": 1, "b": "x,y"}]
+    path = write_csv(tmp_path, "a;b\n1;'x;y'\n")
+    assert records(CsvReader(path, delimiter=";", quote_char="'")) == [{"a": 1, "b": "x;y"}]
+    path = write_csv(tmp_path, 'a,b\n1,"x\n2,y"\n')
+    assert records(CsvReader(path, quote_char=None)) == [{"a": 1, "b": '"x'}, {"a": 2, "b": 'y"'}]
+    with pytest.raises(InvalidArgument, match=r"some of the files are .tsv and some are not"):
+        CsvReader([path, str(tmp_path / "t.tsv")])
+
+
+def test_a_sample_of_a_wide_table_is_looked_at_once() -> None:
+    """A table of 5,000 columns would take hours if each field looked for its column's place."""
+
+    class Names(tuple[str, ...]):
+        __slots__ = ()
+        asked = 0
+
+        def index(self, *args: object) -> int:
+            Names.asked += 1
+            return super().index(*args)  # type: ignore[arg-type]
+
+    names = Names(f"f{number}" for number in range(50))
+    rows = [[str(number) for number in range(50)]] * 20
+    types = inferred(rows, names, names[::2], frozenset())
+    assert {kind.name for kind in types.values()} == {"int64"}
+    assert Names.asked <= 25
+
+
+# The files of a `CsvReader`: which ones, in which state, opened how often, indexed once ---------------------
+
+
+pytest.importorskip("pyarrow", reason="batches need pyarrow")
+
+
+def test_files_folders_globs_and_lists(tmp_path):
+    for name in ("b.csv", "a.csv", ".hidden.csv", "_part.csv", "c.txt"):
+        write_csv(tmp_path, f"n\n{len(name)}\n", name)
+    a, b, c = (str(tmp_path / name) for name in ("a.csv", "b.csv", "c.txt"))
+    assert list(CsvReader(tmp_path).create_shards()) == [a, b]
+    assert list(CsvReader(str(tmp_path / "?.*")).create_shards()) == [a, b, c]
+    assert list(CsvReader([Path(b), a]).create_shards()) == [b, a]
+    with pytest.raises(DataFormatError, match=r"is listed twice"):
+        CsvReader([a, str(tmp_path)])
+
+
+def test_files_without_records_are_sources_of_none(tmp_path):
+    a, b, c = (
+        write_csv(tmp_path, text, name)
+        for name, text in (("a.csv", ""), ("b.csv", "n\n"), ("c.csv", "n\n5\n"))
+    )
+    reader = CsvReader(tmp_path, header=True)
+    assert reader.create_shards() == {a: 0, b: 0, c: 1}
+    check_reader(lambda: reader)
+    for path in (a, b):
+        with pytest.raises(DataFormatError, match=r"no record"):
+            CsvReader(path, header=True)
+
+
+def test_files_with_other_headings_are_refused(tmp_path):
+    write_csv(tmp_path, "a,b\n1,2\n", "a.csv")
+    write_csv(tmp_path, "b,a\n1,2\n", "b.csv")
+    with pytest.raises(
+        DataFormatError, match=r"b.csv' begins with \['b', 'a'\] and .*a.csv' with \['a', 'b'\]"
+    ):
+        CsvReader(tmp_path)
+    write_csv(tmp_path, "n,n\n1,2\n", "a.csv")
+    with pytest.raises(DataFormatError, match=r"two columns called 'n'"):
+        CsvReader(tmp_path / "a.csv", header=True)
+
+
+def test_a_quote_that_is_never_closed_is_an_error_at_once(tmp_path):
+    with pytest.raises(
+        DataFormatError, match=r"table.csv' ends inside a quoted field of the record that begins on line 3:"
+    ):
+        CsvReader(write_csv(tmp_path, 'a,b\n1,x\n2,"y\n3,z\n'))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04rest", "is a zip archive"),
+        (b"\xff\xfea\0", "is UTF-16"),
+        (b"a,b\n\0\1\2", "is no text: it has a NUL byte at byte 4"),
+    ],
+)
+def test_files_that_are_no_text_are_refused(tmp_path, content, message):
+    with pytest.raises(DataFormatError, match=f"table.csv' {message}"):
+        CsvReader(write_csv(tmp_path, content))
+
+
+def test_paths_that_cannot_be_read(tmp_path):
+    with pytest.raises(DataFormatError, match=r"data file '.*nothing.csv' does not exist"):
+        CsvReader(tmp_path / "nothing.csv")
+    with pytest.raises(DataFormatError, match=r"has no data file: expected a name that ends in .csv, .tsv"):
+        CsvReader(tmp_path)
+    with pytest.raises(DataFormatError, match=r"has no data file: expected a file that matches it"):
+        CsvReader(str(tmp_path / "*.csv"))
+    with pytest.raises(InvalidArgument, match=r"list of data files is empty"):
+        CsvReader([])
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataFormatError, match=r"is no regular file"):
+        CsvReader(tmp_path / "pipe.csv")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission(tmp_path):
+    path = write_csv(tmp_path)
+    os.chmod(path, 0)
+    with pytest.raises(DataFormatError, match=r"cannot be read: Permission denied"):
+        CsvReader(path)
+
+
+def test_a_file_that_changes_is_noticed(tmp_path):
+    path = write_csv(tmp_path)
+    reader, unused = CsvReader(path), CsvReader(path)
+    assert reader.read_record(path, 0)["id"] == 1
+    with open(path, "a") as file:
+        file.write("5,x,1,true\n")
+    for use in (
+        lambda: reader.read_record(path, 0),
+        lambda: reader.read_batch(path, np.arange(1)),
+        lambda: list(reader.read_records(task(path, 0, 1))),
+        lambda: unused.read_record(path, 0),
+        lambda: pickle.loads(pickle.dumps(reader)).read_record(path, 0),
+    ):
+        with pytest.raises(SourceChanged, match=r"has changed since its index was made"):
+            use()
+    assert CsvReader(path).create_shards() == {path: 5 - 1}  # the line without an end became longer
+
+
+def test_a_file_that_goes_away_is_noticed(tmp_path):
+    path = write_csv(tmp_path)
+    reader = CsvReader(path, dtypes={"id": int, "word": str, "size": float, "ok": bool}, header=True)
+    copy = pickle.loads(pickle.dumps(reader))
+    os.remove(path)
+    with pytest.raises(SourceChanged, match=r"was there and is gone"):
+        copy.read_record(path, 0)
+
+
+def test_many_files_do_not_stay_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(OPEN_FILES, "limit", 40)
+    for number in range(150):
+        write_csv(tmp_path, f"n\n{number}\n", f"{number:03}.csv")
+    reader = CsvReader(tmp_path, header=True)
+    before = len(os.listdir("/proc/self/fd"))
+    assert [row["n"] for row in records(reader)] == list(range(150))
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+
+
+def test_the_index_is_made_once(tmp_path, monkeypatch):
+    path = write_csv(tmp_path)
+    first = CsvReader(path, index_dir="beside")
+    assert sorted(file.name.split(".")[2] for file in tmp_path.iterdir() if "edl-index" in file.name) == [
+        "rows1"
+    ]
+    monkeypatch.setattr("edl_torch.readers.text.text_reader.build_row_index", None)
+    assert same(records(CsvReader(path, index_dir="beside")), records(first))
+
+
+def test_an_index_that_cannot_be_kept_is_used(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "edl_torch.readers"):
+        reader = CsvReader(write_csv(tmp_path), index_dir=tmp_path / "file")
+    assert same(records(reader), ROWS)
+    assert "cannot be kept" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import fsspec
 import pytest
 
 from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.readers import open_reader
 from edl_torch.readers.shared.finder import Finder, expanded
 from edl_torch.readers.storage import Storage
 
@@ -83,10 +86,84 @@ def test_a_file_that_is_called_as_a_range_is_that_file(tmp_path: Path) -> None:
     assert TARS.files(tmp_path / "{0..1}.tar") == [str(tmp_path / "{0..1}.tar")]
 
 
-def test_a_url_for_a_reader_of_files_is_refused() -> None:
-    with pytest.raises(DataFormatError, match="is a URL, and this reader reads none"):
-        TARS.files("s3://bucket/a.tar")
-
-
 def test_several_braces_are_all_taken_together() -> None:
     assert list(expanded("{a,d}{-0,}{0..1}")) == ["a-00", "a-01", "a0", "a1", "d-00", "d-01", "d0", "d1"]
+
+
+def test_a_manifest_names_files_below_its_folder(base: str, tmp_path: Path) -> None:
+    text = "\ufeff# shards\r\n\r\n  b-2.TAR \r\na-{00..01}.tar\r\ndeep\r\n"
+    manifest = f"{base}/files.list"
+    Storage().put(manifest, text.encode())
+    names = ["b-2.TAR", "a-00.tar", "a-01.tar", "deep/d.tar"]
+    assert TARS.files(f"@{manifest}", Storage()) == [f"{base}/{name}" for name in names]
+    Storage().put(manifest, b"\xff\xfe")
+    with pytest.raises(DataFormatError, match=r"files.list' is not UTF-8"):
+        TARS.files(f"@{manifest}", Storage())
+    with pytest.raises(DataFormatError, match=r"the manifest '.*none.list' does not exist; check the path"):
+        TARS.files(f"@{base}/none.list", Storage())
+    (tmp_path / "@a.tar").write_bytes(b"x")
+    assert TARS.files(tmp_path / "@a.tar") == [str(tmp_path / "@a.tar")], "a file that is called so is it"
+
+
+def test_folders_of_partitions_count_and_loops_of_links_end(tmp_path: Path) -> None:
+    for name in ("_day=1/a.tar", "_gone/b.tar", "x/c.tar"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "x" / "again").symlink_to(tmp_path)
+    (tmp_path / "x" / "other").symlink_to(tmp_path / "_gone")
+    found = Finder(suffixes=(".tar",), deep=True).files(tmp_path)
+    assert found == [f"{tmp_path}/{name}" for name in ("_day=1/a.tar", "x/c.tar", "x/other/b.tar")]
+
+
+def test_a_file_that_is_listed_twice_is_seen_however_its_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tar").write_bytes(b"x")
+    (tmp_path / "soft.tar").symlink_to("a.tar")
+    (tmp_path / "hard.tar").hardlink_to(tmp_path / "a.tar")
+    monkeypatch.chdir(tmp_path)
+    for other in (
+        "./a.tar",
+        "soft.tar",
+        "hard.tar",
+        str(tmp_path / "a.tar"),
+        f"file://{tmp_path}/a.tar",
+        f"../{tmp_path.name}/a.tar",
+    ):
+        with pytest.raises(DataFormatError, match=r"'a\.tar' is listed twice"):
+            TARS.files(["a.tar", other], Storage())
+    with pytest.raises(
+        DataFormatError, match=r"a\.tar' is listed twice, as '.*hard\.tar' too, which is the same"
+    ):
+        TARS.files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "other"),
+    [
+        ("http://store.net/a b.tar", "HTTP://Store.net//a%20b.tar"),
+        ("s3://bucket/a.tar", "S3a://bucket//a.tar"),
+        ("memory://a.tar", "memory:///a.tar"),
+    ],
+)
+def test_an_object_that_is_listed_twice_is_seen_however_its_url_is_written(url: str, other: str) -> None:
+    with pytest.raises(DataFormatError, match=r"is listed twice, as"):
+        TARS.files([url, other], Storage())
+    assert len(TARS.files([url, url.replace(".tar", "2.tar")], Storage())) == 2
+
+
+def test_links_to_nothing_and_pipes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, target in {"gone.tar": "nowhere", "one.tar": "two.tar", "two.tar": "one.tar"}.items():
+        (tmp_path / name).symlink_to(target)
+    os.mkfifo(tmp_path / "pipe.tar")
+    for name, said in {
+        "gone.tar": "'gone.tar' is a link to 'nowhere', which leads nowhere",
+        "one.tar": "'one.tar' is a link to 'two.tar', which leads back to itself",
+        "pipe.tar": "'pipe.tar' is no regular file, but a pipe",
+        "g*.tar": "'gone.tar' is a link to 'nowhere'",
+    }.items():
+        with pytest.raises(DataFormatError, match=re.escape(said)):
+            TARS.files(name)
+        with pytest.raises(DataFormatError, match=re.escape(said)):
+            open_reader(name)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import itertools
+import operator
 import os
+import pickle
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +21,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from image_files import write_coco, write_manifest, write_voc
-from recordio_kit import RECORDS
-from recordio_kit import write as write_records
-from torch.utils.data import ConcatDataset
+from readers_kit import RECORDS
+from readers_kit import write_recordio as write_records
+from tar_files import samples_tar
+from torch.utils.data import ConcatDataset, StackDataset
 
 from edl_torch import ElasticDataLoader
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.fingerprint import check, describe_change, differ, known_by, strength_of
-from edl_torch.readers import ParquetReader, RecordIODataReader
+from edl_torch.readers import ParquetReader, RecordIODataReader, TarReader
 from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
-from edl_torch.readers.images.coco import CocoCaptionsReader
+from edl_torch.readers.images.coco import CocoCaptionsReader, CocoDetectionReader
 from edl_torch.readers.images.folder import ImageFolderReader
 from edl_torch.readers.images.manifest import ImageManifestReader
 from edl_torch.readers.images.voc import VocReader
 from edl_torch.readers.map_dataset import MapDatasetReader
-from edl_torch.readers.shared.looks import SummedFile
+from edl_torch.readers.shared.looks import SummedFile, name_of_function
 from edl_torch.readers.text.csv_reader import CsvReader
 from edl_torch.readers.text.text_reader import TextReader
 
@@ -102,6 +106,11 @@ def manifest(at: Path) -> AbstractDataReader:
 def captions(at: Path) -> AbstractDataReader:
     folder, listed, _ = write_coco(at)
     return CocoCaptionsReader(folder, listed)
+
+
+def instances(at: Path) -> AbstractDataReader:
+    folder, _, listed = write_coco(at)
+    return CocoDetectionReader(folder, listed)
 
 
 def voc(at: Path) -> AbstractDataReader:
@@ -196,6 +205,8 @@ def test_the_same_data_elsewhere_and_copied_later_have_the_same_fingerprint(
 def _arguments(reader: AbstractDataReader, at: Path) -> tuple[Path, ...]:
     if isinstance(reader, CocoCaptionsReader):
         return at / "images", at / "annotations" / "captions.json"
+    if isinstance(reader, CocoDetectionReader):
+        return at / "images", at / "annotations" / "instances.json"
     file = {TextReader: "all.txt", ImageManifestReader: "manifest.csv"}.get(type(reader))
     return (at if file is None else at / file,)
 
@@ -221,8 +232,22 @@ def test_the_whole_fingerprint_sees_every_byte(tmp_path: Path, make: Make) -> No
         (table, CsvReader, {"dtypes": {"COLUMN0": "float32"}}, {"dtypes": {"COLUMN0": "str"}}),
         (plain, ParquetReader, {"columns": ["COLUMN0"]}, {"columns": ["COLUMN1"]}),
         (plain, ParquetReader, {"fill_nulls": {"COLUMN0": 0}}, {"fill_nulls": {"COLUMN0": 1}}),
+        (lines, TextReader, {"encoding": "utf-8"}, {"encoding": "latin-1"}),
+        (lines, TextReader, {"errors": "replace"}, {"errors": "ignore"}),
+        (lines, TextReader, {"universal_newlines": True}, {"universal_newlines": False}),
+        (lines, TextReader, {"as_bytes": True}, {"as_bytes": False}),
         (captions, CocoCaptionsReader, {"per": "annotation"}, {"per": "image"}),
+        (instances, CocoDetectionReader, {"masks": True}, {"masks": False}),
         (voc, VocReader, {"classes": ["cat", "dog"]}, {"classes": ["dog", "cat"]}),
+        (captions, CocoCaptionsReader, {"min_side": 8}, {"min_side": 16}),
+        (
+            table,
+            CsvReader,
+            {"columns": ["COLUMN0", "COLUMN1"], "as_tuples": True},
+            {"columns": ["COLUMN1", "COLUMN0"], "as_tuples": True},
+        ),
+        (chunks, RecordIODataReader, {"decode": "text"}, {"decode": "json"}),
+        (chunks, RecordIODataReader, {"decode": "builtins:len"}, {"decode": "zlib:crc32"}),
     ],
 )
 def test_what_arguments_make_of_the_same_bytes_is_told_apart(
@@ -241,6 +266,28 @@ def test_what_arguments_make_of_the_same_bytes_is_told_apart(
     assert said(one) == said(one)
     assert differ(said(one), said(other))
     assert not differ(reader_fingerprint(reader), said({}))
+
+
+def first_byte(data: bytes) -> int:
+    return data[0]
+
+
+def test_functions_that_make_records_of_bytes_are_told_apart_by_name(tmp_path: Path) -> None:
+    def recordio(decode: Any) -> str:
+        return reader_fingerprint(RecordIODataReader(write_records(tmp_path / "x", RECORDS), decode=decode))
+
+    path = samples_tar(tmp_path / "x.tar", 3)
+    kinds: list[Callable[[Any], str]] = [
+        recordio,
+        lambda decode: reader_fingerprint(TarReader(path, decoders={"cls": decode})),
+    ]
+    for said in kinds:
+        assert said(first_byte) == said(partial(first_byte))
+        assert differ(said(first_byte), said(len))
+        assert differ(said(partial(first_byte, n=2)), said(partial(first_byte, n=3)))
+        assert "decode" in describe_change(said(len), said(bytes)) or said is not recordio
+    assert differ(recordio(first_byte), recordio(None))
+    assert differ(*(reader_fingerprint(TarReader(path, min_side=side)) for side in (8, 16)))
 
 
 def test_classes_of_a_manifest_in_another_order_are_told_apart(tmp_path: Path) -> None:
@@ -308,6 +355,31 @@ class Held:
         raise AssertionError("no record may be read")
 
 
+class Made(Held):
+    """What it was made with is in its attributes, and what it counts."""
+
+    def __init__(self, data: Any, threshold: float = 5, *, fold: int = 0, epoch: int = 0) -> None:
+        super().__init__(data=data)
+        self._threshold, self.fold, self.epoch, self.calls = threshold, fold, epoch, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return self.data[index]
+
+
+def of_class(records: list[int]) -> Held:
+    """Whose records are its class's, beside an attribute of as many entries."""
+    return type("OfClass", (Held,), {"records": records})(data=ARRAY)
+
+
+def enclosed(records: list[int]) -> Held:
+    """Whose records a function has."""
+    return Held(data=ARRAY, get=lambda index: records[index])
+
+
 ARRAY = np.arange(600, dtype=np.float32).reshape(200, 3)
 OTHER = ARRAY[::-1].copy()
 PATHS = [f"/data/{n}.png" for n in range(200)]
@@ -342,6 +414,22 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         Held(samples=[(path, "cat") for path in PATHS], numbers={"cat": 0, "dog": 1}),
         Held(samples=[(path, "cat") for path in PATHS], numbers={"dog": 0, "cat": 1}),
     ),
+    "a list of its class": (of_class([*range(200)]), of_class([*range(1, 201)])),
+    "a list in a function": (enclosed([*range(200)]), enclosed([*range(1, 201)])),
+    "an argument that a function has already": (
+        Held(data=ARRAY, get=partial(operator.getitem, [*range(200)])),
+        Held(data=ARRAY, get=partial(operator.getitem, [*range(1, 201)])),
+    ),
+    "a default of a function": (
+        Held(data=ARRAY, get=lambda index, of=range(200): of[index]),
+        Held(data=ARRAY, get=lambda index, of=range(1, 201): of[index]),
+    ),
+    "a number that it was made with": (Made(ARRAY, 5), Made(ARRAY, 7)),
+    "a keyword that it was made with": (Made(ARRAY), Made(ARRAY, fold=1)),
+    "a number inside of it": (Held(200, base=Made(ARRAY, 5.5)), Held(200, base=Made(ARRAY, np.float32(0.5)))),
+    "a stack by name": (StackDataset(x=ARRAY, y=[1] * 200), StackDataset(x=ARRAY, y=[2] * 200)),
+    "a stack of lists": (StackDataset([1] * 200, [3] * 200), StackDataset([1] * 200, [4] * 200)),
+    "a stack of datasets": (StackDataset(x=Held(data=ARRAY)), StackDataset(x=Held(data=OTHER))),
     "rows": (
         Held(rows=[{"id": n, "text": None} for n in range(200)]),
         Held(rows=[{"id": -n, "text": None} for n in range(200)]),
@@ -409,6 +497,49 @@ def test_a_dataset_of_files_names_those_that_were_added_and_removed() -> None:
     assert "added 'new.png'; removed '7.png'" in describe_change(one, other)
 
 
+@pytest.mark.parametrize("again", [Made(ARRAY, 5.0), Made(ARRAY, np.int64(5)), Made(ARRAY, epoch=3)])
+def test_numbers_that_are_equal_or_that_a_method_writes_make_no_other_data(again: Made) -> None:
+    one, other = (reader_fingerprint(MapDatasetReader(each)) for each in (Made(ARRAY, 5), again))
+    assert one == other
+
+
+class OfProcess:
+    """Made with numbers that differ between the ranks of a job, and in a job that goes on with fewer."""
+
+    def __init__(self, rank: int, world_size: int, *, device: int) -> None:
+        self.rank, self._world_size, self.device, self.data = rank, world_size, device, ARRAY
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+def test_numbers_that_tell_which_process_this_is_make_no_other_data() -> None:
+    made = [OfProcess(0, 4, device=0), OfProcess(1, 2, device=3)]
+    one, other = (reader_fingerprint(MapDatasetReader(each)) for each in made)
+    assert one == other
+    first, second = (name_of_function(partial(print, device=n)) for n in range(2))
+    assert first == second != name_of_function(partial(print, 0))
+
+
+def test_what_a_loop_makes_of_a_number_later_is_the_programs() -> None:
+    """As a schedule does, with each epoch; the checkpoint of it is restored with the number as it was."""
+    reader = MapDatasetReader(dataset := Made(ARRAY))
+    then = reader_fingerprint(reader)
+    dataset[0], dataset.set_epoch(4), setattr(dataset, "_threshold", 9)
+    assert reader_fingerprint(reader) == reader_fingerprint(pickle.loads(pickle.dumps(reader))) == then
+    assert reader_fingerprint(MapDatasetReader(Made(ARRAY))) == then
+
+
+def test_a_table_that_begins_with_folders_is_not_compared_as_hosts_differ_in_them() -> None:
+    here, there = (Held(data=ARRAY, roots=[f"{at}/a", f"{at}/b"]) for at in ("/data", "/mnt"))
+    one, other = (reader_fingerprint(MapDatasetReader(each)) for each in (here, there))
+    assert not differ(one, other)
+    assert known_by([one, other]) == "partly"
+
+
 LABELS = [0] * 200
 ROUND = Held(200, data=ARRAY)
 ROUND.again = ROUND  # type: ignore[attr-defined]
@@ -417,7 +548,8 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
 @pytest.mark.parametrize(
     ("dataset", "strength"),
     [
-        (Held(200, targets=LABELS, data={"x": ARRAY}), "partly"),
+        (Held(200, targets=LABELS, data={"x": ARRAY}), "sampled"),
+        (Held(200, targets=LABELS, data={"x": ARRAY, "y": ARRAY[:9]}), "partly"),
         (Held(200, targets=LABELS, tokens=np.arange(3000), starts=np.arange(201)), "partly"),
         (Held(200, targets=LABELS, records=[object()] * 200), "partly"),
         (Held(200, targets=LABELS, inside=Held(200, name="x")), "partly"),
@@ -447,6 +579,7 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
     ],
     ids=[
         "arrays by name",
+        "arrays by name of which one is short",
         "tokens",
         "objects",
         "a dataset inside",
@@ -767,3 +900,80 @@ def test_a_file_that_could_not_be_opened_is_closed_without_a_word(tmp_path: Path
         file.__init__(str(tmp_path / "none"))  # type: ignore[misc]
     file.close()
     assert file.closed
+
+
+ROWS = [f"row {number}" for number in range(200)]
+BY_NUMBER = dict(enumerate(ROWS))
+
+
+def from_a_table(number: int) -> str:
+    return BY_NUMBER[number]
+
+
+class OfGlobals(Held):
+    """Its records are in globals of its module, whichever code of its says so."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(200, ids=list(range(200)))
+        self.way = way.__len__  # a function, which is nothing to look at
+
+    def __getitem__(self, index: int) -> Any:
+        found = [ROWS[number] for number in [self.ids[index]]]  # code inside of code
+        return found[0]
+
+
+class OfATable(OfGlobals):
+    def __getitem__(self, index: int) -> Any:
+        return self._found(index)
+
+    @staticmethod
+    def _found(index: int) -> Any:
+        return from_a_table(index)
+
+
+SCALE, NUMBERS, SEEN = [0.5, 0.25], {"cat": 3, "dog": 5}, {-1: 0}
+
+
+class OfConstants(Held):
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] * SCALE[0] + NUMBERS["cat"]
+
+
+class OfACache(OfConstants):
+    def __getitem__(self, index: int) -> Any:
+        SEEN[index] = 1
+        return super().__getitem__(index)
+
+
+def test_constants_of_a_module_are_looked_at_and_what_its_code_writes_to_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = MapDatasetReader(OfConstants(data=ARRAY))
+    then = reader_fingerprint(reader)
+    assert strength_of(then) == "sampled"
+    written = reader_fingerprint(MapDatasetReader(OfACache(data=ARRAY)))
+    assert strength_of(written) == "partly"
+    monkeypatch.setitem(SEEN, 7, 1)
+    assert not differ(written, reader_fingerprint(MapDatasetReader(OfACache(data=ARRAY))))
+    monkeypatch.setitem(NUMBERS, "cat", 4)
+    assert reader_fingerprint(reader) == then, "constants are those of the first look"
+    now = reader_fingerprint(MapDatasetReader(OfConstants(data=ARRAY)))
+    assert "changed 'global NUMBERS'; where that is none of the data" in describe_change(then, now)
+
+
+class Computed(Held):
+    def __getitem__(self, index: int) -> Any:
+        return index * index
+
+
+def test_records_in_globals_of_a_module_are_looked_at_or_not_known_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    then = reader_fingerprint(MapDatasetReader(OfGlobals("rows")))
+    assert strength_of(then) == "sampled"
+    assert strength_of(reader_fingerprint(MapDatasetReader(OfATable("table")))) == "partly"
+    assert reader_fingerprint(MapDatasetReader(Computed(200))) == "", "code alone tells nothing"
+    monkeypatch.setattr(f"{__name__}.ROWS", ROWS[::-1])
+    assert "changed 'global ROWS'" in describe_change(
+        then, reader_fingerprint(MapDatasetReader(OfGlobals("rows")))
+    )

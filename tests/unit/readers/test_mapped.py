@@ -1,19 +1,35 @@
-"""Arrays in a file: what is written is what is mapped, in every process, and never a half."""
+"""What an index is kept in: arrays and strings in files, shared by processes, locked, whole or not at all."""
 
+from __future__ import annotations
+
+import errno
+import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from multiprocessing.connection import Connection
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edl_torch.errors import DataFormatError, SourceChanged
-from edl_torch.readers.shared.mapped import MappedArrays, write_arrays
+from edl_torch.readers import ImageManifestReader
+from edl_torch.readers.shared import files as module
+from edl_torch.readers.shared.files import file_lock, whole_file
+from edl_torch.readers.shared.mapped import SPILL_BYTES, MappedArrays, StringTable, shared, write_arrays
+from edl_torch.testing import FakeClock
 
 ARRAYS = {
     "offsets": np.arange(1000, dtype=np.int64),
@@ -133,3 +149,272 @@ def test_the_descriptor_goes_with_the_object() -> None:
     del mapped
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+# A large index is one file for all processes: small in a pickle, and no memory of a worker's own ------------
+
+
+FILES = 300_000
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> ImageManifestReader:
+    """A list of many files, none of which exists: names of 29 bytes, bounds and labels of 8."""
+    path = tmp_path_factory.mktemp("many") / "list.csv"
+    path.write_text("".join(f"folder-{n % 100:02}/image-{n:011}.jpg,{n % 7}\n" for n in range(FILES)))
+    return ImageManifestReader(path, has_header=False)
+
+
+class Popen:
+    """Stands for a process that is being started, as far as pickling asks it."""
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        return descriptor
+
+    def DupFd(self, descriptor: int) -> Any:
+        return descriptor
+
+
+def test_small_arrays_stay_in_memory_and_large_ones_are_mapped():
+    small = {"a": np.zeros(SPILL_BYTES, np.uint8)}
+    assert shared(small, "x") == small
+    large = shared({**small, "b": np.arange(3)}, "x")
+    assert isinstance(large, MappedArrays)
+    assert large["b"].tolist() == [0, 1, 2]
+
+
+def test_a_started_process_gets_a_pickle_without_the_index(manifest):
+    set_spawning_popen(Popen())
+    try:
+        data = bytes(ForkingPickler.dumps(manifest))
+    finally:
+        set_spawning_popen(None)
+    assert len(data) < 2000
+    assert len(pickle.dumps(manifest)) > FILES * 45, "any other pickle is whole"
+
+
+def anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no RssAnon")
+
+
+def measure(reader: ImageManifestReader | None, answers: Connection) -> None:
+    import edl_torch.readers.images.manifest  # noqa: F401  what a reader's pickle imports, for both
+
+    if reader is not None:
+        assert reader._files[FILES - 1].endswith(f"image-{FILES - 1:011}.jpg")
+        assert sum(len(name) for name in reader._files) > 8_000_000, "every page is touched"
+        assert int(reader._labels["labels"].sum()) > FILES
+    answers.send(anonymous_bytes())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux' account of memory")
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_workers_own_memory_does_not_grow_with_the_index(manifest, method):
+    context = multiprocessing.get_context(method)
+    used = []
+    for reader in (None, manifest):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=measure, args=(reader, sender))
+        process.start()
+        assert receiver.poll(60)
+        used.append(receiver.recv())
+        process.join(timeout=30)
+    assert used[1] - used[0] < 3 << 20, f"{used} bytes, the index has {FILES * 45}"
+
+
+def test_a_spilled_table_is_the_same_sequence():
+    names = [f"名-{n}" * 3 for n in range(60_000)]
+    table = StringTable(names)
+    assert isinstance(table._arrays, MappedArrays)
+    assert list(table) == names
+    assert list(pickle.loads(pickle.dumps(table))) == names
+
+
+def test_without_room_for_a_file_the_index_stays_in_memory(monkeypatch, caplog):
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with caplog.at_level(logging.WARNING):
+        table = StringTable(str(n) for n in range(200_000))
+    assert table[199_999] == "199999"
+    assert "TMPDIR names another folder" in caplog.text
+
+
+# String table -----------------------------------------------------------------------------------------------
+
+
+anything = st.text(st.characters(exclude_categories=()))
+
+
+@given(st.lists(anything))
+def test_strings_come_back_as_they_were(strings):
+    table = pickle.loads(pickle.dumps(StringTable(strings)))
+    assert list(table) == strings
+    assert [table[index] for index in range(len(table))] == strings
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_index_outside_is_refused(index):
+    with pytest.raises(IndexError):
+        StringTable(["a", "b"])[index]
+
+
+def test_pickle_costs_eight_bytes_an_entry_and_the_text():
+    table = StringTable(f"{number:012d}.jpg" for number in range(100_000))
+    assert len(pickle.dumps(table)) < 100_000 * (16 + 8) + 1000
+
+
+# Files that appear whole or not at all ----------------------------------------------------------------------
+
+
+def test_it_has_its_name_at_the_end_alone(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    target.write_bytes(b"old")
+    with whole_file(target, mtime_ns=5 * 10**9) as file:
+        file.write(b"new")
+        assert target.read_bytes() == b"old"
+        assert all(name == "x" or name.startswith(".") for name in os.listdir(tmp_path)), "no data yet"
+    assert target.read_bytes() == b"new"
+    assert target.stat().st_mtime_ns == 5 * 10**9
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), whole_file(tmp_path / "x") as file:
+        file.write(b"half" * (1 // 0))
+    assert os.listdir(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_others_may_read_it_as_they_may_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    """Users who share a folder of indexes would else build each other's anew."""
+    before = os.umask(umask)
+    try:
+        with whole_file(tmp_path / "x"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == mode
+
+
+def test_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append("sync"), fsync(number)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("name"), replace(*names)))
+    with whole_file(tmp_path / "x") as file:
+        file.write(b"data")
+    assert done == ["sync", "name"]
+
+
+# Locks of what a machine makes once: they end with their holder, and never stop anybody for good ------------
+
+
+def lock_of(place: Path) -> Path:
+    return place.with_name(f".{place.name}.lock")
+
+
+def test_nothing_is_left_whether_the_block_ends_well_or_not(tmp_path: Path) -> None:
+    with file_lock(tmp_path / "x"):
+        assert lock_of(tmp_path / "x").exists()
+    with pytest.raises(ZeroDivisionError), file_lock(tmp_path / "x"):
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+
+
+def test_two_places_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    with file_lock(tmp_path / "x"), file_lock(tmp_path / "y", sleep=_must_not_wait):
+        pass
+
+
+def _must_not_wait(seconds: float) -> None:
+    raise AssertionError("waited")
+
+
+def test_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
+    inside, most = 0, 0
+
+    def enter() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with file_lock(tmp_path / "x", sleep=lambda seconds: None):
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.001)
+                inside -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (inside, most) == (0, 1)
+
+
+def test_a_holder_that_is_killed_lets_go(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+    process = context.Process(target=_hold_for_ever, args=(tmp_path / "x", held), daemon=True)
+    process.start()
+    assert held.wait(60)
+    pauses: list[float] = []
+
+    def kill(seconds: float) -> None:
+        pauses.append(seconds)
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join(60)
+
+    with file_lock(tmp_path / "x", sleep=kill):
+        assert len(pauses) == 1, "it was held"
+
+
+def _hold_for_ever(place: Path, held: Any) -> None:
+    with file_lock(place):
+        held.set()
+        signal.pause()
+
+
+def test_a_child_that_was_forked_meanwhile_does_not_hold_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    end = context.Event()
+    with file_lock(tmp_path / "x"):
+        child = context.Process(target=end.wait, daemon=True)
+        child.start()
+    with file_lock(tmp_path / "x", sleep=_must_not_wait):
+        pass
+    end.set()
+    child.join(60)
+
+
+def test_patience_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    with caplog.at_level(logging.INFO), file_lock(tmp_path / "x"):
+        with file_lock(tmp_path / "x", patience_s=30, clock=clock, sleep=clock.advance):
+            assert 30 < clock() - 1000 < 31
+        assert lock_of(tmp_path / "x").exists(), "it is the other's"
+    said = [record.levelname for record in caplog.records]
+    assert said == ["INFO", "WARNING"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with file_lock(tmp_path / "x", sleep=_must_not_wait):
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_that_is_not_there_stops_nobody(tmp_path: Path) -> None:
+    with file_lock(tmp_path / "nowhere" / "x", sleep=_must_not_wait):
+        assert os.listdir(tmp_path) == []

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_kit import table, write
+from readers_kit import table, write_parquet
 
 from edl_torch.errors import (
     BadRecord,
@@ -33,14 +33,14 @@ def refusal(kind, *arguments, **options):
 def test_what_does_not_exist(tmp_path):
     said = refusal(ReaderError, tmp_path / "no.parquet")
     assert f"'{tmp_path}/no.parquet' does not exist; check the path" in said
-    assert "matches no Parquet file" in refusal(DataFormatError, tmp_path / "*.parquet")
-    assert "pass a glob" in refusal(DataFormatError, tmp_path)
-    assert "list of Parquet files is empty" in refusal(InvalidArgument, [])
+    assert "expected a file that matches it" in refusal(DataFormatError, tmp_path / "*.parquet")
+    assert "others can be named by a glob" in refusal(DataFormatError, tmp_path)
+    assert "list of data files is empty" in refusal(InvalidArgument, [])
     assert "does not exist" in refusal(ReaderError, "memory://nowhere/a.parquet")
 
 
 def test_unreadable_files_name_the_permissions(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet")
+    path = write_parquet(tmp_path / "a.parquet")
     os.chmod(path, 0)
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
@@ -66,14 +66,14 @@ def test_files_that_are_not_whole_parquet(tmp_path, content, said):
 
 
 def test_every_truncation_is_refused(tmp_path):
-    whole = Path(write(tmp_path / "a.parquet", (0, 30))).read_bytes()
+    whole = Path(write_parquet(tmp_path / "a.parquet", (0, 30))).read_bytes()
     for length in range(0, len(whole), 97):
         (tmp_path / "a.parquet").write_bytes(whole[:length])
         refusal(DataFormatError, tmp_path / "a.parquet")
 
 
 def test_columns_that_are_not_there(tmp_path):
-    path = write(tmp_path / "a.parquet")
+    path = write_parquet(tmp_path / "a.parquet")
     said = refusal(InvalidArgument, path, ["id", "colour"])
     assert said == f"'{path}' has no column 'colour'; it has id, half, text, vector, many"
     for columns in ("id", [], ["id", "id"]):
@@ -81,23 +81,23 @@ def test_columns_that_are_not_there(tmp_path):
 
 
 def test_schemas_that_differ_name_the_file_and_the_column(tmp_path):
-    first = write(tmp_path / "1.parquet")
-    other = write(tmp_path / "2.parquet", table(0, 5).set_column(1, "half", pa.array(range(5))))
+    first = write_parquet(tmp_path / "1.parquet")
+    other = write_parquet(tmp_path / "2.parquet", table(0, 5).set_column(1, "half", pa.array(range(5))))
     said = refusal(DataFormatError, tmp_path)
     assert f"column 'half' is int64 in '{other}', but float in '{first}'" in said
     assert "columns=[…]" in said
     assert ParquetReader(tmp_path, ["id", "text"]).create_shards() == {first: 20, other: 5}
-    less = write(tmp_path / "2.parquet", table(0, 5).drop_columns(["text"]))
+    less = write_parquet(tmp_path / "2.parquet", table(0, 5).drop_columns(["text"]))
     assert f"'{less}' has no column 'text', which '{first}' has" in refusal(DataFormatError, tmp_path)
-    more = write(tmp_path / "2.parquet", table(0, 5).append_column("new", pa.array(range(5))))
+    more = write_parquet(tmp_path / "2.parquet", table(0, 5).append_column("new", pa.array(range(5))))
     assert f"'{more}' has the column 'new', which '{first}' has not" in refusal(DataFormatError, tmp_path)
-    write(tmp_path / "2.parquet", table(0, 5).set_column(4, "many", pa.array([[0.5]] * 5)))
+    write_parquet(tmp_path / "2.parquet", table(0, 5).set_column(4, "many", pa.array([[0.5]] * 5)))
     assert "column 'many' is list<element: double> in" in refusal(DataFormatError, tmp_path)
 
 
 def test_files_without_rows_may_have_any_schema(tmp_path):
-    write(tmp_path / "0.parquet", pa.table({"other": pa.array([], pa.null())}))
-    full = write(tmp_path / "1.parquet")
+    write_parquet(tmp_path / "0.parquet", pa.table({"other": pa.array([], pa.null())}))
+    full = write_parquet(tmp_path / "1.parquet")
     assert ParquetReader(tmp_path).create_shards() == {full: 20}
     os.remove(full)
     assert "no row in" in refusal(DataFormatError, tmp_path)
@@ -105,14 +105,14 @@ def test_files_without_rows_may_have_any_schema(tmp_path):
 
 def test_two_columns_of_one_name(tmp_path):
     double = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "b"])
-    path = write(tmp_path / "a.parquet", double)
+    path = write_parquet(tmp_path / "a.parquet", double)
     assert "several columns 'a'" in refusal(DataFormatError, path)
     assert ParquetReader(path, ["b"]).read_record(path, 0) == {"b": 3}
 
 
 def test_folders_with_other_keys(tmp_path):
-    write(tmp_path / "a=1" / "b=1" / "x.parquet")
-    other = write(tmp_path / "a=2" / "x.parquet")
+    write_parquet(tmp_path / "a=1" / "b=1" / "x.parquet")
+    other = write_parquet(tmp_path / "a=2" / "x.parquet")
     said = refusal(DataFormatError, tmp_path)
     assert f"'{other}' is in a folder with the keys ['a'], but" in said
     assert "partitions=False" in said
@@ -120,7 +120,7 @@ def test_folders_with_other_keys(tmp_path):
 
 
 def test_fills_are_checked_before_anything_is_read(tmp_path):
-    path = write(tmp_path / "a.parquet")
+    path = write_parquet(tmp_path / "a.parquet")
     assert "fill_nulls names 'colour'" in refusal(InvalidArgument, path, fill_nulls={"colour": 0})
     assert "is no value of type int64" in refusal(InvalidArgument, path, fill_nulls={"id": "none"})
 
@@ -136,7 +136,7 @@ def damage(path: Path, group: int) -> None:
 
 def test_a_damaged_row_group_is_named_and_the_others_are_read(tmp_path):
     path = tmp_path / "a.parquet"
-    write(path, (0, 30), 10)
+    write_parquet(path, (0, 30), 10)
     damage(path, 1)
     reader = ParquetReader(path)
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_a_damaged_row_group_is_named_and_the_others_are_read(tmp_path):
 
 def test_a_damaged_row_group_is_decoded_once_for_all_its_records(tmp_path):
     path = tmp_path / "a.parquet"
-    write(path, (0, 30), 10)
+    write_parquet(path, (0, 30), 10)
     whole = path.read_bytes()
     damage(path, 1)
     reader = ParquetReader(path)
@@ -162,7 +162,7 @@ def test_a_damaged_row_group_is_decoded_once_for_all_its_records(tmp_path):
 
 def test_a_flipped_bit_is_found_where_the_writer_left_checksums(tmp_path):
     path = tmp_path / "a.parquet"
-    write(path, (0, 1000), 1000, compression="none", use_dictionary=False, write_page_checksum=True)
+    write_parquet(path, (0, 1000), 1000, compression="none", use_dictionary=False, write_page_checksum=True)
     chunk = pq.read_metadata(path).row_group(0).column(0)
     content = bytearray(path.read_bytes())
     content[chunk.data_page_offset + chunk.total_compressed_size - 5] ^= 1
@@ -176,18 +176,18 @@ def test_a_flipped_bit_is_found_where_the_writer_left_checksums(tmp_path):
     [((0, 21), 7, "bytes then"), ((5, 20), 5, "has changed"), (None, 7, "does not exist")],
 )
 def test_a_file_that_changed_since_the_reader_was_made(tmp_path, rows, group, said):
-    path = write(tmp_path / "a.parquet")
+    path = write_parquet(tmp_path / "a.parquet")
     reader = ParquetReader(path)
     os.remove(path)
     if rows is not None:
-        write(tmp_path / "a.parquet", rows, group)
+        write_parquet(tmp_path / "a.parquet", rows, group)
     with pytest.raises(ReaderError, match=said) as caught:
         reader.read_record(path, 0)
     assert not isinstance(caught.value, BadRecord), "not the record's fault"
 
 
 def test_same_size_other_rows_is_seen(tmp_path):
-    path = Path(write(tmp_path / "a.parquet", (0, 20), 20))
+    path = Path(write_parquet(tmp_path / "a.parquet", (0, 20), 20))
     reader = ParquetReader(path)
     size = path.stat().st_size
     for filler in range(4000):  # a file of other rows, filled up to the old size
@@ -221,11 +221,14 @@ def test_who_is_refused_is_told_apart_from_what_is_unreadable():
     assert "check the network" in str(storage_error(OSError("JSON: unexpected token"), "s3://b/x"))
 
 
-@pytest.mark.parametrize("package", ["pyarrow", "fsspec.core", "gcsfs"])
-def test_missing_packages_say_what_to_install(monkeypatch, package):
+@pytest.mark.parametrize(
+    ("package", "url"),
+    [("pyarrow", "gs"), ("obstore", "gs"), ("fsspec.core", "memory"), ("paramiko", "sftp")],
+)
+def test_missing_packages_say_what_to_install(monkeypatch, package, url):
     for name in {package, *(name for name in sys.modules if name.startswith(f"{package}."))}:
         monkeypatch.setitem(sys.modules, name, None)
-    said = refusal(ReaderUnavailable, "gs://bucket/a.parquet")
+    said = refusal(ReaderUnavailable, f"{url}://bucket/a.parquet")
     assert ("install" in said) or package in said
 
 
@@ -244,7 +247,7 @@ OVERWRITTEN = {
 @pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open"])
 @pytest.mark.parametrize("how", OVERWRITTEN)
 def test_a_file_that_is_overwritten_while_it_is_read_has_changed(tmp_path, how, is_open, replaces):
-    path = Path(write(tmp_path / "a.parquet", (0, 500), group=10))
+    path = Path(write_parquet(tmp_path / "a.parquet", (0, 500), group=10))
     reader = ParquetReader(path, cache_bytes=1)
     if is_open:
         assert reader.read_record(str(path), 0)["id"] == 0
@@ -260,7 +263,7 @@ def test_a_file_that_is_overwritten_while_it_is_read_has_changed(tmp_path, how, 
 
 
 def test_a_file_that_was_touched_is_the_same(tmp_path):
-    path = Path(write(tmp_path / "a.parquet", (0, 50), group=10))
+    path = Path(write_parquet(tmp_path / "a.parquet", (0, 50), group=10))
     reader = ParquetReader(path, cache_bytes=1)
     assert reader.read_record(str(path), 0)["id"] == 0
     os.utime(path, (1, 1))
@@ -268,7 +271,7 @@ def test_a_file_that_was_touched_is_the_same(tmp_path):
 
 
 def test_a_row_group_that_was_damaged_from_the_first_is_bad_and_no_change(tmp_path):
-    path = Path(write(tmp_path / "a.parquet", (0, 50), group=10))
+    path = Path(write_parquet(tmp_path / "a.parquet", (0, 50), group=10))
     data = bytearray(path.read_bytes())
     data[4:200] = bytes(196)
     path.write_bytes(data)

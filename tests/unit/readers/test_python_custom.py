@@ -1,14 +1,33 @@
+"""What every reader inherits: names, paths, records as bytes, and readers that are given as Python."""
+
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
+from edl_torch import readers
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers import PythonCustomReader
-from edl_torch.shard import Shard, Task, TaskType
-from edl_torch.testing.check_reader import check_reader
+from edl_torch.readers.base import (
+    AbstractDataReader,
+    has_batch_reads,
+    has_random_access,
+    import_for_reading,
+    reader_sources,
+    sources_of,
+)
+from edl_torch.readers.images.decode import safe_relative_path
+from edl_torch.readers.recordio.record_bytes import DECODERS, ENCODERS, AutoEncode, kind_of
+from edl_torch.shard import Shard, Source, Task, TaskType
+from edl_torch.testing.check_reader import check_reader, records_equal
 
 
 @pytest.fixture
@@ -143,3 +162,239 @@ def test_missing_file_other_ending_and_bad_records_per_task_are_refused(write, t
     for value in (0, -1, 2.5, True):
         with pytest.raises(InvalidArgument, match="records_per_task"):
             PythonCustomReader(write(SIZES), records_per_task=value)
+
+
+# Reader base ------------------------------------------------------------------------------------------------
+
+
+class WithoutMode(AbstractDataReader):
+    def create_shards(self):
+        return {"a": 3}
+
+    def read_records(self, task):
+        return iter(())
+
+
+class WithMode(WithoutMode):
+    def create_shards(self, mode=TaskType.TRAINING):
+        return {mode.name: 3}
+
+    def read_record(self, name, index):
+        return index
+
+
+class WithAnything(WithoutMode):
+    def create_shards(self, *args):
+        return {args[0].name: 3}
+
+    def read_batch(self, name, indices):
+        return indices
+
+
+def test_both_signatures_of_create_shards_are_understood():
+    assert reader_sources(WithoutMode(), TaskType.EVALUATION) == (Source(name="a", count=3),)
+    for reader in (WithMode(), WithAnything()):
+        assert reader_sources(reader, TaskType.EVALUATION) == (Source(name="EVALUATION", count=3),)
+
+
+def test_optional_methods_are_noticed_only_where_written():
+    assert [has_random_access(r) for r in (WithoutMode(), WithMode(), WithAnything())] == [False, True, False]
+    assert [has_batch_reads(r) for r in (WithoutMode(), WithMode(), WithAnything())] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("shards", "rows"),
+    [
+        ({}, []),
+        ({"a": 3, "b": (5, 2), "c": [7, np.int32(1)]}, [("a", 0, 3), ("b", 5, 2), ("c", 7, 1)]),
+        ([("a", 0, 3), ("a", 3, 2)], [("a", 0, 3), ("a", 3, 2)]),
+        ({"a": np.int64(4), "b": 0}, [("a", 0, 4), ("b", 0, 0)]),
+    ],
+)
+def test_every_form_of_shards_is_normalised(shards, rows):
+    sources = sources_of(shards, "Reader")
+    assert [(source.name, source.start, source.count) for source in sources] == rows
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        None,
+        5,
+        {"a": None},
+        {"a": 2.5},
+        {"a": "5"},
+        {"a": (1, 2, 3)},
+        {"a": -1},
+        {"a": (-1, 5)},
+        [("a", 3)],
+        ["a"],
+    ],
+)
+def test_other_forms_name_the_reader(shards):
+    with pytest.raises(DataFormatError, match=r"Reader\.create_shards\(\)"):
+        sources_of(shards, "Reader")
+
+
+def test_what_reading_imports_is_imported_ahead_and_what_is_not_there_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "edl_imported_ahead.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    reader = WithMode()
+    reader.imports = ("edl_not_installed", "edl_imported_ahead")
+    import_for_reading(reader)
+    assert sys.modules.pop("edl_imported_ahead").__file__
+    import_for_reading(object())
+
+
+@pytest.mark.parametrize(
+    "name", ["ImageFolderReader", "ImageManifestReader", "CocoCaptionsReader", "VocReader"]
+)
+def test_readers_of_images_say_that_they_import_opencv(name):
+    assert getattr(readers, name).imports == ("cv2",)
+
+
+def test_the_reader_of_recordio_says_that_it_imports_codecs():
+    """Else each worker imports them before its first batch; an index that was kept needs none."""
+    assert readers.RecordIODataReader.imports == ("cramjam", "google_crc32c")
+
+
+# Records as bytes and back, one rule for each kind of record ------------------------------------------------
+
+
+IMAGE = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("record", "kind", "back"),
+    [
+        (b"\0x", "bytes", b"\0x"),
+        (bytearray(b"x"), "bytes", b"x"),
+        (memoryview(b"x"), "bytes", b"x"),
+        ("größe", "text", "größe"),
+        ("", "text", ""),
+        (None, "json", None),
+        (3, "json", 3),
+        (np.int64(3), "json", 3),
+        ({"a": [1, 2.5, None, True], "ü": "ü"}, "json", {"a": [1, 2.5, None, True], "ü": "ü"}),
+        ((1, "x"), "json", [1, "x"]),
+        ({"n": np.float32(0.5)}, "json", {"n": 0.5}),
+        ([], "json", []),
+        (IMAGE, "npy", IMAGE),
+        (np.float64([1, np.nan]), "npy", np.float64([1, np.nan])),
+        (torch.arange(3), "npy", np.arange(3)),
+        ((IMAGE, 7), "npz", {"0": IMAGE, "1": np.array(7)}),
+        ((IMAGE, {"boxes": IMAGE[0], "names": ["a", "b"]}), "npz",
+         {"0": IMAGE, "1/boxes": IMAGE[0], "1/names/0": np.array("a"), "1/names/1": np.array("b")}),
+        ({"file": IMAGE, "allow_pickle": torch.ones(1)}, "npz",
+         {"file": IMAGE, "allow_pickle": np.ones(1, np.float32)}),
+    ],
+)  # fmt: skip
+def test_records_come_back(record: object, kind: str, back: object) -> None:
+    assert kind_of(record) == kind
+    data = AutoEncode()(record)
+    assert type(data) is bytes
+    found = DECODERS[kind](data) if kind != "bytes" else data
+    assert records_equal(found, back), found
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (object(), "holds a object, which has no form here.*--encode"),
+        ([1, {2, 3}], "holds a set at '1'"),
+        ({1: 2}, "has the key 1, which is no text"),
+        (float("nan"), "does not fit JSON"),
+        ("\udcff", "is no UTF-8 text"),
+        (np.array([object()]), "does not fit .npy"),
+        ((IMAGE, None), "has None at '1'"),
+        ({"a": {"b": IMAGE}, "a/b": 1}, "has 1 at 'a/b'"),
+        (torch.ones(1, requires_grad=True), "does not fit .npy"),
+    ],
+)
+def test_other_records_are_refused_with_a_way_out(record: object, message: str) -> None:
+    with pytest.raises(BadRecord, match=message):
+        AutoEncode()(record)
+
+
+def test_one_dataset_has_one_kind() -> None:
+    encode = AutoEncode()
+    encode("text")
+    with pytest.raises(BadRecord, match="is json, and those before it are text"):
+        encode(3)
+    assert encode.kind == "text"
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_damaged_records_are_bad_records(kind: str) -> None:
+    with pytest.raises(BadRecord, match="is n"):
+        DECODERS[kind](b"\xff\x00 nonsense")
+
+
+def test_pickled_objects_are_not_loaded() -> None:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadRecord, match="allow_pickle"):
+        DECODERS["npy"](file.getvalue())
+
+
+def test_the_same_record_is_the_same_bytes() -> None:
+    assert ENCODERS["npz"]((IMAGE, 1)) == ENCODERS["npz"]((IMAGE, 1))
+
+
+# Safe paths -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "path"),
+    [
+        ("a.jpg", "a.jpg"),
+        ("train/a b.jpg", "train/a b.jpg"),
+        ("..a/b...jpg", "..a/b...jpg"),
+        ("train\\cats\\1.jpg", "train/cats/1.jpg"),
+        ("./a.jpg", "a.jpg"),
+        ("a//b/../c.jpg", "a/c.jpg"),
+    ],
+)
+def test_paths_inside_the_root_are_normalised(entry, path):
+    assert safe_relative_path(entry, "'list.csv' line 1") == path
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "",
+        ".",
+        "/etc/passwd",
+        "//host/x",
+        "..",
+        "../a",
+        "a/../../b",
+        "a/..",
+        "..\\a",
+        "\\a",
+        "C:\\a",
+        "c:a",
+        "a\x00b",
+    ],
+)
+def test_paths_that_lead_out_name_file_and_entry(entry):
+    with pytest.raises(DataFormatError) as caught:
+        safe_relative_path(entry, "'list.csv' line 7")
+    assert "'list.csv' line 7" in str(caught.value)
+    assert repr(entry) in str(caught.value)
+
+
+@given(
+    st.lists(st.sampled_from(["..", ".", "", "a", "b.jpg", "\\", "/", "C:", "..\\"]), max_size=8).map(
+        "/".join
+    )
+)
+def test_what_is_accepted_stays_inside(entry):
+    try:
+        path = safe_relative_path(entry, "x")
+    except DataFormatError:
+        return
+    full = os.path.normpath(os.path.join("/root/images", path))
+    assert full.startswith("/root/images/")

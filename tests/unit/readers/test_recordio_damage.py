@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from recordio_kit import FORMS, RECORDS, chunk_bounds, everything, one_by_one, scan, write
+from readers_kit import FORMS, RECORDS, chunk_bounds, everything, one_by_one, scan, write_recordio
 
 from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import RecordIODataReader
@@ -25,7 +25,7 @@ SIZE_WORD = {"python": 4, "go": 3}
 def test_a_changed_byte_is_an_error_or_changes_nothing(
     tmp_path: Path, form: tuple[str, str], named: bool
 ) -> None:
-    path = write(tmp_path / "x", SMALL, form=form, chunk=8)
+    path = write_recordio(tmp_path / "x", SMALL, form=form, chunk=8)
     whole = Path(path).read_bytes()
     dialect = form[0] if named else None
     for position in range(len(whole)):
@@ -45,7 +45,7 @@ def test_a_changed_byte_is_an_error_or_changes_nothing(
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 def test_a_cut_file_is_an_error_but_between_two_chunks(tmp_path: Path, form: tuple[str, str]) -> None:
     """A file has no end mark: one that is cut between two chunks is a shorter file."""
-    path = write(tmp_path / "x", SMALL, form=form, chunk=8)
+    path = write_recordio(tmp_path / "x", SMALL, form=form, chunk=8)
     whole, bounds = Path(path).read_bytes(), chunk_bounds(path, SIZE_WORD[form[0]])
     assert len(bounds) >= 3
     for size in range(len(whole)):
@@ -61,7 +61,7 @@ def test_a_cut_file_is_an_error_but_between_two_chunks(tmp_path: Path, form: tup
 
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 def test_bytes_after_the_end_are_an_error(tmp_path: Path, form: tuple[str, str]) -> None:
-    path = write(tmp_path / "x", SMALL, form=form)
+    path = write_recordio(tmp_path / "x", SMALL, form=form)
     with open(path, "ab") as file:
         file.write(b"more")
     with pytest.raises(DataFormatError, match="it starts with b'more'"):
@@ -88,10 +88,10 @@ def damage_data(path: str, dialect: str, chunk: int) -> None:
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 def test_a_damaged_chunk_is_named_and_the_others_are_read(tmp_path: Path, form: tuple[str, str]) -> None:
     records = [b"%d" % number for number in range(40)]
-    path = write(tmp_path / "x", records, form=form, chunk=8)  # 4 to 8 records a chunk
+    path = write_recordio(tmp_path / "x", records, form=form, chunk=8)  # 4 to 8 records a chunk
     damage_data(path, form[0], 3)
     reader, seen = RecordIODataReader(path), []
-    source = next(iter(reader._by_name().values()))
+    source = next(iter(reader._files.values()))
     first, after = source.firsts[3], source.firsts[4]
     offset = chunk_bounds(path, SIZE_WORD[form[0]])[3]
     with pytest.raises(DataFormatError, match=f"x' chunk 3 at offset {offset}: its data has the checksum"):
@@ -116,8 +116,8 @@ def _each(reader: RecordIODataReader, name: str, start: int, end: int, seen: lis
 def test_records_before_a_damaged_chunk_are_given_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(recordio_source, "_PAYLOAD_BYTES", at_once)
-    path = write(tmp_path / "x")
+    monkeypatch.setattr(recordio_source, "PAYLOAD_BYTES", at_once)
+    path = write_recordio(tmp_path / "x")
     data = bytearray(Path(path).read_bytes())
     data[-1] ^= 1
     Path(path).write_bytes(data)
@@ -132,12 +132,12 @@ def test_records_before_a_damaged_chunk_are_given_once(
 
 def test_a_damaged_chunk_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With on_bad_record="quarantine" each of its records is asked for."""
-    path = write(tmp_path / "x", [b"%d" % number for number in range(100)], chunk=50)
+    path = write_recordio(tmp_path / "x", [b"%d" % number for number in range(100)], chunk=50)
     damage_data(path, "python", 1)
     reader = RecordIODataReader(path)
     with pytest.raises(DataFormatError):
         scan(reader, path)
-    monkeypatch.setattr(reader, "_file", None)
+    monkeypatch.setattr(reader, "_read", None)
     with pytest.raises(DataFormatError, match="chunk 1 "):
         reader.read_record(path, 40)
 
@@ -147,7 +147,7 @@ def test_a_damaged_chunk_is_read_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_file_of_damaged_chunks_has_the_dialect_of_its_headers(
     tmp_path: Path, form: tuple[str, str], chunks: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write(tmp_path / "x", [b"record"] * chunks, form=form, chunk=8)
+    path = write_recordio(tmp_path / "x", [b"record"] * chunks, form=form, chunk=8)
     for chunk in range(chunks):
         damage_data(path, form[0], chunk)
     reader = RecordIODataReader(path)
@@ -166,7 +166,7 @@ def test_headers_of_both_dialects_and_no_checksum_prove_nothing(tmp_path: Path) 
 
 
 def test_one_sound_chunk_proves_the_dialect(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", [b"record"] * 8, form=("go", "none"), chunk=8)
+    path = write_recordio(tmp_path / "x", [b"record"] * 8, form=("go", "none"), chunk=8)
     for chunk in range(7):
         damage_data(path, "go", chunk)
     assert RecordIODataReader(path).read_record(path, 7) == b"record"
@@ -174,15 +174,15 @@ def test_one_sound_chunk_proves_the_dialect(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("named", "other"), [("go", "python"), ("python", "go")])
 def test_the_wrong_dialect_is_an_error(tmp_path: Path, named: str, other: str) -> None:
-    path = write(tmp_path / "x", SMALL, form=(other, "snappy"))
+    path = write_recordio(tmp_path / "x", SMALL, form=(other, "snappy"))
     with pytest.raises(DataFormatError, match="chunk 0 at offset 0"):
         RecordIODataReader(path, dialect=named)
 
 
 def test_a_file_that_changed_is_refused_when_it_is_opened(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", SMALL)
+    path = write_recordio(tmp_path / "x", SMALL)
     reader = RecordIODataReader(path)
-    write(tmp_path / "x", [*SMALL, b"more"])
+    write_recordio(tmp_path / "x", [*SMALL, b"more"])
     with pytest.raises(SourceChanged, match="has changed since its index was made"):
         everything(reader)
     reader = RecordIODataReader(path)
@@ -193,7 +193,7 @@ def test_a_file_that_changed_is_refused_when_it_is_opened(tmp_path: Path) -> Non
 
 def test_records_behind_a_count_of_none_are_an_error(tmp_path: Path) -> None:
     """No checksum covers a header: a count that became 0 would hide a chunk for ever."""
-    path = write(tmp_path / "x", [b"r" * 3000] * 3, form=("go", "none"), chunk=1)
+    path = write_recordio(tmp_path / "x", [b"r" * 3000] * 3, form=("go", "none"), chunk=1)
     data = bytearray(Path(path).read_bytes())
     data[3024 + 16] = 0
     Path(path).write_bytes(data)
@@ -203,7 +203,7 @@ def test_records_behind_a_count_of_none_are_an_error(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_while_it_is_open_is_an_error_and_no_signal(tmp_path: Path) -> None:
     """A memory map would be a bus error."""
-    path = write(tmp_path / "x", [b"r" * 5000] * 4, form=("go", "none"), chunk=5000)
+    path = write_recordio(tmp_path / "x", [b"r" * 5000] * 4, form=("go", "none"), chunk=5000)
     reader = RecordIODataReader(path)
     assert reader.read_record(path, 0) == b"r" * 5000
     os.truncate(path, 12_000)
@@ -214,7 +214,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_an_error_and_no_signal(tmp_path:
 
 
 def test_a_file_that_is_written_over_while_it_is_open_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", [b"one"] * 2, form=("go", "none"), chunk=3)
+    path = write_recordio(tmp_path / "x", [b"one"] * 2, form=("go", "none"), chunk=3)
     reader = RecordIODataReader(path, cache_bytes=0)
     assert reader.read_record(path, 1) == b"one"
     with open(path, "r+b") as file:
@@ -225,7 +225,7 @@ def test_a_file_that_is_written_over_while_it_is_open_is_an_error(tmp_path: Path
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", SMALL)
+    path = write_recordio(tmp_path / "x", SMALL)
     os.chmod(path, 0)
     with pytest.raises(ReaderError, match="x' cannot be opened: Permission denied"):
         RecordIODataReader(path)
@@ -234,7 +234,7 @@ def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
 def test_a_small_chunk_cannot_ask_for_much_memory(tmp_path: Path) -> None:
     """Its compressor is a word of the header, which no checksum covers."""
     body = b"\xff\xff\xff\xff\x0f" + bytes(20)  # as a snappy block: 4 GiB
-    path = write(tmp_path / "x", [body], form=("python", "none"))
+    path = write_recordio(tmp_path / "x", [body], form=("python", "none"))
     data = bytearray(Path(path).read_bytes()[:20] + body)
     data[8:20] = struct.pack("<3I", PYTHON.checksum(body), 2, len(body))
     Path(path).write_bytes(data)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from image_files import write_coco, write_image_folder, write_manifest, write_voc
-from parquet_kit import write, write_hive
+from readers_kit import write_hive, write_parquet
 
 from edl_torch import readers
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
@@ -102,13 +103,13 @@ def test_a_folder_of_nothing_but_tables_or_lines_is_read_by_their_reader(tmp_pat
 
 def test_parquet_is_known_by_its_names(tmp_path):
     root = write_hive(tmp_path / "hive")
-    file = write(tmp_path / "file.pq")
+    file = write_parquet(tmp_path / "file.pq")
     for data in (root, f"{root}/year=2024", file, f"{root}/*/*/*.parquet", f"file://{file}"):
         assert type(open_reader(data)).__name__ == "ParquetReader", data
     assert open_reader(file, columns=["id"]).columns == ["id"]
     flat = write_image_folder(tmp_path / "images", ())
     (Path(flat) / "deeper").mkdir()
-    write(Path(flat) / "deeper" / "x.parquet")
+    write_parquet(Path(flat) / "deeper" / "x.parquet")
     assert not claims(flat), "the first folder with files decides"
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -140,7 +141,9 @@ def test_a_url_of_anything_but_parquet_is_refused_with_the_ways_to_read_it():
         open_reader("memory://bucket/none")
     store = fsspec.filesystem("memory")
     store.pipe("/bucket/rows.xyz", b"1")
-    with pytest.raises(ReaderError, match=r"no reader knows 'memory://bucket': of URLs, Parquet, tars,"):
+    with pytest.raises(
+        ReaderError, match=r"no reader knows 'memory://bucket': a file is known by its ending"
+    ):
         open_reader("memory://bucket")
     store.rm("/bucket", recursive=True)
 
@@ -203,7 +206,9 @@ def test_unknown_data_is_refused(tmp_path):
         open_reader(tmp_path / "nothing")
     for name, content in (("notes.md", "x"), ("other.json", "{}"), ("empty.json", "")):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ReaderError, match="no reader knows"):
+        with pytest.raises(
+            ReaderError, match=r"no reader knows .* name its reader \(--custom_data_reader csv"
+        ):
             open_reader(tmp_path / name)
 
 
@@ -215,6 +220,17 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("os.scandir", refuse)
     with pytest.raises(ReaderError, match=f"'{tmp_path}' cannot be .*: Permission denied"):
         open_reader(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["text", "csv", "tar", "recordio", "parquet", "image_folder", "voc"])
+def test_an_option_that_no_reader_has_is_refused_with_those_that_there_are(name, tmp_path):
+    of_a_store = "storage_options, index_dir, refresh"
+    with pytest.raises(InvalidArgument, match=f"'colour'; its arguments are: .*{of_a_store}$"):
+        load_reader(name, {"colour": 3}, data=str(tmp_path))
+    module, _, kind_name = READERS[name].partition(":")
+    kind = getattr(importlib.import_module(module), kind_name)
+    with pytest.raises(TypeError, match=f"{kind.__name__}.__init__.. got an unexpected .* 'colour'"):
+        kind(str(tmp_path), colour=3)
 
 
 def test_own_readers_are_loaded_by_module_and_class(monkeypatch):
@@ -367,3 +383,19 @@ def test_readers_import_nothing_heavy(tmp_path):
     )
     root_of_repository = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root_of_repository, timeout=60)
+
+
+def test_a_bucket_of_voc_and_other_data_is_refused_with_the_folder_to_give():
+    store = fsspec.filesystem("memory")
+    voc = "/several/voc/VOCdevkit/VOC2012"
+    for name in (f"{voc}/JPEGImages/1.jpg", f"{voc}/SegmentationClass/1.png", f"{voc}/Annotations/1.xml"):
+        store.pipe(name, b"1")
+    store.pipe("/several/table/rows.csv", b"a,b\n1,2\n")
+    with pytest.raises(
+        ReaderError, match=r"holds Pascal VOC in '.*VOC2012/' and other data, as '.*rows.csv'"
+    ):
+        open_reader("memory://several")
+    store.rm("/several/table", recursive=True)
+    with pytest.raises(DataFormatError, match="ImageSets"):  # its list is not there: it was taken for VOC
+        open_reader("memory://several/voc")
+    store.rm("/several", recursive=True)

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -520,3 +521,14 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["index", str(data)]) == 2
         assert str(data) in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_the_command_says_soon_that_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edl_torch.readers.storage.storage._FIRST_PATIENCE_S", 1.0)
+    monkeypatch.setattr("edl_torch.readers.storage.storage.PATIENCE_S", 5.0)
+    assert main(["index", "http://127.0.0.1:9/a.tar"]) == 2
+    tried_s = re.search(r"cannot be reached.*tried for (\d+) s", capsys.readouterr().err)
+    assert tried_s is not None
+    assert int(tried_s[1]) <= 1

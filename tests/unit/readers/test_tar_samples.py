@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tar_files import add
-from tar_kit import (
+from readers_kit import (
     BSD_FORMATS,
     GNU_FORMATS,
     PYTHON_FORMATS,
@@ -24,6 +23,7 @@ from tar_kit import (
     of_reader,
     of_webdataset,
 )
+from tar_files import add
 from webdataset.tariterators import base_plus_ext
 
 from edl_torch.errors import DataFormatError

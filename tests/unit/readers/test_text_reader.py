@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_row_index import ADVERSARIAL
+from test_index_cache import ADVERSARIAL
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers import TextReader

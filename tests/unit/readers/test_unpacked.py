@@ -13,6 +13,7 @@ import pytest
 from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import CsvReader, TextReader
 from edl_torch.readers.shared.files import FileStamp
+from edl_torch.readers.storage import Storage
 from edl_torch.readers.text import text_reader as module
 from edl_torch.readers.text.text_reader import unpacked_copy
 from edl_torch.shard import Shard, Task
@@ -52,18 +53,19 @@ def test_a_packed_file_by_another_name_is_known_by_its_bytes(tmp_path):
     assert lines(TextReader(write(tmp_path, TEXT, name="lines.txt"))) == LINES
 
 
-def test_a_copy_is_made_once(tmp_path, monkeypatch):
+def test_a_copy_is_made_once(tmp_path):
     path = write(tmp_path, TEXT)
-    first = unpacked_copy(FileStamp.of(path), tmp_path / "index")
-    monkeypatch.setattr(module, "_unpack", None)
-    assert unpacked_copy(FileStamp.of(path), tmp_path / "index") == first
+    first = unpacked_copy(FileStamp.of(path), Storage(index_dir=tmp_path / "index"))
+    made = os.stat(first.path).st_ino
+    assert unpacked_copy(FileStamp.of(path), Storage(index_dir=tmp_path / "index")) == first
+    assert os.stat(first.path).st_ino == made
     assert Path(first.path).read_bytes() == TEXT
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "newer", "no note"])
 def test_a_copy_that_is_not_as_it_was_left_is_made_again(tmp_path, damage):
     path = write(tmp_path, TEXT)
-    first = unpacked_copy(FileStamp.of(path), tmp_path / "index")
+    first = unpacked_copy(FileStamp.of(path), Storage(index_dir=tmp_path / "index"))
     if damage == "cut":
         os.truncate(first.path, 100)
         os.utime(first.path, ns=(first.mtime_ns, first.mtime_ns))
@@ -73,7 +75,7 @@ def test_a_copy_that_is_not_as_it_was_left_is_made_again(tmp_path, damage):
         Path(first.path).write_bytes(TEXT[::-1])
     else:
         Path(first.path).with_suffix(".note").unlink()
-    assert unpacked_copy(FileStamp.of(path), tmp_path / "index") == first
+    assert unpacked_copy(FileStamp.of(path), Storage(index_dir=tmp_path / "index")) == first
     assert Path(first.path).read_bytes() == TEXT
 
 
@@ -100,10 +102,11 @@ def test_a_file_system_that_rounds_times_unpacks_once(tmp_path, monkeypatch):
     path = write(tmp_path, TEXT)
     utime = os.utime
     monkeypatch.setattr(os, "utime", lambda path, ns: utime(path, ns=tuple(n - n % 10**9 for n in ns)))
-    first = unpacked_copy(FileStamp.of(path), tmp_path / "index")
+    first = unpacked_copy(FileStamp.of(path), Storage(index_dir=tmp_path / "index"))
     assert first.mtime_ns % 10**9 == 0
-    monkeypatch.setattr(module, "_unpack", None)
-    assert unpacked_copy(FileStamp.of(path), tmp_path / "index") == first
+    made = os.stat(first.path).st_ino
+    assert unpacked_copy(FileStamp.of(path), Storage(index_dir=tmp_path / "index")) == first
+    assert os.stat(first.path).st_ino == made
 
 
 @pytest.mark.parametrize("keep", [12, 200, -4])
@@ -151,12 +154,12 @@ def test_several_processes_that_start_at_once_unpack_once(tmp_path):
 def _count_unpacking(path: str, index_dir: str) -> tuple[FileStamp, int]:
     unpack, calls = module._unpack, []
 
-    def counted(packed: FileStamp, place: Path) -> None:
+    def counted(packed: FileStamp, place: Path, storage: Storage) -> None:
         calls.append(place)
-        unpack(packed, place)
+        unpack(packed, place, storage)
 
     module._unpack = counted
     try:
-        return unpacked_copy(FileStamp.of(path), index_dir), len(calls)
+        return unpacked_copy(FileStamp.of(path), Storage(index_dir=index_dir)), len(calls)
     finally:
         module._unpack = unpack

@@ -40,22 +40,6 @@ class Steps(Batches):
         self.take_back([*self.unfinished, *self.ahead][len(self) - newest :])
 
 
-def test_without_optimizer_and_lookahead_nothing_is_kept() -> None:
-    steps = Steps()
-    steps.handed()
-    assert (steps.attached, steps.going_back, steps.keep) == (False, 1, 0)
-
-
-def test_an_optimizer_keeps_what_it_has_not_stepped_on() -> None:
-    steps = Steps()
-    number = steps.attach()
-    steps.handed()
-    steps.handed()
-    assert (steps.keep, steps.going_back) == (2, 1)
-    steps.stepped(number)
-    assert (steps.keep, steps.going_back) == (0, 0)
-
-
 @pytest.mark.parametrize("lookahead", [1, 2, 3])
 def test_lookahead_keeps_the_newest_out_of_steps_too(lookahead: int) -> None:
     steps = Steps(lookahead)
@@ -168,26 +152,6 @@ def test_of_a_wrapper_that_tells_nothing_is_guessed() -> None:
     assert (len(steps.ahead), steps.keep) == (2, 2)
 
 
-def test_the_slowest_of_several_optimizers_decides() -> None:
-    steps = Steps()
-    quick, slow = steps.attach(), steps.attach()
-    for _ in range(3):
-        steps.handed()
-        steps.stepped(quick)
-    assert steps.keep == 3
-    steps.stepped(slow)
-    assert steps.keep == 0
-
-
-def test_a_report_counts_as_a_step_of_all() -> None:
-    steps = Steps()
-    steps.attach()
-    steps.attach()
-    steps.handed()
-    steps.reported()
-    assert steps.keep == 0
-
-
 def test_withdrawn_and_failed_batches_need_no_step() -> None:
     steps = Steps(1)
     steps.attach()
@@ -206,46 +170,6 @@ def test_another_lineage_forgets_every_batch() -> None:
     steps.handed()
     steps.clear()
     assert (steps.keep, len(steps.ahead), steps.going_back) == (0, 0, 0)
-
-
-def test_one_that_is_attached_takes_over_what_waits_for_a_step() -> None:
-    steps = Steps()
-    old = steps.attach()
-    steps.handed()
-    new = steps.attach()
-    steps.detach(old)
-    assert (steps.keep, steps.going_back) == (1, 1)
-    steps.stepped(new)
-    assert (steps.keep, steps.going_back) == (0, 0)
-
-
-def test_what_the_last_one_left_waits_for_a_later_one() -> None:
-    steps = Steps()
-    old = steps.attach()
-    steps.handed()
-    steps.detach(old)
-    steps.handed()
-    assert (steps.attached, steps.keep) == (True, 2)
-    steps.stepped(steps.attach())
-    assert steps.keep == 0
-
-
-def test_a_report_settles_what_the_last_one_left() -> None:
-    steps = Steps()
-    old = steps.attach()
-    steps.handed()
-    steps.detach(old)
-    steps.reported()
-    assert (steps.attached, steps.keep) == (False, 0)
-
-
-def test_with_none_left_and_nothing_waiting_no_step_decides() -> None:
-    steps = Steps()
-    only = steps.attach()
-    steps.handed()
-    steps.stepped(only)
-    steps.detach(only)
-    assert not steps.attached
 
 
 def test_the_last_one_decides_on_when_it_is_gone() -> None:
@@ -293,19 +217,6 @@ def test_what_the_last_one_left_and_went_back_or_failed_waits_for_none(way: str)
     else:
         steps.failed()
     assert not steps.attached
-
-
-def test_idle_ones_are_those_that_did_not_step_where_others_did() -> None:
-    steps = Steps()
-    quick = steps.attach("quick")
-    steps.attach("idle")
-    steps.begin_pass()
-    steps.handed()
-    steps.stepped(quick)
-    assert steps.take_idle() == ["idle"]
-    assert steps.take_idle() == []
-    steps.begin_pass()
-    assert steps.take_idle() == []
 
 
 def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
@@ -456,22 +367,39 @@ def test_a_batch_that_went_back_moves_no_other() -> None:
     assert batches.touched() == []
 
 
-def test_a_step_before_the_batch_in_hand_leaves_it() -> None:
+def test_a_batch_with_records_is_in_doubt_until_a_gradient_of_it_is_seen() -> None:
     batches = Batches(None)
-    optimizer = batches.attach()
-    for first in range(2):
-        batches.hand(((1, first, first + 1),))
-        batches.pass_on()
-    batches.end_pass()
-    batches.stepped(optimizer, before_hand=True)
-    assert batches.done() == [((1, 0, 1),)]
-    assert batches.has_in_hand
+    assert not batches.in_doubt
+    for ticket in [((1, 0, 2),), ((1, 2, 4),), (), ((1, 4, 6),)]:
+        batches.hand(ticket)
+    batches.pass_on()
+    assert not batches.in_doubt, "nobody could see its gradient"
+    batches.sees = True
+    batches.pass_on()
+    assert batches.in_doubt
+    batches.pass_on()
+    assert not batches.in_doubt, "it is a padding batch"
+    batches.ahead[0].used_by = 1  # as by a loop that trains before its wrapper tells
+    batches.pass_on()
+    assert not batches.in_doubt
 
 
-def test_one_that_is_attached_in_the_midst_of_a_batch_decides_on_it() -> None:
+def test_nothing_may_be_learnt_of_a_batch_that_has_failed_though_the_loop_still_has_it() -> None:
     batches = Batches()
-    batches.hand(((1, 0, 1),))
-    optimizer = batches.attach()
-    assert batches.done() == []
-    batches.stepped(optimizer)
-    assert batches.done() == [((1, 0, 1),)]
+    batches.hand(((1, 0, 2),))
+    failed = batches.in_hand
+    assert failed is not None
+    assert batches.failed() == ((1, 0, 2),)
+    assert (failed.counts_not, failed.has_learnt) == ("bad", True)
+    assert batches.in_hand is not None
+    assert (batches.in_hand.instead_of, batches.in_hand.counts_not) == (failed, "bad")
+
+
+def test_no_batch_is_in_hand_and_no_padding_is_to_be_weighed_where_all_are_void() -> None:
+    batches = Batches()
+    batches.attach()
+    batches.hand(((1, 0, 2),))
+    batches.hand()
+    assert batches.in_hand in batches.unweighed
+    batches.clear()
+    assert (batches.in_hand, batches.unweighed) == (None, [])

@@ -8,7 +8,7 @@ from trainer_kit import Master, Shell, ack, back, reports_of, whole
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
 from edl_torch.trainer.inflight import Mode
-from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, Voided, Warn
+from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, StepShown, Voided, Warn
 
 
 @pytest.fixture
@@ -44,90 +44,6 @@ def ways(shell: Shell) -> list[int]:
 # What counts as trained on ----------------------------------------------------------------------------------
 
 
-def test_asking_for_the_next_batch_acknowledges_the_one_before(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    hand_next(shell)
-    assert acknowledged(master) == []
-    hand_next(shell)
-    assert acknowledged(master) == [(1, 8)]
-    assert ways(shell) == [Evidence.NEXT]
-
-
-def test_batches_that_a_wrapper_reads_ahead_are_not_done_with(master: Master) -> None:
-    shell = Shell(master, lookahead=2, attended=False)
-    shell.begin_elastic()
-    for _ in range(4):
-        hand_next(shell)
-    assert acknowledged(master) == [(1, 8)]
-
-
-def test_an_attached_optimizer_decides(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    optimizer = shell.state.batches.attach()
-    for _ in range(2):
-        hand_next(shell)
-    assert acknowledged(master) == []
-    shell.run(shell.elastic.stepped(optimizer))
-    assert acknowledged(master) == [(1, 8), (2, 8)]
-    assert ways(shell) == [Evidence.STEP]
-
-
-def test_a_detached_optimizer_holds_back_nothing_more(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    quick, slow = shell.state.batches.attach("quick"), shell.state.batches.attach("slow")
-    hand_next(shell)
-    shell.run(shell.elastic.stepped(quick))
-    assert acknowledged(master) == []
-    shell.run(shell.elastic.detach(slow))
-    assert acknowledged(master) == [(1, 8)]
-    assert ways(shell) == [Evidence.STEP]
-
-
-def test_what_the_last_optimizer_has_not_stepped_on_is_not_acknowledged_by_its_end(
-    master: Master, shell: Shell
-) -> None:
-    shell.begin_elastic()
-    only = shell.state.batches.attach()
-    hand_next(shell)
-    shell.run(shell.elastic.detach(only))
-    assert acknowledged(master) == []
-
-
-def test_detaching_the_last_one_leaves_the_batch_in_hand(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    only = shell.state.batches.attach()
-    hand_next(shell)
-    shell.run(shell.elastic.stepped(only))
-    shell.run(shell.elastic.detach(only))
-    hand_next(shell)
-    assert acknowledged(master) == [(1, 8)]
-
-
-def test_steps_after_the_last_batch_acknowledge_what_was_read_ahead(master: Master) -> None:
-    shell = Shell(Master(records=16), batch_size=8, lookahead=1, attended=False)
-    number = shell.begin_elastic()
-    optimizer = shell.state.batches.attach()
-    hand_next(shell)
-    hand_next(shell)
-    shell.run(shell.elastic.stepped(optimizer))
-    assert acknowledged(shell.master) == [(1, 8)]
-    shell.request()
-    assert not shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.close(number))
-    shell.run(shell.elastic.stepped(optimizer))
-    assert acknowledged(shell.master) == [(1, 8), (2, 8)]
-
-
-def test_a_step_before_the_last_batch_passes_nothing_on(master: Master) -> None:
-    shell = Shell(master, lookahead=1, attended=False)
-    shell.begin_elastic()
-    optimizer = shell.state.batches.attach()
-    hand_next(shell)
-    for _ in range(3):
-        shell.run(shell.elastic.stepped(optimizer))
-    assert acknowledged(master) == []
-
-
 def test_a_report_says_how_many_leases_it_completed(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     hand_next(shell)
@@ -141,44 +57,6 @@ def test_a_report_says_how_many_leases_it_completed(master: Master, shell: Shell
     assert shell.report() == 1
     assert ways(shell) == [Evidence.TOKEN, Evidence.REPORT, Evidence.REPORT]
     assert acknowledged(master) == [(1, 8), (2, 4), (2, 8)]
-
-
-def test_a_report_leaves_what_was_read_ahead(master: Master) -> None:
-    shell = Shell(master, lookahead=1, attended=False)
-    shell.begin_elastic()
-    shell.state.batches.attach()
-    hand_next(shell)
-    hand_next(shell)
-    assert shell.report() == 1
-    assert acknowledged(master) == [(1, 8)]
-
-
-def test_a_token_counts_the_batch_in_hand_unless_a_step_on_it_is_due(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    hand_next(shell)
-    shell.run(shell.elastic.settle_in_hand())
-    assert acknowledged(master) == [(1, 8)]
-    optimizer = shell.state.batches.attach()
-    hand_next(shell)
-    shell.run(shell.elastic.settle_in_hand())
-    assert acknowledged(master) == [(1, 8)]
-    shell.state.batches.stepped(optimizer)
-    shell.run(shell.elastic.settle_in_hand())
-    assert acknowledged(master) == [(1, 8), (2, 8)]
-    assert ways(shell) == [Evidence.TOKEN, Evidence.STEP]
-
-
-def test_a_batch_that_could_not_be_trained_on_goes_to_quarantine(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    optimizer = shell.state.batches.attach()
-    hand_next(shell)
-    hand_next(shell)
-    shell.run(shell.trainer.fail_batch(None, "NaN"))
-    assert master.status.quarantined == 8
-    assert shell.elastic.discarded == 1
-    assert {failure.task for failure in reports_of(master)[-1].failures} == {2}
-    shell.run(shell.elastic.stepped(optimizer))
-    assert acknowledged(master) == [(1, 8)]
 
 
 def test_a_padding_batch_has_no_records_to_fail(master: Master, shell: Shell) -> None:
@@ -206,36 +84,6 @@ def test_the_records_in_hand_have_names_and_numbers(shell: Shell) -> None:
 # The end of a pass ------------------------------------------------------------------------------------------
 
 
-def test_a_whole_epoch_is_read_and_over(master: Master, shell: Shell) -> None:
-    assert shell.train_through() == 64
-    assert master.status.finished
-    master.outcomes.check_complete(1)
-    assert given_back(master) == []
-    assert not shell.state.supply.current.is_open
-
-
-def test_epochs_follow_each_other() -> None:
-    master = Master(num_epochs=3)
-    shell = Shell(master)
-    assert [shell.train_through() for _ in range(4)] == [64, 64, 64, 0]
-    master.outcomes.check_complete(3)
-
-
-def test_a_loop_that_is_left_gives_back_the_batch_in_hand_and_all_that_was_drawn(
-    master: Master, shell: Shell
-) -> None:
-    number = shell.begin_elastic()
-    hand_next(shell)
-    hand_next(shell)
-    shell.draw()
-    shell.run(shell.elastic.close(number))
-    assert acknowledged(master) == [(1, 8)]
-    assert sorted(given_back(master)) == [(2, 0), (3, 0)]
-    assert shell.elastic.discarded == 1
-    assert shell.told(Reporting)[-1].returned == ((2, 0, 8),)
-    assert shell.elastic.phase is Loop.IDLE
-
-
 def test_a_loop_that_is_left_after_asking_has_no_batch_in_hand(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
     hand_next(shell)
@@ -243,6 +91,7 @@ def test_a_loop_that_is_left_after_asking_has_no_batch_in_hand(master: Master, s
     shell.run(shell.elastic.close(number))
     assert acknowledged(master) == [(1, 8)]
     assert shell.elastic.discarded == 0
+    assert shell.elastic.phase is Loop.IDLE
     assert master.status.leased == 0
 
 
@@ -266,40 +115,6 @@ def test_a_pass_that_is_left_before_the_loop_asks_gives_back_what_was_drawn() ->
     assert shell.master.status.leased == 0
 
 
-def test_with_an_optimizer_only_the_batch_without_a_step_goes_back(master: Master, shell: Shell) -> None:
-    number = shell.begin_elastic()
-    optimizer = shell.state.batches.attach()
-    hand_next(shell)
-    hand_next(shell)
-    shell.run(shell.elastic.close(number))
-    assert given_back(master) == [(2, 0)]
-    assert shell.told(Reporting)[-1].returned == (), "no optimizer stepped on it"
-    assert master.status.leased == 8, "the one before waits for a step"
-    shell.run(shell.elastic.stepped(optimizer))
-    assert acknowledged(master) == [(1, 8)]
-    assert shell.elastic.discarded == 1
-
-
-def test_of_two_optimizers_one_may_have_trained_on_what_goes_back(master: Master, shell: Shell) -> None:
-    number = shell.begin_elastic()
-    quick = shell.state.batches.attach()
-    shell.state.batches.attach()
-    hand_next(shell)
-    shell.run(shell.elastic.stepped(quick))
-    shell.run(shell.elastic.close(number))
-    assert shell.told(Reporting)[-1].returned == ((1, 0, 8),)
-
-
-def test_a_batch_that_was_stepped_on_does_not_go_back(master: Master, shell: Shell) -> None:
-    number = shell.begin_elastic()
-    optimizer = shell.state.batches.attach()
-    hand_next(shell)
-    shell.run(shell.elastic.stepped(optimizer))
-    shell.run(shell.elastic.close(number))
-    assert given_back(master) == []
-    assert shell.elastic.discarded == 0
-
-
 def test_a_padding_batch_is_in_hand_in_the_place_of_those_before(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
     shell.state.batches.attach()
@@ -309,17 +124,6 @@ def test_a_padding_batch_is_in_hand_in_the_place_of_those_before(master: Master,
     shell.run(shell.elastic.close(number))
     assert given_back(master) == []
     assert shell.elastic.discarded == 0
-
-
-def test_a_loop_that_heard_of_the_end_gives_back_nothing(master: Master) -> None:
-    shell = Shell(Master(records=8), batch_size=8, lookahead=1, attended=False)
-    number = shell.begin_elastic()
-    hand_next(shell)
-    shell.request()
-    assert not shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.close(number))
-    assert given_back(shell.master) == []
-    assert len(shell.state.batches) == 1
 
 
 def test_a_loop_whose_last_question_failed_has_no_batch_in_hand(master: Master, shell: Shell) -> None:
@@ -362,15 +166,6 @@ def test_closing_an_older_pass_does_nothing(master: Master, shell: Shell) -> Non
     assert not shell.elastic.is_open(first)
 
 
-def test_a_later_iteration_ends_the_one_before(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    hand_next(shell)
-    shell.run(shell.trainer.open())
-    assert given_back(master) == [(1, 0)]
-    assert acknowledged(master) == []
-    assert len(shell.state.batches) == 0
-
-
 def test_a_pass_begins_with_none_of_the_leases_of_one_that_was_opened_meanwhile(shell: Shell) -> None:
     number = shell.begin_elastic()
     hand_next(shell)
@@ -401,30 +196,6 @@ def test_a_pass_that_is_not_open_is_not_ended_again(master: Master, shell: Shell
     assert not shell.elastic.is_open(number + 1)
 
 
-def test_opening_warns_of_optimizers_that_did_not_step(shell: Shell) -> None:
-    quick = shell.state.batches.attach("quick")
-    shell.state.batches.attach("idle")
-    shell.begin_elastic()
-    hand_next(shell)
-    shell.run(shell.elastic.stepped(quick))
-    shell.run(shell.trainer.open())
-    assert shell.warnings[0].startswith(
-        "of the optimizers attached for 'training', idle did not step since the last pass began"
-    )
-
-
-def test_a_pass_that_opens_reads_nothing_ahead_of_what_its_wrapper_did(master: Master) -> None:
-    shell = Shell(Master(records=8, num_epochs=2), batch_size=8, lookahead=1, attended=False)
-    number = shell.begin_elastic()
-    hand_next(shell)
-    shell.request()
-    shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.close(number))
-    assert acknowledged(shell.master) == []
-    shell.run(shell.trainer.open())
-    assert acknowledged(shell.master) == [(1, 8)]
-
-
 def test_a_pass_over_one_epoch_is_over_with_it() -> None:
     master = Master(num_epochs=2)
     shell = Shell(master)
@@ -449,23 +220,6 @@ def test_what_was_drawn_and_no_batch_brought_goes_back_before_the_verdict(
     assert shell.run(shell.elastic.look_for_more())
     assert given_back(master) == [(2, 0)]
     assert master.of("lease")[-1].drained
-
-
-def test_records_that_only_this_trainer_can_finish_are_an_error(shell: Shell) -> None:
-    """A loop without a step on its last batches would wait for itself."""
-    shell = Shell(Master(records=8), batch_size=8, attended=False)
-    number = shell.begin_elastic()
-    shell.state.batches.attach("sgd")
-    shell.state.batches.attach("adam")
-    hand_next(shell)
-    shell.request()
-    shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.close(number))
-    shell.run(shell.trainer.open())
-    with pytest.raises(
-        AccountingError, match=r"8 record\(s\) of 'training' were handed .* \(sgd, adam\) and nothing else is"
-    ):
-        shell.run(shell.elastic.more_to_read())
 
 
 def test_a_pass_that_reads_while_a_batch_waits_is_not_stuck(master: Master, shell: Shell) -> None:
@@ -699,3 +453,15 @@ def test_repr_shows_state(shell: Shell) -> None:
     assert repr(shell.trainer.leasing) == "<Leasing <LeaseQueue pass=1 open epoch=0 ready=0>>"
     shell.run(shell.elastic.close(1))
     assert repr(shell.state.supply) == "<LeaseQueue pass=1 closed ready=0>"
+
+
+def test_that_a_batch_was_learnt_in_several_steps_is_noted_once(shell: Shell) -> None:
+    shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    batch = shell.state.batches.in_hand
+    assert batch is not None
+    for _ in range(3):
+        shell.elastic.learnt_in_several_steps([batch])
+    (shown,) = shell.told(StepShown)
+    assert [run for run, _ in shown.runs] == list(batch.ticket)
+    assert shown.what == "several"

@@ -544,3 +544,30 @@ def test_work_goes_on_after_an_error(master: Master, remote: Shell) -> None:
     remote.run(remote.trainer.reporter.flush())
     assert master.status.acknowledged == 8
     assert whole(grant)[0][0] not in remote.state.inflight
+
+
+# Which calls for leases say that they are made ahead of need: those that the master may refuse --------------
+
+
+@pytest.fixture
+def attended(master: Master) -> Shell:
+    return Shell(master)
+
+
+def test_workers_of_an_elastic_loader_ask_ahead_and_its_loop_asks_for_what_it_needs(
+    master: Master, attended: Shell
+) -> None:
+    number = attended.begin_elastic()
+    while attended.next("worker 0", number) is not None:
+        pass
+    told = [(call.drained, call.ahead) for call in master.of("lease")]
+    assert told == [(True, False), *[(False, True)] * (len(told) - 1)]
+    assert len(told) > 2
+
+
+def test_plain_loops_ask_for_what_they_need(master: Master, attended: Shell) -> None:
+    """Refused, a plain loop would take its pass for over."""
+    while attended.fetch() is not None:
+        pass
+    assert len(master.of("lease")) > 2
+    assert not any(call.ahead for call in master.of("lease"))

@@ -7,7 +7,7 @@ from trainer_kit import Master, Shell, back, reports_of, whole
 
 from edl_torch.core.calls import Grant, ReportCall
 from edl_torch.errors import AccountingError, InvalidArgument, StaleLease
-from edl_torch.trainer.vocabulary import Loop, Reporting
+from edl_torch.trainer.vocabulary import Loop
 
 
 @pytest.fixture
@@ -90,23 +90,6 @@ def test_asking_at_once_is_progress_and_acknowledges_as_asking_does(master: Mast
 
 
 # A wrapper that tells ---------------------------------------------------------------------------------------
-
-
-def test_a_wrapper_that_tells_acknowledges_with_what_it_passes_on(master: Master) -> None:
-    shell = Shell(master, attended=False)
-    shell.state.batches.__init__(None)  # type: ignore[misc]
-    number = shell.begin_elastic()
-    for _ in range(2):
-        assert shell.at_once(shell.elastic.request(number)) is True
-        assert shell.hand(shell.draw())
-    shell.request()
-    assert master.status.acknowledged == 0, "both may be with the wrapper"
-    shell.run(shell.elastic.passed_on())
-    assert master.status.acknowledged == 0
-    shell.run(shell.elastic.passed_on())
-    assert master.status.acknowledged == 8
-    shell.run(shell.elastic.passed_on())
-    assert master.status.acknowledged == 16
 
 
 def test_a_batch_that_stands_in_passes_on_none_that_was_read_after_it(master: Master) -> None:
@@ -194,39 +177,6 @@ def test_a_loop_that_is_left_with_one_that_stands_in_is_not_at_the_end() -> None
     assert shell.master.status.leased == 0
 
 
-def read_to_the_end(shell: Shell) -> None:
-    """A wrapper that tells reads both batches and the end, and has passed none of them on."""
-    shell.state.batches.__init__(None)  # type: ignore[misc]
-    number = shell.begin_elastic()
-    for _ in range(2):
-        hand_next(shell)
-    shell.request()
-    assert not shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.close(number))
-
-
-@pytest.mark.parametrize(("passed_on", "done"), [(0, 0), (1, 0), (2, 1), (3, 2)])
-def test_what_a_wrapper_has_not_passed_on_goes_back_with_the_next_pass(passed_on: int, done: int) -> None:
-    shell = Shell(Master(records=16), batch_size=8, attended=False)
-    read_to_the_end(shell)
-    for _ in range(passed_on):
-        shell.run(shell.elastic.passed_on())
-    shell.run(shell.trainer.open())
-    status = shell.master.status
-    assert (status.acknowledged, status.todo, status.leased) == (8 * done, 16 - 8 * done, 0)
-
-
-def test_with_an_optimizer_what_was_not_stepped_on_goes_back_with_the_next_pass() -> None:
-    shell = Shell(Master(records=16), batch_size=8, attended=False)
-    read_to_the_end(shell)
-    optimizer = shell.state.batches.attach()
-    shell.run(shell.elastic.passed_on())
-    shell.run(shell.elastic.stepped(optimizer))
-    shell.run(shell.elastic.passed_on())
-    shell.run(shell.trainer.open())
-    assert (shell.master.status.acknowledged, shell.master.status.todo) == (8, 8)
-
-
 def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
     shell.begin_elastic()
     with pytest.raises(InvalidArgument, match=r"passed_on\(\) is for lookahead='manual'"):
@@ -234,23 +184,6 @@ def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
 
 
 # Given back -------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_that_is_given_back_is_read_again(master: Master, shell: Shell) -> None:
-    number = shell.begin_elastic()
-    hand_next(shell)
-    second = hand_next(shell)
-    shell.run(shell.elastic.give_back())
-    assert reports_of(master)[-1].give_backs == (back(second.task, 0),)
-    assert shell.told(Reporting)[-1].returned == whole(second)
-    assert shell.elastic.discarded == 1
-    assert len(shell.elastic.records_in_hand()) == 0
-    shell.run(shell.elastic.give_back())
-    assert shell.elastic.discarded == 1, "there is none in hand any more"
-    shell.request()
-    assert master.status.acknowledged == 8
-    shell.run(shell.elastic.close(number))
-    assert shell.train_through() == 56
 
 
 def test_what_follows_a_batch_in_its_lease_stays(master: Master, shell: Shell) -> None:
@@ -264,16 +197,6 @@ def test_what_follows_a_batch_in_its_lease_stays(master: Master, shell: Shell) -
     assert shell.run(shell.elastic.hand(((grant.task, 4, 8),)))
     shell.request()
     assert (master.status.acknowledged, master.status.leased) == (4, 0)
-
-
-def test_a_step_is_not_due_on_a_batch_that_was_given_back(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.state.batches.attach()
-    hand_next(shell)
-    hand_next(shell)
-    shell.run(shell.elastic.give_back())
-    assert len(shell.state.batches) == 1
-    assert shell.told(Reporting)[-1].returned == ()
 
 
 def test_a_window_is_given_back_as_a_whole(master: Master, shell: Shell) -> None:
@@ -293,46 +216,7 @@ def test_a_window_is_given_back_as_a_whole(master: Master, shell: Shell) -> None
     assert shell.train_through() == 64
 
 
-def test_of_a_window_that_counts_nothing_is_given_back(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    hand_next(shell)
-    shell.report()
-    shell.run(shell.elastic.give_back(window=True))
-    assert shell.elastic.discarded == 0
-    assert master.status.acknowledged == 8
-
-
-def test_a_batch_that_counts_already_is_not_given_back(shell: Shell) -> None:
-    shell.begin_elastic()
-    hand_next(shell)
-    shell.report()
-    with pytest.raises(AccountingError, match=r"no batch of 'training' to give back: .* acknowledged"):
-        shell.run(shell.elastic.give_back())
-
-
-def test_behind_a_wrapper_that_reads_ahead_the_batch_in_hand_alone_goes_back(master: Master) -> None:
-    shell = Shell(master, lookahead=1, attended=False)
-    shell.begin_elastic()
-    grant = shell.draw()
-    assert shell.run(shell.elastic.hand(((grant.task, 0, 4),)))
-    shell.request()
-    assert shell.run(shell.elastic.hand(((grant.task, 4, 8),)))
-    shell.run(shell.elastic.give_back())
-    assert reports_of(master)[-1].give_backs == (back(grant.task, 0, 4),)
-    assert [batch.ticket for batch in shell.state.batches.ahead] == [((grant.task, 4, 8),)]
-
-
 # Warnings ---------------------------------------------------------------------------------------------------
-
-
-def test_a_loop_that_is_left_with_a_batch_is_warned_once(shell: Shell) -> None:
-    for _ in range(2):
-        number = shell.begin_elastic()
-        hand_next(shell)
-        shell.run(shell.elastic.close(number))
-        shell.run(shell.elastic.warnings.of_what_went_back())
-    (warning,) = shell.warnings
-    assert warning.startswith("the loop was left with the batch in hand of 'training', which goes back")
 
 
 def test_a_restore_in_the_midst_of_a_loop_is_no_matter(shell: Shell) -> None:
@@ -364,17 +248,6 @@ def test_a_loop_that_is_left_between_batches_or_with_an_optimizer_is_not_warned(
     shell.run(shell.elastic.close(number))
     shell.run(shell.elastic.warnings.of_what_went_back())
     assert shell.warnings == []
-
-
-def test_a_pass_after_the_last_epoch_is_warned_of_once(shell: Shell) -> None:
-    shell.train_through()
-    assert shell.warnings == []
-    shell.train_through()
-    shell.train_through()
-    (warning,) = shell.warnings
-    assert warning.startswith(
-        "all 1 epoch(s) of 'training' are over: this pass over the loader reads nothing"
-    )
 
 
 def test_after_a_restore_the_epochs_are_not_over(shell: Shell) -> None:

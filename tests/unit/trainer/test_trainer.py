@@ -7,7 +7,7 @@ from trainer_kit import Master, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Slice
-from edl_torch.trainer.vocabulary import Logged, Register, Reporting, Wait
+from edl_torch.trainer.vocabulary import DataChanged, Logged, Register, Reporting, Wait
 
 
 @pytest.fixture
@@ -120,6 +120,14 @@ def test_a_record_that_cannot_be_read_goes_to_quarantine(master: Master, shell: 
 
 
 # Processes that read ----------------------------------------------------------------------------------------
+
+
+def test_data_that_changed_are_noted_each_time_and_told_once(shell: Shell) -> None:
+    for said in ("record 3 is another", "record 4 is another"):
+        shell.run(shell.trainer.data_changed(said))
+    assert [fact.said for fact in shell.told(DataChanged)] == ["record 3 is another", "record 4 is another"]
+    (told,) = [fact for fact in shell.told(Logged) if "were changed while they were read" in fact.text]
+    assert "record 3" in told.text
 
 
 def test_a_process_that_begins_hears_of_the_pass_and_the_data(shell: Shell) -> None:
@@ -236,7 +244,9 @@ def test_a_follower_counts_the_batches_of_another(follower: Shell) -> None:
     follow(follower, second)
     (report,) = reports_of(follower.master)
     assert [done.upto for done in report.acknowledgements] == [4]
-    assert follower.state.outbox.is_settled  # before the next batch, as where there is no thread for calls
+    assert (
+        not follower.state.outbox.unanswered
+    )  # before the next batch, as where there is no thread for calls
     assert follower.state.inflight.records == 4
 
 

@@ -1,12 +1,19 @@
-"""How sure a trainer is that the master counts on it, with the time as an argument."""
+"""Whether a trainer's leases are still its own: heartbeats, silence, questions, deliveries."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from trainer_kit import Master, Shell, whole
 
-from edl_torch.trainer.liveness import Liveness
+from edl_torch.core.status import MasterStatus, TrainerStatus
+from edl_torch.errors import MasterUnavailable
+from edl_torch.trainer.counting import DeliveredBatches, DrawnSamples, GrantedRecords
+from edl_torch.trainer.liveness import AGAIN_S, FIRST_S, Liveness, WaitLogSchedule
+from edl_torch.trainer.vocabulary import Call, Logged, Voided
 
 
 @pytest.fixture
@@ -113,6 +120,15 @@ def test_a_session_that_is_not_attended_yet_does_not_rest() -> None:
     assert liveness.sure(1e6 + 9.9)
 
 
+def test_a_session_rests_from_when_it_is_attended() -> None:
+    liveness = Liveness()
+    liveness.stood(1e6, lease_timeout_s=600.0, progress_timeout_s=30.0)
+    confirm(liveness, 1e6)
+    liveness.begin(1e6)
+    liveness.moved_on(1e6 + 60.0)
+    assert not liveness.sure(1e6 + 60.0)
+
+
 def test_a_new_stream_is_no_progress_of_the_loop() -> None:
     """The master may have taken the leases while the stream was away."""
     liveness = Liveness()
@@ -153,3 +169,349 @@ def test_repr_shows_state(liveness: Liveness) -> None:
     assert repr(liveness) == "<Liveness standing=False doubts=2>"
     confirm(liveness)
     assert repr(liveness) == "<Liveness standing=False doubts=0>"
+
+
+# Who waits for records of others says so: after a few seconds, then every minute ----------------------------
+
+
+def test_a_message_is_due_after_a_few_seconds_and_then_every_minute() -> None:
+    silence = WaitLogSchedule()
+    due = [waited for waited in range(140) if silence.is_due(float(waited))]
+    assert due == [FIRST_S, FIRST_S + AGAIN_S, FIRST_S + 2 * AGAIN_S]
+    assert repr(silence) == "<WaitLogSchedule due_s=185>"
+    silence.end()
+    assert not silence.is_due(4.9)
+    assert silence.is_due(5.0)
+
+
+class Waiting:
+    """A trainer that waits while another holds all records; each call takes a second."""
+
+    def __init__(self) -> None:
+        self.master = Master()
+        self.other = Shell(self.master, "other", attended=False)
+        self.other.begin_plain()
+        while self.other.next() is not None:
+            pass
+        self.shell = Shell(self.master, attended=False)
+        self.shell.run(self.shell.trainer.open())
+        self.running = self.shell.start(self.shell.trainer.leasing.wait_for_more())
+
+    def wait(self, seconds: int) -> None:
+        """Let so many calls end with nothing."""
+        for _ in range(seconds):
+            self.running.to("lease")
+            self.master.now += 1.0
+            assert isinstance(self.running.action, Call)
+            self.running.answer(self.master.answer(self.running.action))
+
+    @property
+    def said(self) -> list[str]:
+        return [fact.text for fact in self.shell.told(Logged)]
+
+
+def one(session: str, *, dataset: str = "training", leased: int = 3) -> TrainerStatus:
+    return TrainerStatus(
+        session=session, worker_id="w", datasets=(dataset,), leased=leased, idle_s=1.0, since_progress_s=7.0
+    )
+
+
+def status(*trainers: TrainerStatus) -> MasterStatus:
+    return MasterStatus(ledger="L", durable=False, datasets=(), trainers=trainers)
+
+
+def test_a_short_wait_is_no_matter() -> None:
+    waiting = Waiting()
+    waiting.wait(4)
+    waiting.running.to("lease")
+    assert waiting.said == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            status(one("other-session"), one("s"), one("elsewhere", dataset="x"), one("idle", leased=0)),
+            "heard of for the master's lease timeout: trainer 'w' (session other-se) has 3 record(s), last "
+            "heard of 1 s ago, its loop last moved on 7 s ago",
+        ),
+        (
+            status(one("a", leased=1), one("b", leased=1)),
+            "moved on 7 s ago; trainer 'w' (session b) has 1 record(s), last heard of 1 s ago, its loop last "
+            "moved on 7 s ago",
+        ),
+        (status(one("s", leased=0)), ": no other trainer has any"),
+        (
+            status(one("s")),
+            "left are this trainer's own: 3 are lent to it, and count when its loop is done with them, by "
+            "a step of each attached optimizer",
+        ),
+        (MasterUnavailable("away"), ": the master does not say who has them"),
+    ],
+)
+def test_a_long_wait_is_told_with_those_who_have_the_records(answer: Any, message: str) -> None:
+    waiting = Waiting()
+    waiting.wait(5)
+    waiting.running.to("status")
+    if isinstance(answer, Exception):
+        waiting.running.fail(answer)
+    else:
+        waiting.running.answer(answer)
+    (said,) = waiting.said
+    assert said.startswith("dataset 'training': this trainer has waited 5 s for records, or for the end of")
+    assert said.endswith(message)
+    waiting.wait(59)
+    waiting.running.to("lease")
+    assert len(waiting.said) == 1
+    waiting.wait(1)
+    waiting.running.to("status")
+
+
+def test_records_that_came_end_the_wait() -> None:
+    waiting = Waiting()
+    waiting.wait(4)
+    waiting.other.run(waiting.other.trainer.plain.finish(abandoned=True))
+    assert waiting.running.finish()
+    assert waiting.said == []
+    assert waiting.shell.trainer.leasing._waited_s == 0.0
+
+
+def test_looks_that_cannot_wait_are_no_waits() -> None:
+    waiting = Waiting()
+    waiting.running.interrupt()
+    for _ in range(3):
+        looking = waiting.shell.start(waiting.shell.trainer.leasing.look_for_more())
+        waiting.master.now += 10.0
+        assert looking.finish() is False
+    assert waiting.said == []
+
+
+# What was delivered in a plain pass: drawn from a dataset, granted, or brought by a loader ------------------
+
+
+@dataclass
+class Stream:
+    granted: int
+    ended: bool = False
+
+
+class Batches(DeliveredBatches):
+    count = 0
+
+    @property
+    def batches(self) -> int:
+        return self.count
+
+
+def delivered(count: int, batch_size: int = 4, *, drop_last: bool = False) -> Batches:
+    loop = Batches(batch_size, drop_last=drop_last)
+    loop.count = count
+    return loop
+
+
+def test_samples_are_counted_as_they_are_drawn_lease_by_lease() -> None:
+    drawn = DrawnSamples()
+    assert drawn.records([]) == (0, 0)
+    run = drawn.start(7, 3)
+    assert run == [7, 3, 3]
+    run[2] = 5
+    assert drawn.records([]) == (2, 2)
+    run = drawn.start(8, 10)
+    assert drawn.records([]) == (2, 2)
+    run[2] = 14
+    assert drawn.records([]) == (6, 6)
+    drawn.start(9, 0)[2] = 1
+    assert drawn.records([]) == (7, 7)
+
+
+def test_the_last_samples_drawn_may_be_a_short_batch_when_all_is_read() -> None:
+    drawn = DrawnSamples()
+    drawn.start(7, 3)[2] = 5
+    assert drawn.may_end_short([Stream(2, ended=True)])
+    assert not drawn.may_end_short([Stream(2)])
+    assert not drawn.may_end_short([Stream(3, ended=True)])
+
+
+def test_what_is_granted_is_delivered_where_nobody_can_look() -> None:
+    granted = GrantedRecords()
+    assert granted.records([Stream(3), Stream(4)]) == (7, 7)
+    assert granted.may_end_short([Stream(3)])
+    assert (granted.batch_size, granted.batches) == (0, None)
+    assert (DrawnSamples.batch_size, DrawnSamples.batches) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("count", "streams", "drop_last", "records"),
+    [
+        (2, [Stream(20)], False, (8, 8)),
+        (2, [Stream(7)], False, (7, 7)),
+        (2, [Stream(7, ended=True), Stream(20)], False, (7, 8)),  # the short one may be among them
+        (1, [Stream(7, ended=True), Stream(20)], False, (4, 4)),  # it is not the first of its worker
+        (2, [Stream(7, ended=True), Stream(20)], True, (8, 8)),  # it was withheld
+        (2, [Stream(8, ended=True), Stream(20)], False, (8, 8)),
+        (2, [Stream(1, ended=True), Stream(2, ended=True)], False, (3, 3)),
+        (1, [Stream(1, ended=True), Stream(2, ended=True), Stream(9)], False, (0, 4)),
+    ],
+)
+def test_batches_have_at_least_and_at_most(
+    count: int, streams: list[Stream], drop_last: bool, records: tuple[int, int]
+) -> None:
+    assert delivered(count, drop_last=drop_last).records(streams) == records
+
+
+def test_the_last_batch_of_a_loader_may_be_short_when_all_is_read() -> None:
+    assert delivered(2).may_end_short([Stream(7, ended=True)])
+    assert not delivered(2).may_end_short([Stream(8, ended=True)])
+    assert not delivered(2).may_end_short([Stream(7)])
+    assert not delivered(1).may_end_short([Stream(7, ended=True)])
+    assert delivered(2).batch_size == 4
+
+
+# What the answer to leases that were presented does not cover -----------------------------------------------
+
+
+STALL_S = 30.0
+TIMEOUT_S = 600.0
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master(lease_timeout_s=TIMEOUT_S, grace_s=TIMEOUT_S, progress_timeout_s=STALL_S)
+
+
+@pytest.fixture
+def shell(master: Master) -> Shell:
+    shell = Shell(master)
+    shell.run(shell.trainer.open())
+    return shell
+
+
+def stall(master: Master) -> None:
+    assert any(released.slices for released in master.stall())
+
+
+def test_a_lease_that_came_while_others_waited_to_be_presented_is_presented_too(
+    master: Master, shell: Shell
+) -> None:
+    first = shell.draw()
+    shell.break_stream()
+    handing = shell.start(shell.elastic.hand(whole(first))).to("confirm")
+    shell.draw()  # while the stream is away
+    stall(master)
+    assert not handing.finish()
+    assert [[task for task, _ in call.leases] for call in master.of("confirm")] == [[1], [2]]
+    assert shell.liveness.presented == 2
+    assert not shell.state.inflight, "another trainer may have them"
+
+
+def test_a_loop_that_does_not_begin_for_long_after_it_registered_is_in_doubt(
+    master: Master, shell: Shell
+) -> None:
+    """The master counts from when the session is attended."""
+    first = shell.draw()
+    master.now += STALL_S / 3
+    assert shell.hand(first)
+    assert len(master.of("confirm")) == 1
+
+
+def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_presented_too(
+    master: Master, shell: Shell
+) -> None:
+    first = shell.draw()
+    drawing = shell.start(shell.trainer.leasing.next("main", 1)).to("lease")
+    assert isinstance(drawing.action, Call)
+    answer = master.answer(drawing.action)
+    stall(master)
+    assert not shell.hand(first)
+    assert len(master.of("confirm")) == 1
+    drawing.answer(answer)
+    late = drawing.finish()
+    assert late is not None
+    assert not shell.hand(late), "another trainer may have it"
+
+
+def test_leases_that_were_asked_for_after_others_were_presented_need_no_question(
+    master: Master, shell: Shell
+) -> None:
+    first = shell.draw()
+    shell.break_stream()
+    assert shell.hand(first)
+    shell.request()
+    assert shell.hand(shell.draw())
+    assert len(master.of("confirm")) == 1
+
+
+def test_an_answer_that_the_trainer_slept_over_is_not_believed(master: Master, shell: Shell) -> None:
+    grant = shell.draw()
+    shell.break_stream()
+    handing = shell.start(shell.elastic.hand(whole(grant))).to("confirm")
+    assert isinstance(handing.action, Call)
+    answer = master.answer(handing.action)
+    assert answer.void == ()
+    shell.liveness.stood(master.now, lease_timeout_s=TIMEOUT_S)
+    master.give_up_all()
+    handing.answer(answer)
+    assert not handing.finish(), "another trainer may have it"
+
+
+def test_what_happens_while_the_answer_is_on_its_way_is_asked_about_again(
+    master: Master, shell: Shell
+) -> None:
+    grant = shell.draw()
+    shell.break_stream()
+    handing = shell.start(shell.elastic.hand(whole(grant))).to("confirm")
+    assert isinstance(handing.action, Call)
+    answer = master.answer(handing.action)
+    shell.liveness.stood(master.now, lease_timeout_s=TIMEOUT_S)
+    shell.break_stream()
+    handing.answer(answer)
+    assert handing.finish()
+    assert len(master.of("confirm")) == 2
+
+
+def test_a_batch_whose_leases_are_void_is_thrown_away_and_the_rest_of_it_goes_back(
+    master: Master, shell: Shell
+) -> None:
+    first = shell.draw()
+    assert shell.hand(first)
+    stall(master)
+    second = shell.draw()
+    batch = (*whole(first), *whole(second))
+    shell.liveness.doubt()
+    assert not shell.run(shell.elastic.hand(batch))
+    assert [fact.runs for fact in shell.told(Voided)] == [whole(first)]
+    assert not shell.state.inflight
+    assert master.status.leases == 0
+    with pytest.raises(Exception, match=r"1 batch\(es\) of dataset 'training': this trainer was cut off"):
+        shell.state.check()
+
+
+def test_a_master_that_is_away_leaves_the_batch_where_it_is(master: Master, shell: Shell) -> None:
+    grant = shell.draw()
+    shell.break_stream()
+    master.is_away = True
+    with pytest.raises(MasterUnavailable):
+        shell.hand(grant)
+    master.is_away = False
+    assert shell.hand(grant)
+
+
+def test_a_session_that_was_given_up_asks_as_the_new_member(master: Master, shell: Shell) -> None:
+    grant = shell.draw()
+    master.give_up_all()
+    assert not shell.hand(grant)
+    assert shell.liveness.member == shell.state.fence.member == 2
+    fresh = shell.draw()
+    shell.liveness.doubt()
+    assert shell.hand(fresh)
+    assert [call.fence.member for call in master.of("confirm")] == [1, 2, 2]
+
+
+def test_where_liveness_is_never_in_doubt_nothing_is_presented(master: Master) -> None:
+    shell = Shell(master, attended=False)
+    shell.run(shell.trainer.open())
+    assert shell.state.liveness is None
+    master.now += TIMEOUT_S / 2
+    assert shell.hand(shell.draw())
+    assert shell.trainer.confirmer.is_sure
+    assert master.of("confirm") == []

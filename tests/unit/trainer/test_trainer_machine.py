@@ -57,7 +57,7 @@ class Watched(Master):
         if call.request.name() == "report":
             loop = self.loops[call.request.session]
             for done in call.request.acknowledgements:
-                loop.check_done(done.task, done.upto)
+                loop.check_done(done.task, done.start, done.upto)
             for failure in call.request.failures:
                 assert (failure.task, failure.position) in loop.failed
         lineage = self.ledger.lineage
@@ -125,8 +125,8 @@ class Loop:
 
     # The reference ----------------------------------------------------------------------------------------
 
-    def check_done(self, task: int, upto: int) -> None:
-        for position in range(self.granted[task].slice.skip, upto):
+    def check_done(self, task: int, start: int, upto: int) -> None:
+        for position in range(max(start, self.granted[task].slice.skip), upto):
             assert (task, position) in self.done | self.failed, f"{(task, position)} is not trained on"
 
     def finish_with(self) -> None:

@@ -25,7 +25,7 @@ from edl_torch.shard import Source
 from edl_torch.testing.fake_master import Outcomes
 from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
 from edl_torch.trainer.liveness import Liveness
-from edl_torch.trainer.state import Config
+from edl_torch.trainer.state import TrainerConfig
 from edl_torch.trainer.trainer import Trainer
 from edl_torch.trainer.vocabulary import (
     Action,
@@ -260,7 +260,7 @@ class Shell:
         self.master = master
         self.session = session
         self.batch_size = batch_size
-        config = Config(
+        config = TrainerConfig(
             session=session,
             dataset=DATASET,
             batch_size=batch_size,

@@ -1,4 +1,4 @@
-"""The master that a torchrun job starts: where it listens, and who may come in."""
+"""The master that a torchrun job starts: where it listens, and who may come in; its trainers end with it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Outside(ipaddress.IPv4Address):
 @pytest.fixture
 def on_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if other machines could reach the master, who is told so by his own options only."""
-    monkeypatch.setattr(sidecar, "_this_side", lambda job: Outside("127.0.0.1"))
+    monkeypatch.setattr(sidecar, "this_side", lambda job: Outside("127.0.0.1"))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_where_it_listens(
     listens: ipaddress.IPv4Address,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sidecar, "_this_side", lambda job: OUTSIDE)
+    monkeypatch.setattr(sidecar, "this_side", lambda job: OUTSIDE)
     job = replace(JOB, nodes=nodes, most_nodes=most_nodes)
     assert sidecar._host(job, open_anyway=open_anyway) == listens
 
@@ -99,7 +99,7 @@ def test_the_node_of_the_store_is_known_to_others_by_another_address(
             raise OSError("Network is unreachable")
         return ipaddress.IPv4Address(found)
 
-    assert str(sidecar._this_side(replace(JOB, host=host), source)) == side
+    assert str(sidecar.this_side(replace(JOB, host=host), source)) == side
 
 
 def test_no_way_to_the_store_is_said() -> None:
@@ -107,7 +107,7 @@ def test_no_way_to_the_store_is_said() -> None:
         raise OSError("Name or service not known")
 
     with pytest.raises(MasterStartError, match="no way to MASTER_ADDR=nowhere: Name or service not known"):
-        sidecar._this_side(replace(JOB, host="nowhere"), source)
+        sidecar.this_side(replace(JOB, host="nowhere"), source)
 
 
 def test_on_a_network_it_asks_for_a_token_that_only_the_job_knows(job: Job, on_a_network: None) -> None:
@@ -230,3 +230,31 @@ def test_it_ends_with_its_agent(job: Job) -> None:
     os.kill(job.agent, signal.SIGKILL)
     kept = Sidecar(job)
     wait_until(lambda: kept.running() is None, timeout_s=30)
+
+
+# A trainer ends with its agent ------------------------------------------------------------------------------
+
+
+WORKER = """
+import os, signal, sys, time
+from edl_torch.client.torchrun import job as worker
+worker.KILL_S = float(sys.argv[1])
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+worker._end_with(os.getppid())
+print("there", flush=True)
+time.sleep(120)
+"""
+AGENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]).wait()"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(("kill_s", "worker"), [("120", "hears"), ("0.1", "deaf")])
+def test_a_worker_ends_with_its_agent_though_it_is_deaf(kill_s: str, worker: str) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, WORKER, kill_s, worker], stdout=subprocess.PIPE, text=True
+    )
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == "there\n"
+    agent.kill()
+    assert agent.communicate(timeout=30) == ("", None)  # the worker had the other end of the pipe

@@ -1,17 +1,21 @@
+"""Reading a MaxCompute table in order, by forked processes, and as docs/maxcompute.md says."""
+
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
+import re
+import threading
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 from maxcompute import Fail
-from processes import alive
 
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers.odps import reader as odps_reader
-from edl_torch.readers.odps.reader import ODPSReader
+from edl_torch.readers.odps.reader import ODPSDataReader, ODPSReader
+from edl_torch.shard import Shard, Task
 from edl_torch.testing import wait_until
 
 HERE = (None, None, None, None)  # project, keys and endpoint of the environment
@@ -20,7 +24,7 @@ HERE = (None, None, None, None)  # project, keys and endpoint of the environment
 @pytest.fixture
 def small_slices(monkeypatch):
     """Of 100 rows instead of 8192, so that a small table has many."""
-    monkeypatch.setattr(odps_reader, "_SLICE_ROWS", 100)
+    monkeypatch.setattr(odps_reader, "SLICE_ROWS", 100)
 
 
 @pytest.fixture
@@ -126,27 +130,27 @@ def test_unknown_options_are_named(server):
     assert server.requests["tunnel"] == 0
 
 
-def test_leaving_early_ends_the_processes(reader):
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("edl-odps")]
+
+
+def test_leaving_early_ends_the_threads(reader, server):
     batches = reader.to_iterator(1, 0, 10, num_processes=3)
     next(batches)
-    children = multiprocessing.active_children()
-    assert len(children) == 3
+    assert threads()
     batches.close()
-    assert not multiprocessing.active_children()
+    wait_until(lambda: not threads(), timeout_s=10, what="threads of an iterator that was left")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_error_of_a_child_is_raised_as_it_is(server, reader, method, monkeypatch):
-    monkeypatch.setattr(multiprocessing, "get_context", lambda of=multiprocessing.get_context: of(method))
+def test_an_error_on_the_way_is_raised_as_it_is(server, reader):
     batches = reader.to_iterator(1, 0, 50, num_processes=2)
     next(batches)
     server.tables["numbers"].touch()
     with pytest.raises(SourceChanged, match=r"demo\.numbers was written to"):
         list(batches)
-    assert not multiprocessing.active_children()
 
 
-def test_an_outage_in_a_child_names_the_rows(server, reader):
+def test_an_outage_names_the_rows(server, reader):
     server.faults.always("data", Fail(503))
     with pytest.raises(ReaderError, match=r"rows 0 to 100 of demo\.numbers failed after 1 retries"):
         list(reader.to_iterator(1, 0, 50, num_processes=2))
@@ -160,52 +164,77 @@ def test_a_null_without_a_value_is_raised_where_rows_are_made(server, place):
     assert first(filled.to_iterator(1, 0, 50, num_processes=1)) == [1, 0]
 
 
-def test_a_killed_child_is_an_error_and_never_an_end(reader):
-    batches = reader.to_iterator(1, 0, 10, num_processes=2)
-    next(batches)
-    for child in multiprocessing.active_children():
-        os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(ReaderError, match=r"a process that was downloading rows died \(exit code -9\)"):
-        list(batches)
-    assert not multiprocessing.active_children()
+# The Python of docs/maxcompute.md runs as it stands ---------------------------------------------------------
 
 
-def consume(reader, pids):
-    batches = reader.to_iterator(1, 0, 10, num_processes=2)
-    next(batches)
-    pids.send([child.pid for child in multiprocessing.active_children()])
-    signal.pause()
+PAGE = Path(__file__).parents[4] / "docs" / "maxcompute.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at processes through /proc")
-def test_children_end_when_their_parent_is_killed(reader):
+def test_the_page_has_its_examples():
+    assert len(BLOCKS) == 3
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_block_runs(server, number, monkeypatch):
+    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    rows = {"label": [0, None, 1], "price": [0.5, None, 2.5], "user": ["a", "b", None]}
+    server.add_table(
+        "clicks",
+        {"label": "bigint", "price": "double", "user": "string"},
+        partition_keys={"ds": "string"},
+        partitions={
+            "ds=20240101": rows if number == 0 else {**rows, "label": [0, 0, 1]},
+            "ds=20240201": rows,
+        },
+    )
+    if number == 1:
+        server.tables["clicks"].parts.pop("ds=20240201")
+    exec(compile(BLOCKS[number], f"{PAGE.name}, block {number}", "exec"), {})
+
+
+# Forked processes beside each other and beside their parent: each row once, always --------------------------
+
+
+ROUNDS, CHILDREN, ROWS, RUN = 12, 4, 800, 100
+NAME = "demo.big"
+
+
+def read_share(reader, child, pipe):
+    """Every fourth run, half of it in each way; the text of each row must be its number's."""
+    found = []
+    for start in range(RUN * child, ROWS, RUN * CHILDREN):
+        batch = reader.read_batch(NAME, np.arange(start, start + RUN // 2))
+        found += list(zip(batch["i"].tolist(), batch["s"].tolist(), strict=True))
+        task = Task(shard=Shard(name=NAME, start=start + RUN // 2, end=start + RUN))
+        found += [(row["i"], row["s"]) for row in reader.read_records(task)]
+    pipe.send(found)
+    pipe.close()
+
+
+@pytest.mark.slow
+def test_four_forked_processes_read_each_row_once_in_every_round(server):
+    rows = {"i": list(range(ROWS)), "s": [f"row {row}" for row in range(ROWS)]}
+    server.add_table("big", {"i": "bigint", "s": "string"}, rows)
+    expected = list(zip(rows["i"], rows["s"], strict=True))
+    reader = ODPSDataReader("big", block_rows=2 * RUN)
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    parent = context.Process(target=consume, args=(reader, theirs))
-    parent.start()
-    assert ours.poll(30)
-    pids = ours.recv()
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.join(10)
-    assert len(pids) == 2
-    wait_until(lambda: not any(map(alive, pids)), timeout_s=10, what="children without parent")
-
-
-def in_a_daemon(reader, pipe):
-    batches = reader.to_iterator(1, 0, 100)
-    pipe.send(first(batches))
-    try:
-        reader.to_iterator(1, 0, 100, num_processes=1)
-    except InvalidArgument as exc:
-        pipe.send(str(exc))
-
-
-def test_inside_a_loader_worker_it_reads_by_itself(reader):
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=in_a_daemon, args=(reader, theirs), daemon=True)
-    child.start()
-    assert ours.poll(30)
-    assert ours.recv() == list(range(1000))
-    assert "has no children; use 0" in ours.recv()
-    child.join(10)
+    for round_ in range(ROUNDS):
+        reader.read_batch(NAME, np.array([round_, ROWS - 1]))  # the parent's connections are open and warm
+        pipes, children = [], []
+        for child in range(CHILDREN):
+            ours, theirs = context.Pipe(duplex=False)
+            children.append(context.Process(target=read_share, args=(reader, child, theirs), daemon=True))
+            children[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        mine = reader.table.fetch("", 200 * (round_ % 4), 200)  # and used while the children read
+        found = [row for pipe in pipes if pipe.poll(60) for row in pipe.recv()]
+        for child in children:
+            child.join(30)
+        assert [child.exitcode for child in children] == [0] * CHILDREN, round_
+        assert sorted(found) == expected, round_
+        assert mine["i"].to_pylist() == list(range(200 * (round_ % 4), 200 * (round_ % 4) + 200))
+    assert server.requests["session"] == 1
+    assert reader.retries == 0

@@ -1,0 +1,542 @@
+"""What a map-style dataset is made of, for its fingerprint.
+
+Of a map-style dataset no record is asked for: it may be drawn at random, cost much or open a file that a fork
+must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
+that have as many entries as the dataset has records, and datasets inside it, as `Subset` and `ConcatDataset`
+have, and globals that its code names. One may be filled as it is used: what a dataset lacks at one time, and
+has at another, is no difference. Numbers that it was made with, and constants of its module, are those of the
+first look: what a loop makes of them later is the program's. Samples of all are claimed only where no other
+attribute may hold records or say where they lie, and no entry looks like a path: what is in its file was not
+looked at. It must not import torch.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import suppress
+from datetime import date, timedelta
+from enum import Enum, IntEnum
+from numbers import Number
+from pathlib import PurePath
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from edl_torch.errors import EdlError, ReaderError
+from edl_torch.fingerprint import VALUES, Fingerprint, Part
+from edl_torch.readers.shared.files import FileStamp
+from edl_torch.readers.shared.looks import (
+    ARRAYS_OWN,
+    LISTED_BYTES,
+    OF_A_PROCESS,
+    Unlike,
+    below,
+    chosen,
+    digest_of,
+    listing,
+    records,
+)
+
+_MOST_INSIDE = 256  # datasets of a ConcatDataset
+_SEEN = 64
+_DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
+_MOST_COPIED = 4096  # parts
+_MOST_CONSTANTS = 4096  # in a list or dict of a module
+_LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardly all of the records
+_PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
+_WRITERS = {"append", "extend", "insert", "pop", "popitem", "remove", "clear", "update", "setdefault", "sort"}
+_CLOSED = (
+    OSError,
+    AttributeError,
+    ArithmeticError,
+    *ARRAYS_OWN,
+)  # what other objects say, as without a connection
+
+_Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
+_A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks like
+
+
+def fingerprint_of(dataset: Any, constants: dict[str, str]) -> Fingerprint | None:
+    """Return the fingerprint of a dataset by what it is made of; None where that tells nothing.
+
+    `constants` are those of the first look at it, empty before.
+    """
+    made_of = _MadeOf(constants)
+    made_of.look_at(dataset, "")
+    parts, strength = made_of.parts, made_of.strength
+    parts += made_of.tables if any(look for _, look in parts) else []
+    if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
+        parts = _grouped(parts)  # thousands of arrays
+    if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
+        return listing(strength, [name for name, _ in parts], dict(enumerate(look for _, look in parts)))
+    samples: Any = getattr(dataset, "__dict__", {}).get("samples")
+    if _are_files(samples, len(dataset)):
+        files = _relative([sample[0] for sample in samples], dataset)
+        return listing("partly" if strength == "partly" else "names", files, {}, attributes=parts)
+    return Fingerprint.of(strength, (), attributes=parts) if any(look for _, look in parts) else None
+
+
+def _grouped(parts: Sequence[Part]) -> list[Part]:
+    """One part for all whose names differ in numbers alone; "" where one of them is still to be filled."""
+    groups: defaultdict[str, list[Part]] = defaultdict(list)
+    for name, look in parts:
+        groups[re.sub(r"\[\d+\]", "[…]", name)].append((name, look))
+    return [
+        (name, digest_of(group) if all(look for _, look in group) else "") for name, group in groups.items()
+    ]
+
+
+def mapped_files(dataset: Any) -> list[FileStamp]:
+    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are, in
+    datasets inside of it too. An array that is a part of a mapped one, as `np.asarray` gives, is mapped."""
+    files: dict[str, None] = {}
+    ahead, met = [dataset], set[int]()
+    while ahead and len(met) < _MOST_COPIED:
+        value = ahead.pop()
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        if isinstance(value, list | tuple):
+            ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
+        elif isinstance(value, np.ndarray):
+            if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
+                files[os.fspath(value.filename)] = None
+            ahead.append(value.base)
+        elif isinstance(value, Sized) and not isinstance(value, type):
+            ahead += getattr(value, "__dict__", {}).values()
+    return [FileStamp.of(file) for file in files if os.path.isfile(file)]
+
+
+class _Untold(IntEnum):
+    """What an attribute that was not looked at may hide."""
+
+    NOTHING = 0
+    WHERE = 1  # where records lie, as the path of a database
+    RECORDS = 2  # or what is made of them, as a table of classes
+
+
+class _MadeOf:
+    """What a dataset has, each with its name within it and a digest, and what it may have beside."""
+
+    def __init__(self, constants: dict[str, str]) -> None:
+        self._constants = constants
+        self.parts: list[Part] = []
+        self.tables: list[Part] = []  # short ones, which tell no records apart
+        self._untold = _Untold.NOTHING
+        self._are_names = False  # some entries look like paths
+        # Each with its name and the places of its parts, None while it is looked at.
+        self._met: list[tuple[Any, str, tuple[int, int] | None]] = []
+
+    @property
+    def strength(self) -> str:
+        """How well its records are known."""
+        if self._untold is _Untold.RECORDS:
+            return "partly"
+        if self._are_names:
+            return "names"
+        return "partly" if self._untold else "sampled"
+
+    def look_at(self, found: Any, name: str) -> None:
+        """Look at an array, a table or a list, or at the attributes of any other dataset, however deep."""
+        if self._look_again(found, name):
+            return
+        with suppress(Unlike, *_CLOSED):  # what cannot be looked at tells nothing
+            look, are_names = _digest(found)
+            self.parts.append((name or VALUES, look))
+            self._are_names |= are_names
+            return
+        known, count = len(self.parts), None
+        if not _is_container(found):
+            met = len(self._met)
+            self._met.append((found, name, None))
+            with suppress(*_CLOSED):  # as an open stream, which has no length
+                count = len(found)
+        if count is not None:
+            if any(getattr(kind, "__slots__", ()) for kind in type(found).__mro__):
+                self._untold = _Untold.RECORDS
+            attributes, constants = _attributes(found, count)
+            for attribute, value in sorted(attributes.items()):
+                inner = f"{name}.{attribute}" if name else attribute
+                if attribute in constants:
+                    self.tables.append((inner, self._constants.setdefault(inner, digest_of(value))))
+                else:
+                    self._look_inside(value, inner, count)
+            self._met[met] = found, name, (known, len(self.parts))
+        if not any(look for _, look in self.parts[known:]):
+            self._untold = _Untold.RECORDS
+
+    def _look_again(self, found: Any, name: str) -> bool:
+        """Whether it was met before; then it has the same parts under this name too."""
+        for one, first, places in self._met:
+            if one is found:
+                copied = self.parts[slice(*places)] if places else []
+                if len(self.parts) + len(copied) > _MOST_COPIED:
+                    self._untold = _Untold.RECORDS
+                else:
+                    self.parts += [(name + part.removeprefix(first), look) for part, look in copied]
+                return True
+        return False
+
+    def _look_inside(self, value: Any, name: str, count: int) -> None:
+        """Look at an attribute of what has so many records. Raises ReaderError for an error of its own."""
+        try:
+            if _has_entries(value, count) or _is_dataset(value):
+                if isinstance(value, list) and _is_to_be_filled(value):
+                    self.parts.append((name, ""))
+                    self._untold = max(self._untold, _Untold.WHERE)
+                else:
+                    self.look_at(value, name)
+            elif _is_stack(value, count):
+                if isinstance(value, tuple):  # it is not filled as it is used
+                    self.parts.append((name, f"{len(value)} in it"))
+                for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+                    self._look_inside(one, f"{name}[{key}]", count)
+            elif inside := _inside(value):
+                if isinstance(value, tuple):  # it is not filled as it is used
+                    self.parts.append((name, f"{len(value)} in it"))
+                for place in chosen(len(inside), _MOST_INSIDE):
+                    self.look_at(inside[place], f"{name}[{place}]")
+                if len(inside) > _MOST_INSIDE or len(inside) < len(value):
+                    self._untold = _Untold.RECORDS
+            elif _is_table(value, count):
+                self.tables.append((name, digest_of(value)))
+            else:
+                self._untold = max(self._untold, _untold(value, count))
+        except _CLOSED:
+            self._untold = _Untold.RECORDS
+        except EdlError:
+            raise
+        except Exception as exc:
+            raise ReaderError(
+                f"the dataset's attribute {name!r} ({type(value).__name__}) cannot be looked at: {exc!r}; "
+                'with fingerprint="v1", the version of your data, none is looked at'
+            ) from exc
+
+
+def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
+    """What an object of so many records has, by name: its own attributes, lists of as many entries of its
+    classes, and such lists and datasets that a function of it holds, as a lambda or `functools.partial`.
+
+    And what of it is one for all records, and stays: numbers that have the name of an argument, and that no
+    other method writes to; lists and dicts of plain values in globals, that no code which makes records does.
+    """
+    own = getattr(found, "__dict__", {})
+    held = {
+        f"{name}.{inner}": value
+        for name, function in own.items()
+        for inner, value in _held_by(function)
+        if _has_entries(value, count) or _is_dataset(value)
+    }
+    of_classes = {
+        name: value
+        for kind in reversed(type(found).__mro__)
+        for name, value in vars(kind).items()
+        if _has_entries(value, count)
+    }
+    of_modules, written = _globals_of(found)
+    kind: Any = type(found)
+    names = _arguments_of(kind)
+    numbers = {name: _number(value) for name, value in own.items() if name in names and _is_number(value)}
+    constants = {name for name in of_modules.keys() - written if _is_constant(of_modules[name], count)}
+    return of_modules | of_classes | held | own | numbers, constants | numbers.keys()
+
+
+@functools.lru_cache(maxsize=256)
+def _arguments_of(kind: type) -> frozenset[str]:
+    """Names of attributes that are named as an argument of a class, and written to as it is made alone: none
+    that tells of the process."""
+    names, written = set[str](), set[str]()
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            for one in (member.fget, member.fset) if isinstance(member, property) else (member,):
+                function = inspect.unwrap(one) if isinstance(one, FunctionType) else None
+                if not isinstance(function, FunctionType):
+                    continue
+                code = function.__code__
+                if name == "__init__":
+                    arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+                    names.update(*((each, f"_{each}") for each in arguments if each not in OF_A_PROCESS))
+                elif name not in ("__post_init__", "__setstate__"):
+                    written |= _written_in(code)
+    return frozenset(names - written)
+
+
+def _written_in(code: CodeType) -> set[str]:
+    """The names of attributes that code writes to."""
+    inside = (_written_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    own = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
+    return own.union(*inside)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | date | timedelta) or (
+        isinstance(value, np.generic) and isinstance(value.item(), int | float)
+    )
+
+
+def _number(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # as YAML has one
+
+
+def _is_constant(value: Any, count: int) -> bool:
+    if not isinstance(value, list | tuple | Mapping) or not 0 < len(value) <= _MOST_CONSTANTS:
+        return False
+    each = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    return len(value) != count and all(_is_name(one) or _is_number(one) for one in each)
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it is a text that says the same on each host."""
+    return isinstance(value, str) and not os.path.isabs(value)
+
+
+def _globals_of(found: Any) -> tuple[dict[str, Any], set[str]]:
+    """Lists, tables and other containers in modules that the code names which makes an object's records, by
+    name: its `__getitem__`, and methods and functions of its modules that this calls. And the names of those
+    that some of this code may write to."""
+    kind, held, written = type(found), dict[str, Any](), set[str]()
+    ahead = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
+    met = set[int]()
+    while ahead:
+        function = inspect.unwrap(ahead.pop())  # type: ignore[arg-type]  # None has nothing either
+        if not isinstance(function, FunctionType) or id(function) in met:
+            continue
+        met.add(id(function))
+        names = _names_in(function.__code__)
+        ahead += [vars(base).get(name) for base in kind.__mro__ for name in names]
+        for name in names & function.__globals__.keys():
+            value = function.__globals__[name]
+            if isinstance(value, FunctionType) and value.__module__ == function.__module__:
+                ahead.append(value)
+            inside = vars(value) if isinstance(value, ModuleType) else {}
+            each = {name: value} | {f"{name}.{one}": inside[one] for one in names & inside.keys()}
+            data = {f"global {one}": value for one, value in each.items() if _may_be_data(value)}
+            held |= data
+            written |= data.keys() if _writes(function.__code__) else set()
+    return held, written
+
+
+@functools.lru_cache(maxsize=1024)
+def _writes(code: CodeType) -> bool:
+    """Whether code writes into a list or dict, or calls a method that does."""
+    inside = any(_writes(one) for one in code.co_consts if isinstance(one, CodeType))
+    return inside or any(
+        one.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL") or one.argval in _WRITERS
+        for one in dis.get_instructions(code)
+        if one.opname.startswith(("STORE", "DELETE", "LOAD"))
+    )
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """The names of globals and attributes in code, and in the functions inside of it."""
+    inside = (_names_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*inside)
+
+
+def _may_be_data(value: Any) -> bool:
+    return not isinstance(value, type | ModuleType) and (
+        isinstance(value, list | tuple | range | Mapping) or _is_map_style(value) or _has(value, "iloc")
+    )
+
+
+def _held_by(function: Any) -> list[tuple[str, Any]]:
+    """What a function has beside its arguments, by name; cells that are still empty have nothing."""
+    if isinstance(function, functools.partial):
+        given = [(str(number), value) for number, value in enumerate(function.args)]
+        return [*_held_by(function.func), *given, *function.keywords.items()]
+    if not isinstance(function, FunctionType):
+        return []
+    held = [*(function.__kwdefaults__ or {}).items()]
+    held += [(f"default {number}", value) for number, value in enumerate(function.__defaults__ or ())]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            held.append((name, cell.cell_contents))
+    return held
+
+
+def _is_to_be_filled(value: list[Any]) -> bool:
+    return any(value[place] is None for place in chosen(len(value), _SEEN))
+
+
+def _is_table(value: Any, count: int) -> bool:
+    """Whether it is a short table that is not filled as it is used, unlike a cache: a tuple of plain values,
+    names of classes, their numbers, or bounds of parts, as `ConcatDataset` has."""
+    if not isinstance(value, list | tuple | Mapping) or not 0 < len(value) < count:
+        return False
+    if isinstance(value, Mapping):
+        return list(value.values()) == [*range(len(value))] and all(isinstance(key, str) for key in value)
+    if isinstance(value, tuple) and all(_is_name(each) or isinstance(each, Number) for each in value):
+        return True
+    if all(map(_is_name, value)):
+        return True
+    return all(type(each) is int for each in value) and value[-1] == count and sorted(value) == list(value)
+
+
+def _untold(value: Any, count: int) -> _Untold:
+    """What may be in an attribute that has not one entry for each of so many records."""
+    if value is None or callable(value) or isinstance(value, Number | np.generic | Enum | date | timedelta):
+        return _Untold.NOTHING
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        is_short = len(value) < _LONGEST_NAME
+        return (_Untold.WHERE if is_short else _Untold.RECORDS) if value else _Untold.NOTHING
+    if _is_array(value):
+        if not value.shape:
+            return _Untold.NOTHING
+        return _Untold.RECORDS
+    is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
+    return _Untold.NOTHING if is_empty else _Untold.RECORDS
+
+
+def _digest(found: Any) -> tuple[str, bool]:
+    """A digest of some entries, and whether they look like paths.
+
+    Raises `Unlike` for what does not hold plain values or arrays.
+    """
+    if _has(found, "column_names", "with_format"):  # Hugging Face `datasets`
+        rows = found.with_format("arrow")  # as they are kept: nothing is decoded
+
+        def row_of(place: int) -> list[Any]:
+            values = rows[place : place + 1].to_pylist()[0].values()
+            return [found.column_names, [_without_folder(value) for value in values]]
+
+        return _of_some(found, row_of)
+    if _has(found, "iloc"):  # pandas
+        names = list(getattr(found, "columns", ()))
+
+        def row(place: int) -> list[Any]:
+            values = found.iloc[place]
+            return [names, values.tolist() if hasattr(values, "tolist") else values]
+
+        return _of_some(found, row)
+    if isinstance(found, list | tuple | range):
+        if any(found[place] is None for place in chosen(len(found), _SEEN)):
+            raise Unlike  # a list that is filled as it is used has None before
+        return _of_some(found, found.__getitem__)
+    if _is_array(found) and found.shape:
+        is_text = getattr(found.dtype, "kind", "") in ("U", "O")
+        read = found.__getitem__
+        return _of_some(found, read) if is_text else (records(len(found), read), False)
+    raise Unlike
+
+
+def _has(value: Any, *names: str) -> bool:
+    """Whether its class has these: a wrapper that passes on what it lacks is not what it wraps."""
+    return all(hasattr(type(value), name) for name in names)
+
+
+def _of_some(found: Any, value_of: Callable[[int], Any]) -> tuple[str, bool]:
+    """A digest of some values, and whether paths are in them.
+
+    A path counts from the folder common to those in its place, however it is written.
+    """
+    places = chosen(len(found), _SEEN)
+    values = [value_of(place) for place in places]
+    texts: defaultdict[_Place, list[str]] = defaultdict(list)
+
+    def note(place: _Place, text: str) -> str:
+        texts[place].append(text)
+        return text
+
+    for value in values:
+        _with_texts(value, (), note)
+    short = {place: _short(found, is_path=place[-1:] == _A_PATH) for place, found in texts.items()}
+    values = [_with_texts(value, (), lambda place, text: short[place].get(text, text)) for value in values]
+    return records(len(found), dict(zip(places, values, strict=True)).__getitem__), any(short.values())
+
+
+def _short(texts: Sequence[str], *, is_path: bool) -> dict[str, str]:
+    """Of texts in one place the paths, each as below the folder of all; {} where none looks like one."""
+    paths = [text for text in texts if os.path.isabs(text)]
+    if is_path or (not paths and any(map(_PATH.fullmatch, texts))):
+        paths = [text for text in texts if text]
+    return dict(zip(paths, below(paths), strict=True))
+
+
+def _with_texts(value: Any, place: _Place, told: Callable[[_Place, str], str]) -> Any:
+    """The value with what is `told` of each text in it."""
+    if isinstance(value, os.PathLike):
+        return told(place + _A_PATH, os.fspath(value))
+    if isinstance(value, str):
+        return told(place, value)
+    if len(place) == _DEEPEST_PATH:
+        return value
+    if isinstance(value, Mapping):
+        return {key: _with_texts(item, (*place, key), told) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item, (*place, number), told) for number, item in enumerate(value)]
+    return value
+
+
+def _without_folder(value: Any) -> Any:
+    """The paths that images came from lie elsewhere on other hosts; without bytes they are what is known."""
+    if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
+        path = value["path"] or ""
+        if value["bytes"] is None:
+            return PurePath(path)
+        return [value["bytes"], os.path.basename(path).encode("utf-8", "surrogatepass")]
+    return value
+
+
+def _is_array(value: Any) -> bool:
+    return _has(value, "shape", "dtype", "__array__", "__getitem__")
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, str | bytes | list | tuple | range | Mapping) or _is_array(value)
+
+
+def _is_map_style(value: Any) -> bool:
+    is_text = isinstance(value, str | bytes | Mapping | type)
+    return not is_text and isinstance(value, Sized) and _has(value, "__getitem__")
+
+
+def _is_dataset(value: Any) -> bool:
+    return _is_map_style(value) and not _is_container(value)
+
+
+def _has_entries(value: Any, count: int) -> bool:
+    is_one = isinstance(value, list | tuple | range) or _has(value, "iloc") or _is_array(value)
+    return is_one and (not _is_array(value) or bool(value.shape)) and len(value) == count
+
+
+def _is_stack(value: Any, count: int) -> bool:
+    """Whether it is what `StackDataset` has: each has an entry for each record, in a tuple or by name."""
+    if not isinstance(value, tuple | Mapping) or not 0 < len(value) <= _MOST_INSIDE:
+        return False
+    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+        return False
+    each = value.values() if isinstance(value, Mapping) else value
+    return all(_has_entries(one, count) or (_is_dataset(one) and len(one) == count) for one in each)
+
+
+def _inside(value: Any) -> list[Any]:
+    """The datasets and arrays in a list, as `ConcatDataset` and `TensorDataset` have."""
+    if not isinstance(value, list | tuple):
+        return []
+    return [one for one in value if _is_map_style(one) and not isinstance(one, list | tuple | range)]
+
+
+def _are_files(samples: Any, count: int) -> bool:
+    """Whether it is torchvision's list: of each record its file and its class."""
+    if not isinstance(samples, list) or not 0 < count == len(samples):
+        return False
+    return all(isinstance(s, tuple) and s and isinstance(s[0], str) for s in samples)
+
+
+def _relative(files: Sequence[str], dataset: Any) -> list[str]:
+    root = getattr(dataset, "root", None)
+    if isinstance(root, str | os.PathLike):
+        start = os.path.join(os.fspath(root), "")
+        if all(file.startswith(start) for file in files):
+            return [file[len(start) :] for file in files]
+    return below(files)
