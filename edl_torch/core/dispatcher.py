@@ -315,7 +315,7 @@ class Dispatcher(MasterState):
                 return segment
         names, left = ([c.name for c in spec.components if c.left >= least] for least in (False, True))
         parts = parts_by_name(f"mixture {spec.name!r}", names, call.weights, left=left)
-        index = ledger.next_index
+        index = ledger.backlog.passed
         if index >= spec.size:  # all is lent: they would hold from the end on
             return replace(spec.segments[-1], start=spec.size, parts=parts, key=call.key)
         if not alters(spec, index, parts):  # as when each rank of a job sets them
