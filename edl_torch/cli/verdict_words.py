@@ -74,8 +74,15 @@ def headline(verdict: Verdict) -> str:
 
 
 def _shares(verdict: Verdict) -> Iterator[str]:
+    given = sum(one.acknowledged * one.mean_length for one in verdict.components)
+    wanted = sum(one.wanted * one.mean_length for one in verdict.components)
     for one in verdict.components[:_MOST_COMPONENTS]:
-        yield f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
+        said = f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
+        if given:
+            tokens = one.acknowledged * one.mean_length
+            of_all = f"{tokens / given:.2%} of all, {one.wanted * one.mean_length / wanted:.2%} wanted"
+            said += f", {tokens:,.0f} tokens ({of_all})"
+        yield said
     if len(verdict.components) > _MOST_COMPONENTS:
         yield "… (--json has all)"
 

@@ -548,6 +548,7 @@ class ShardLedger:
                 wanted=float(int(counts[c]) + lags[c]),
                 given=int(counts[c]),
                 open=int(unfinished[c]),
+                mean_length=component.mean_length,
             )
             for c, component in enumerate(self.spec.components)
         )
