@@ -224,9 +224,9 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
     """What an object of so many records has, by name: its own attributes, lists of as many entries of its
     classes, and such lists and datasets that a function of it holds, as a lambda or `functools.partial`.
 
-    And what of it is one for all records, and stays: numbers that have the name of an argument, and that no
-    other method writes to; numbers, and lists and dicts of plain values, in globals that no code which makes
-    records writes to.
+    And what of it is one for all records, and stays: numbers of its class, or that have the name of an
+    argument, and that no other method writes to; numbers, lists and dicts of plain values in globals that no
+    code which makes records writes to.
     """
     own = getattr(found, "__dict__", {})
     held = {
@@ -239,23 +239,25 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
         name: value
         for kind in reversed(type(found).__mro__)
         for name, value in vars(kind).items()
-        if _has_entries(value, count)
+        if _has_entries(value, count) or _is_number(value)
     }
     of_modules, written = _globals_of(found)
     kind: Any = type(found)
-    numbers = {name for name in own.keys() & _arguments_of(kind) if _is_number(own[name])}
+    every = of_modules | of_classes | held | own
     constants = {name for name in of_modules.keys() - written if _is_constant(of_modules[name], count)}
-    found_all = of_modules | of_classes | held | own
-    return found_all | {name: _settled(found_all[name]) for name in numbers | constants}, numbers | constants
+    constants |= {name for name in every.keys() & _arguments_of(kind) if _is_number(every[name])}
+    return every | {name: _settled(every[name]) for name in constants}, constants
 
 
 @functools.lru_cache(maxsize=256)
 def _arguments_of(kind: type) -> frozenset[str]:
-    """Names of attributes that are named as an argument of a class, and written to as it is made alone: none
-    that tells of the process."""
+    """Names of attributes that are named as an argument of a class, or are numbers of its own, and that are
+    written to as it is made alone: none that tells of the process."""
     names, written = set[str](), set[str]()
     for base in kind.__mro__:
         for name, member in vars(base).items():
+            if _is_number(member) and not name.startswith("__"):
+                names |= {name} - OF_A_PROCESS
             for one in (member.fget, member.fset) if isinstance(member, property) else (member,):
                 function = inspect.unwrap(one) if isinstance(one, FunctionType) else None
                 if not isinstance(function, FunctionType):

@@ -1002,6 +1002,24 @@ def test_what_tells_of_the_process_in_a_modules_settings_is_none_of_the_data() -
     assert "changed 'global SETTINGS'" in describe_change(look(0), look(0, scale=3))
 
 
+class OfANumber(Held):
+    scale, seen, rank = 2, 0, 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen += 1
+        return self.data[index] * self.scale + 0 * self.rank
+
+
+def test_numbers_of_a_class_are_looked_at_but_those_that_its_code_writes_to() -> None:
+    def look(kind: type[OfANumber], **own: int) -> str:
+        return reader_fingerprint(MapDatasetReader(kind(data=ARRAY, **own)))
+
+    then = look(OfANumber)
+    assert "changed 'scale'" in describe_change(then, look(type("Other", (OfANumber,), {"scale": 3})))
+    assert "changed 'scale'" in describe_change(then, look(OfANumber, scale=3))
+    assert then == look(type("Seen", (OfANumber,), {"seen": 5, "rank": 1})) == look(OfANumber, seen=9, rank=3)
+
+
 class Computed(Held):
     def __getitem__(self, index: int) -> Any:
         return index * index
