@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
@@ -133,10 +132,11 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     yield f"data{_weakest(verdict)}: {_DATA[verdict.known_by][1]}"
     if verdict.untouched:
         yield f"left out: {len(verdict.untouched)} start(s) in which nothing was learnt"
-    for ledger, records in itertools.islice(verdict.left_out.items(), _NAMED):
+    if verdict.beside:
         yield (
-            f"left out: {records} record(s) of ledger {ledger}, a run of other data or settings under this "
-            f"name. Give each loader of one program a name of its own: dataset_name=…"
+            f"other data or settings lie here under this name (ledger {', '.join(verdict.beside[:_NAMED])}), "
+            f"and have a verdict of their own. Give each loader of a program a name of its own: "
+            f"dataset_name=…; and each job a folder: audit_dir=…"
         )
     if verdict.judged:
         yield "by the logs and the master's own word"
