@@ -1211,3 +1211,35 @@ def _open_below(folder: Path) -> int:
         with suppress(OSError):  # that of the folder that is being read
             found += str(descriptor.readlink()).startswith(f"{folder}/")
     return found
+
+
+def test_a_bad_record_that_a_thousand_passes_meet_is_kept_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the ledger, its journal and tokens; the logs have each time, and agree with the token's passes."""
+    parts = {"small": Torn(0, 3), "large": Numbers(1000, 4000)}
+    mixed = Mixture(parts, {"small": 1, "large": 1}, num_records=6000)
+    more: dict[str, Any] = {"batch_size": 50, "shuffle": True, "audit_dir": tmp_path}
+    more |= {"on_bad_record": "quarantine", "max_bad_records": 1}
+    kept, token = [], None
+    with loader(mixed, **more) as one:
+        for number, _ in enumerate(one, 1):
+            if number % 20 == 0:
+                one.stepped()
+                token = one.state_dict()["token"]
+                kept.append(len(json.dumps(json.loads(token)["quarantine"])))
+            if number == 85:  # five more are rolled back
+                break
+    assert token is not None
+    with loader(mixed, **more) as one:
+        one.load_state_dict(token)
+        trained = [value for batch in one for value in batch]
+        status = one.service.session.master.dataset_status("training")
+        assert [(bad.index, bad.passes) for bad in one.quarantined()] == [(2, (0, 1000))]
+        assert "0–999" in as_table(one.service.session.master.status())
+    assert kept[-1] - kept[0] < 10
+    assert (status.quarantined, status.acknowledged, len(status.quarantine)) == (1000, 5000, 1)
+    assert trained
+    said = audit(tmp_path, capsys)
+    assert (said["records"], said["quarantined"], said["lost"], said["doubled"]) == (6000, 1000, 0, 0)
+    assert (said["verdict"], prove([str(tmp_path)])["quarantined"]) == ("DELIVERED", 1000)
