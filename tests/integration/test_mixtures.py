@@ -127,6 +127,16 @@ class Book:
         return self
 
 
+def turns_of(book: Book, turns: int, turn: int) -> list[Found]:
+    """The records of so many turns, by a book of turns."""
+    seen, found = Counter[str](), []
+    for name, _, _ in book.upto(turns).found[:turns]:
+        numbers = range(seen[name], seen[name] + turn)
+        found += [(name, number // SIZES[name], number % SIZES[name]) for number in numbers]
+        seen[name] += turn
+    return found
+
+
 class Proof(NamedTuple):
     """What a program that knows nothing of the package makes of audit logs."""
 
@@ -1003,8 +1013,10 @@ def test_an_audit_of_a_lineage_that_was_left_and_would_have_ended_later(
 
 @pytest.mark.parametrize("who", ["all", "rank 0"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts: int) -> None:
+@pytest.mark.parametrize("turn", [1, 10])
+def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts: int, turn: int) -> None:
     """Models in `parts`: of these ranks one holds the leases, and the others get its batches."""
+    mixed = mixture(one_component=turn > 1)
     new = WEIGHTS | {"web": 3}
     starts: list[int] = []
     tokens: list[Any] = []
@@ -1012,10 +1024,11 @@ def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts
     lock = threading.Lock()
 
     def train(peers: ThreadPeers, master: LocalMaster, *, stop: int) -> None:
-        with loader(master_client=master, synchronous=peers, records_per_shard=20) as one:
+        with loader(mixed, master_client=master, synchronous=peers, records_per_shard=20) as one:
             if tokens:
                 one.load_state_dict(tokens[0])
             for number, batch in enumerate(one, 1):
+                assert turn == 1 or len({value // 1000 for value in batch}) == 1
                 if one.weight and peers.rank % parts == 0:
                     with lock:
                         found.update(records_of(one, batch))
@@ -1054,9 +1067,9 @@ def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts
             raise failed[0]
         tokens = kept
     assert len(set(starts)) == 1
-    book = Book(WEIGHTS).upto(starts[0])
+    book = Book(WEIGHTS).upto(starts[0] // turn)
     book.weigh(new)
-    assert found == Counter(book.upto(1000).found)
+    assert found == Counter(turns_of(book, 1000 // turn, turn))
 
 
 class Torn(Numbers):
