@@ -211,7 +211,7 @@ def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
 
 def _met_in(bad: QuarantinedRecord) -> str:
     """Return the passes that met a record of a mixture."""
-    runs = [f"{first}" if after == first + 1 else f"{first}–{after - 1}" for first, after in bad.runs]
+    runs = [f"{first}" if after == first + 1 else f"{first}–{after - 1}" for first, after in bad.runs()]
     return ",".join(runs[:MOST_EPOCHS]) + "…" * (len(runs) > MOST_EPOCHS)
 
 

@@ -42,17 +42,16 @@ class QuarantinedRecord:
 
     def was_met_in(self, number: int) -> bool:
         """Whether a pass over its component met it."""
-        return any(first <= number < after for first, after in self.runs)
+        return any(first <= number < after for first, after in self.runs())
 
-    @property
     def runs(self) -> Iterator[tuple[int, int]]:
-        """The runs of passes that met it."""
+        """Return the runs of passes that met it."""
         return zip(self.passes[::2], self.passes[1::2], strict=True)
 
     def with_passes_of(self, other: QuarantinedRecord) -> QuarantinedRecord:
         """Return it with the passes that met it then, none of which is among its own."""
         joined: list[int] = []
-        for first, after in sorted([*self.runs, *other.runs]):
+        for first, after in sorted([*self.runs(), *other.runs()]):
             if joined and first == joined[-1]:
                 joined[-1] = after
             else:

@@ -422,7 +422,7 @@ def test_each_record_of_the_plan_has_one_outcome_whatever_happens(seed: int) -> 
     assert ledger is not None
     met = sorted(turn for name, turn, number in job.done.values() if (name, number) == BAD)
     assert (status.acknowledged, status.quarantined) == (SIZE - len(met), len(met))
-    assert [sorted(turn for run in bad.runs for turn in range(*run)) for bad in ledger.quarantine] == [met][
+    assert [sorted(turn for run in bad.runs() for turn in range(*run)) for bad in ledger.quarantine] == [met][
         : len(met)
     ]
     done = Counter(name for name, _, _ in job.done.values())
