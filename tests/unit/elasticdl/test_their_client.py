@@ -127,7 +127,7 @@ def test_the_batch_that_fails_is_found_named_and_stops_the_job_loudly(server: Se
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "max_bad_records" in details
     assert {bad.index for bad in server.training.quarantine} == {15, 16, 17, 18, 19}
-    assert "record 17 is broken" in server.training.quarantine.records[0].reason
+    assert "record 17 is broken" in server.training.quarantine[0].reason
     assert refused(worker.get)[0] is grpc.StatusCode.FAILED_PRECONDITION
 
 
