@@ -135,8 +135,8 @@ def histories(
 def _apart(chapters: list[_Placed]) -> tuple[list[set[str]], set[str]]:
     """Return the ledgers of each job under one name, and those of no job.
 
-    Ledgers are of one job if their data and settings are alike, or one left the other's data on purpose.
-    Those in which nothing was learnt are of none, while there are others.
+    Ledgers are of one job if their data, settings and task are alike, or one left the other's data on
+    purpose. Those in which nothing was learnt are of none, while there are others.
     """
     identities: defaultdict[str, list[Mapping[str, object]]] = defaultdict(list)
     for _, _, chapter in chapters:
@@ -144,8 +144,8 @@ def _apart(chapters: list[_Placed]) -> tuple[list[set[str]], set[str]]:
         found.append(identity(replace(chapter.dataset, components=_data_of(chapter.dataset, chapters))))
         with suppress(TokenError):  # which the chain says
             found.append(Token.decode(saved_with(chapter.token or "")).identity)
-        known = identities[chapter.ledger]
-        known += [one for one in found if one not in known]
+        known, kind = identities[chapter.ledger], {"task_type": chapter.dataset.task_type}
+        known += [one for each in found if (one := {**each, **kind}) not in known]
     jobs: list[set[str]] = []
     for ledger, mine in identities.items():
         tied = [
