@@ -146,12 +146,18 @@ def _apart(chapters: list[_Placed]) -> tuple[list[set[str]], set[str]]:
             found.append(Token.decode(saved_with(chapter.token or "")).identity)
         known, kind = identities[chapter.ledger], {"task_type": chapter.dataset.task_type}
         known += [one for each in found if (one := {**each, **kind}) not in known]
-    jobs: list[set[str]] = []
+    tied: list[tuple[set[str], list[Mapping[str, object]]]] = []
     for ledger, mine in identities.items():
-        tied = [
-            job for job in jobs if any(_alike(a, b) for other in job for a in identities[other] for b in mine)
-        ]
-        jobs = [job for job in jobs if job not in tied] + [{ledger}.union(*tied)]
+        job, others = ({ledger}, mine), tied
+        tied = []
+        for ledgers, known in others:
+            if any(_alike(one, other) for one in known for other in mine):
+                job[0].update(ledgers)
+                mine += [one for one in known if one not in mine]
+            else:
+                tied.append((ledgers, known))
+        tied.append(job)
+    jobs = [ledgers for ledgers, _ in tied]
     used = {chapter.ledger for _, _, chapter in chapters if _is_used(chapter)}
     learnt = [job for job in jobs if job & used]
     return (learnt, identities.keys() - set().union(*learnt)) if learnt else ([set(identities)], set())

@@ -52,12 +52,8 @@ _MOST_CONSTANTS = 4096  # in a list or dict of a module
 _LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardly all of the records
 _PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
 _WRITERS = {"append", "extend", "insert", "pop", "popitem", "remove", "clear", "update", "setdefault", "sort"}
-_CLOSED = (
-    OSError,
-    AttributeError,
-    ArithmeticError,
-    *ARRAYS_OWN,
-)  # what other objects say, as without a connection
+# What other objects say, as without a connection.
+_CLOSED = (OSError, AttributeError, ArithmeticError, *ARRAYS_OWN)
 
 _Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
 _A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks like
@@ -288,13 +284,9 @@ def _is_constant(value: Any, count: int) -> bool:
 def _settled(value: Any) -> Any:
     """A constant without what tells of the process, and a number as YAML has one."""
     if isinstance(value, Mapping):
-        return {key: one for key, one in value.items() if not _is_of_a_process(key)}
+        return {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
     value = value.item() if isinstance(value, np.generic) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _is_of_a_process(name: Any) -> bool:
-    return isinstance(name, str) and name.lower() in OF_A_PROCESS
 
 
 def _is_name(value: Any) -> bool:
@@ -316,7 +308,7 @@ def _globals_of(found: Any) -> tuple[dict[str, Any], set[str]]:
         stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
         for path, value in each.items():
             name = path.rpartition(".")[2]
-            is_number = _is_number(value) and not (_is_of_a_process(name) or name in stored)
+            is_number = _is_number(value) and not (name in stored or name.lower() in OF_A_PROCESS)
             is_data = _may_be_data(value)
             if (is_number or is_data) and all(value is not one for one in held[path]):
                 held[path].append(value)
@@ -396,7 +388,8 @@ def _held_by(function: Any) -> list[tuple[str, Any]]:
     return held
 
 
-def _is_to_be_filled(value: list[Any]) -> bool:
+def _is_to_be_filled(value: Sequence[Any]) -> bool:
+    """Whether it is filled as it is used, and has None before."""
     return any(value[place] is None for place in chosen(len(value), _SEEN))
 
 
@@ -407,9 +400,7 @@ def _is_table(value: Any, count: int) -> bool:
         return False
     if isinstance(value, Mapping):
         return list(value.values()) == [*range(len(value))] and all(isinstance(key, str) for key in value)
-    if isinstance(value, tuple) and all(_is_name(each) or isinstance(each, Number) for each in value):
-        return True
-    if all(map(_is_name, value)):
+    if all(_is_name(each) or (isinstance(value, tuple) and isinstance(each, Number)) for each in value):
         return True
     return all(type(each) is int for each in value) and value[-1] == count and sorted(value) == list(value)
 
@@ -418,15 +409,10 @@ def _untold(value: Any, count: int) -> _Untold:
     """What may be in an attribute that has not one entry for each of so many records."""
     if value is None or callable(value) or isinstance(value, Number | np.generic | Enum | date | timedelta):
         return _Untold.NOTHING
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, str):
-        is_short = len(value) < _LONGEST_NAME
-        return (_Untold.WHERE if is_short else _Untold.RECORDS) if value else _Untold.NOTHING
+    if isinstance(value, str | os.PathLike) and (text := os.fspath(value)):
+        return _Untold.WHERE if len(text) < _LONGEST_NAME else _Untold.RECORDS
     if _is_array(value):
-        if not value.shape:
-            return _Untold.NOTHING
-        return _Untold.RECORDS
+        return _Untold.RECORDS if value.shape else _Untold.NOTHING
     is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
     return _Untold.NOTHING if is_empty else _Untold.RECORDS
 
@@ -453,8 +439,8 @@ def _digest(found: Any) -> tuple[str, bool]:
 
         return _of_some(found, row)
     if isinstance(found, list | tuple | range):
-        if any(found[place] is None for place in chosen(len(found), _SEEN)):
-            raise Unlike  # a list that is filled as it is used has None before
+        if _is_to_be_filled(found):
+            raise Unlike
         return _of_some(found, found.__getitem__)
     if _is_array(found) and found.shape:
         is_text = getattr(found.dtype, "kind", "") in ("U", "O")
