@@ -218,18 +218,21 @@ class _MadeOf:
 
 def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
     """What an object of so many records has, by name: its own attributes, lists of as many entries of its
-    classes, and such lists and datasets that a function of it holds, as a lambda or `functools.partial`.
+    classes, numbers and such lists and datasets that a function of it holds, as a lambda or
+    `functools.partial`, and what the code that makes its records names.
 
-    And what of it is one for all records, and stays: numbers of its class, or that have the name of an
-    argument, and that no other method writes to; numbers, lists and dicts of plain values in globals that no
-    code which makes records writes to.
+    And what of it is one for all records, and stays: numbers that a function holds, or that have the name of
+    an argument or are of its class, and that no other method writes to; numbers, lists and dicts of plain
+    values that code which makes records names, and does not write to.
     """
     own = getattr(found, "__dict__", {})
     held = {
         f"{name}.{inner}": value
         for name, function in own.items()
         for inner, value in _held_by(function)
-        if _has_entries(value, count) or _is_dataset(value)
+        if _has_entries(value, count)
+        or _is_dataset(value)
+        or (_is_number(value) and inner not in OF_A_PROCESS)
     }
     of_classes = {
         name: value
@@ -237,11 +240,12 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
         for name, value in vars(kind).items()
         if _has_entries(value, count) or _is_number(value)
     }
-    of_modules, written = _globals_of(found)
+    named, written = _named_in_code(found)
     kind: Any = type(found)
-    every = of_modules | of_classes | held | own
-    constants = {name for name in of_modules.keys() - written if _is_constant(of_modules[name], count)}
+    every = named | of_classes | held | own
+    constants = {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
     constants |= {name for name in every.keys() & _arguments_of(kind) if _is_number(every[name])}
+    constants |= {name for name in held.keys() - own.keys() if _is_number(held[name])}
     return every | {name: _settled(every[name]) for name in constants}, constants
 
 
@@ -294,9 +298,10 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and not os.path.isabs(value)
 
 
-def _globals_of(found: Any) -> tuple[dict[str, Any], set[str]]:
-    """Containers and numbers in modules that the code names which makes an object's records, by name, and the
-    names of containers that it may write to. Of one name in several modules each has a number."""
+def _named_in_code(found: Any) -> tuple[dict[str, Any], set[str]]:
+    """Containers, numbers and texts of modules and classes that the code names which makes an object's
+    records, by name, and the names of containers that it may write to. Those of one name in several modules
+    are numbered."""
     held: defaultdict[str, list[Any]] = defaultdict(list)
     written = set[int]()
     for function in _makers_of(type(found)):
@@ -305,17 +310,21 @@ def _globals_of(found: Any) -> tuple[dict[str, Any], set[str]]:
         modules = {name: vars(value) for name, value in each.items() if isinstance(value, ModuleType)}
         for module, inside in modules.items():
             each |= {f"{module}.{name}": inside[name] for name in sorted(_names_in(code) & inside.keys())}
+        each = {f"global {path}": value for path, value in each.items()}
+        for kind in reversed(type(found).__mro__):
+            each |= {name: value for name, value in vars(kind).items() if name in _names_in(code)}
         stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
         for path, value in each.items():
-            name = path.rpartition(".")[2]
-            is_number = _is_number(value) and not (name in stored or name.lower() in OF_A_PROCESS)
+            name = path.rpartition(".")[2].removeprefix("global ")
+            is_plain = _is_number(value) or isinstance(value, str)
+            is_told = is_plain and not (name in stored or name.lower() in OF_A_PROCESS)
             is_data = _may_be_data(value)
-            if (is_number or is_data) and all(value is not one for one in held[path]):
+            if (is_told or is_data) and all(value is not one for one in held[path]):
                 held[path].append(value)
             if is_data and _writes(code):
                 written.add(id(value))
     named = {
-        f"global {path} ({number})" if number else f"global {path}": value
+        f"{path} ({number})" if number else path: value
         for path, values in held.items()
         for number, value in enumerate(values)
     }
@@ -410,7 +419,7 @@ def _untold(value: Any, count: int) -> _Untold:
     if value is None or callable(value) or isinstance(value, Number | np.generic | Enum | date | timedelta):
         return _Untold.NOTHING
     if isinstance(value, str | os.PathLike) and (text := os.fspath(value)):
-        return _Untold.WHERE if len(text) < _LONGEST_NAME else _Untold.RECORDS
+        return _Untold.WHERE if count != len(text) < _LONGEST_NAME else _Untold.RECORDS
     if _is_array(value):
         return _Untold.RECORDS if value.shape else _Untold.NOTHING
     is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
