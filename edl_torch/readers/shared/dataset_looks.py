@@ -2,12 +2,12 @@
 
 Of a map-style dataset no record is asked for: it may be drawn at random, cost much or open a file that a fork
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
-that have as many entries as the dataset has records, and datasets inside it, as `Subset` and `ConcatDataset`
-have, and globals that its code names. One may be filled as it is used: what a dataset lacks at one time, and
-has at another, is no difference. Numbers that it was made with, and constants of its module, are those of the
-first look: what a loop makes of them later is the program's. Samples of all are claimed only where no other
-attribute may hold records or say where they lie, and no entry looks like a path: what is in its file was not
-looked at. It must not import torch.
+that have as many entries as the dataset has records, datasets inside it, as `Subset` and `ConcatDataset` have,
+and what its code names of its class and modules. One may be filled as it is used: what a dataset lacks at one
+time, and has at another, is no difference. Numbers that it was made with, and constants of its class and
+modules, are those of the first look: what a loop makes of them later is the program's. Samples of all are
+claimed only where no other attribute may hold records or say where they lie, and no entry looks like a path:
+what is in its file was not looked at. It must not import torch.
 """
 
 from __future__ import annotations
@@ -306,13 +306,16 @@ def _named_in_code(found: Any) -> tuple[dict[str, Any], set[str]]:
     written = set[int]()
     for function in _makers_of(type(found)):
         code, scope = function.__code__, function.__globals__
-        each = {name: scope[name] for name in sorted(_named_by(code, "LOAD_GLOBAL") & scope.keys())}
+        names = sorted(name for name in _names_in(code) if not name.startswith("__"))
+        each = {
+            name: scope[name] for name in names if name in scope and name in _named_by(code, "LOAD_GLOBAL")
+        }
         modules = {name: vars(value) for name, value in each.items() if isinstance(value, ModuleType)}
         for module, inside in modules.items():
-            each |= {f"{module}.{name}": inside[name] for name in sorted(_names_in(code) & inside.keys())}
+            each |= {f"{module}.{name}": inside[name] for name in names if name in inside}
         each = {f"global {path}": value for path, value in each.items()}
         for kind in reversed(type(found).__mro__):
-            each |= {name: value for name, value in vars(kind).items() if name in _names_in(code)}
+            each |= {name: vars(kind)[name] for name in names if name in vars(kind)}
         stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
         for path, value in each.items():
             name = path.rpartition(".")[2].removeprefix("global ")
