@@ -2,9 +2,9 @@
 
 Of a map-style dataset no record is asked for: it may be drawn at random, cost much or open a file that a fork
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
-that have as many entries as the dataset has records, datasets inside it, as `Subset` and `ConcatDataset` have,
-and what its code names of its class and modules. One may be filled as it is used: what a dataset lacks at one
-time, and has at another, is no difference. Numbers that it was made with, and constants of its class and
+that have as many entries as the dataset has records, datasets inside it, as `Subset` has, and what its code
+names of its class and modules. One may be filled as it is used: what a dataset lacks at one time, and has at
+another, is no difference. Numbers that it was made with, and constants of its class and
 modules, are those of the first look: what a loop makes of them later is the program's. Samples of all are
 claimed only where no other attribute may hold records or say where they lie, and no entry looks like a path:
 what is in its file was not looked at. It must not import torch.
