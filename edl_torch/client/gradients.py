@@ -292,7 +292,7 @@ class Gradients:
         One that went back, or was reported as bad, may have a loss of 0: so ranks go on in step.
         """
         batches = self._batches
-        batches.in_doubt = False
+        batches.in_doubt = held.was_idle = False  # the loop hides no gradients
         batch = batches.in_hand
         if batches.ended and (ahead := batches.read_to_the_end()):  # a wrapper holds them
             batch = next((one for one in ahead if one not in held.last), ahead[-1])
@@ -449,6 +449,13 @@ class Gradients:
         return not held.is_used and held.is_zero()
 
     # Passes -----------------------------------------------------------------------------------------------
+
+    def left(self) -> None:
+        """Note what is there as another pass is about to begin: the loop has left the last one."""
+        self.let_go()
+        for number, held in self._held.items():
+            if not (held.batches or held.perhaps):
+                self._batches.gathered_to_the_end(number)
 
     def lost(self) -> list[Batch]:
         """Return, as a pass has begun, batches gathered for a step that have left no gradient.

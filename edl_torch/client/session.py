@@ -396,7 +396,7 @@ class Session:
         self.end_abandoned()
         self.look_for_writes()
         self.loop_thread = get_ident()
-        self.gradients.let_go()
+        self.gradients.left()
         is_first = not self.trainer.state.supply.current.number
         number = self.run(self.trainer.open(epoch))
         if is_first and self._audit is not None:
