@@ -99,10 +99,11 @@ def delivered(verdict: Verdict) -> str:
         return "each record was trained on once, as the loop says"
     named = [f"{'+'.join(share.trainers)} {share.records:,}" for share in shares[:_NAMED]]
     named += ["…"] if len(shares) > _NAMED else []
-    return (
-        f"each record was trained on once, by {len(shares)} trainers with models of their own: "
-        f"{', '.join(named)}"
-    )
+    trainers = {name for share in shares for name in share.trainers}
+    whose = f"by {len(shares)} trainers with models of their own"
+    if len(trainers) < len(shares):
+        whose = f"by {len(shares)} models, as {len(trainers)} trainer(s) made others on the way"
+    return f"each record was trained on once, {whose}: {', '.join(named)}"
 
 
 def grounds(verdict: Verdict) -> Iterator[str]:
