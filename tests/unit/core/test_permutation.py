@@ -273,7 +273,6 @@ def test_each_pair_of_positions_holds_each_pair_of_elements_equally_often(n: int
         assert abs(chi_squared_score(np.bincount(code, minlength=n * (n - 1)), n * (n - 1))) < 4
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_narrow_halves_have_enough_rounds_to_part_neighbours() -> None:
     """Six rounds fail this by 6 standard deviations at n = 40: neighbours keep their distance too often."""

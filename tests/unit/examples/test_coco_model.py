@@ -260,7 +260,6 @@ TINY = (
 RECORDS = 40 * 5 * 4
 
 
-@pytest.mark.slow
 def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()  # of an earlier run: it is not gone on from
     (tmp_path / "checkpoints" / "00000009").mkdir()
