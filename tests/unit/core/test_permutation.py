@@ -120,7 +120,7 @@ def test_every_element_has_exactly_one_position(n: int) -> None:
 
 
 @given(n=small_sizes, key=keys)
-@settings(max_examples=60, derandomize=True)
+@settings(derandomize=True)
 def test_any_size_and_key_give_a_bijection(n: int, key: int | bytes) -> None:
     permutation = Permutation(n, key)
     elements = permutation.many(np.arange(n))
