@@ -47,6 +47,8 @@ def test_exact_loops_are_proven(attached: bool) -> None:
             verdict = job.judged.verdict
             why = [*undecided(verdict), *inexact(verdict)]
             exact.append("" if is_bare_proof(verdict) else f"{program!r}: {why}")
+            if len(exact) % 100 == 0:
+                note(f"{exact.count('')} of {len(exact)} exact loops are proven so far")
 
     judge()
     demoted = [said for said in exact if said]
