@@ -287,7 +287,7 @@ class Batches:
         for batch in (*self.unfinished, *self.ahead):
             if batch.number > self._stepped[number]:
                 batch.used_by = 0
-        self._stepped[number] = self._newest
+        self._touched = self._stepped[number] = self._newest
 
     def end_pass(self) -> None:
         """Note that the pass has come to its end: no batch is asked for any more."""
