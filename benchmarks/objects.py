@@ -44,7 +44,8 @@ from edl_torch.readers.images.folder import ImageFolderReader
 from edl_torch.readers.storage import Storage
 from edl_torch.readers.tar.reader import TarReader
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "objects"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "objects"))
 from stores import BUCKET, KEY, SECRET, Weed, bucket_of, put
 
 PEERS = ("litdata==0.2.76", "s3torchconnector==1.5.0", "zstd")

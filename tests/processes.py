@@ -11,17 +11,21 @@ import socket
 from pathlib import Path
 
 _WORKERS = 16  # of pytest, beside each other: each has ports of its own
+_given: set[int] = set()
 
 
 def quiet_port() -> int:
-    """A free port that no outgoing connection gets: while its owner is down nobody may take it."""
+    """A new free port that no outgoing connection gets: it stays its owner's while that is down."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
     while True:
         port = random.SystemRandom().randrange(20_000 + worker, 32_000, _WORKERS)
+        if port in _given:
+            continue
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
             continue
+        _given.add(port)
         return port
 
 

@@ -5,10 +5,11 @@ A lineage is one history of the model; `audit.verdict` decides which of its ackn
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -88,6 +89,7 @@ class DatasetHistory:
     components_known_by: Mapping[str, str] = field(default_factory=dict)  # the same of a mixture's, by name
     unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
     untouched: tuple[str, ...] = ()  # ledgers that began with nothing, and in which nothing was learnt
+    beside: tuple[str, ...] = ()  # ledgers of other data or settings under its name, judged for themselves
     chapters: list[_Placed] = field(default_factory=list)  # of that name, of other data or settings too
 
     def of(self, token: Token) -> DatasetHistory:
@@ -104,10 +106,10 @@ class DatasetHistory:
 def histories(
     logs: Sequence[Log], last: Mapping[str, str | None], came: Sequence[Sequence[str]] = ()
 ) -> list[DatasetHistory]:
-    """Return one history for each dataset, by name; `last` has the id of its last ledger, where one knows.
+    """Return the histories of each dataset, by name; `last` has the id of its last ledger, where one knows.
 
-    `came` are runs of ledgers' ids in the order of their coming.
-    Raises AuditError when logs contradict each other.
+    A name has more than one where unlike data were learnt under it. `came` are runs of ledgers' ids in the
+    order of their coming. Raises AuditError when logs contradict each other.
     """
     datasets: defaultdict[str, list[_Placed]] = defaultdict(list)
     for place, log in enumerate(logs):
@@ -118,7 +120,52 @@ def histories(
             "the audit logs are of trainers that never joined a dataset: there is nothing to audit"
         )
     sessions = [log.session for log in logs]
-    return [_history(datasets[name], sessions, last.get(name), came) for name in sorted(datasets)]
+    found: list[DatasetHistory] = []
+    for name in sorted(datasets):
+        every = datasets[name]
+        jobs, idle = _apart(every)
+        for job in jobs:
+            chapters = [placed for placed in every if placed[2].ledger in job | idle]
+            history = _history(chapters, sessions, last.get(name), came)
+            others = sorted(set().union(*jobs) - job)
+            found.append(replace(history, beside=tuple(others), chapters=every))
+    return found
+
+
+def _apart(chapters: list[_Placed]) -> tuple[list[set[str]], set[str]]:
+    """Return the ledgers of each job under one name, and those of no job.
+
+    Ledgers are of one job if their data and settings are alike, or one left the other's data on purpose.
+    Those in which nothing was learnt are of none, while there are others.
+    """
+    identities: defaultdict[str, list[Mapping[str, object]]] = defaultdict(list)
+    for _, _, chapter in chapters:
+        found: list[Mapping[str, object]] = []
+        found.append(identity(replace(chapter.dataset, components=_data_of(chapter.dataset, chapters))))
+        with suppress(TokenError):  # which the chain says
+            found.append(Token.decode(saved_with(chapter.token or "")).identity)
+        known = identities[chapter.ledger]
+        known += [one for one in found if one not in known]
+    jobs: list[set[str]] = []
+    for ledger, mine in identities.items():
+        tied = [
+            job for job in jobs if any(_alike(a, b) for other in job for a in identities[other] for b in mine)
+        ]
+        jobs = [job for job in jobs if job not in tied] + [{ledger}.union(*tied)]
+    used = {chapter.ledger for _, _, chapter in chapters if _is_used(chapter)}
+    learnt = [job for job in jobs if job & used]
+    return (learnt, identities.keys() - set().union(*learnt)) if learnt else ([set(identities)], set())
+
+
+def _alike(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether two identities are of the same data and settings; of mixtures either may be the older."""
+    return not all(
+        differences(*pair, asked_is_older=True, may_change=True) for pair in ((one, other), (other, one))
+    )
+
+
+def _is_used(chapter: Chapter) -> bool:
+    return chapter.token is not None or bool((chapter.runs.kinds <= Kind.QUARANTINED).any())
 
 
 def _history(
@@ -207,7 +254,7 @@ def _ordered(
         for snapshot in chapter.snapshots:
             taken[snapshot.token].add(snapshot.ledger)
     for run in came:
-        for one, later in pairwise(name for name in run if name in before):
+        for one, later in itertools.pairwise(name for name in run if name in before):
             before[later].add(one)
     earlier = _all_before(before)
     for _, _, chapter in chapters:
@@ -215,8 +262,7 @@ def _ordered(
             of_it = taken[token_digest(saved_with(chapter.token))] & before.keys()
             before[chapter.ledger] |= {one for one in of_it if chapter.ledger not in earlier[one]}
     earlier = _all_before(before)
-    learnt = {c.ledger for _, _, c in chapters if (c.runs.kinds <= Kind.QUARANTINED).any()}
-    used = learnt | {c.ledger for _, _, c in chapters if c.token is not None}
+    used = {chapter.ledger for _, _, chapter in chapters if _is_used(chapter)}
     order = sorted(earlier, key=lambda name: (len(earlier[name]), name))
     followed = {one for name in used for one in earlier[name] if name not in earlier[one]}
     last = [name for name in order if name in used and name not in followed]

@@ -222,7 +222,10 @@ def _groups(learners: Sequence[_Learner]) -> list[_Group]:
     """Return the learners of one lineage, those with one model together."""
     groups: list[_Group] = []
     for learner in learners:
-        group = next((group for group in groups if _is_one(group[0], learner)), None)
+        # Of shards the first may be another than this one, and say nothing of it.
+        most = None if learner.began.sharded else 1
+        alike = (group for group in groups if all(_is_one(one, learner) for one in group[:most]))
+        group = next(alike, None)
         if group is None:
             groups.append([learner])
         else:

@@ -30,7 +30,7 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, histories
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, Kind, Log, read_logs, read_order
+from edl_torch.audit.reading import Answer, Log, read_logs, read_order
 from edl_torch.core.mixture import Segments
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
@@ -61,7 +61,8 @@ class Outcome(Enum):
 class ComponentShare:
     """What a component of a mixture was to give of the records that the model has, and has given.
 
-    `wanted` is by the weights up to the last of them. `known_by` is as that of the whole verdict.
+    `wanted` is by the weights up to the last of them. `known_by` is as that of the whole verdict. Where
+    weights are of tokens, a record of it has `mean_length`.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ComponentShare:
     wanted: float
     acknowledged: int
     known_by: str
+    mean_length: float = 0.0
 
     @property
     def passes(self) -> float:
@@ -145,7 +147,9 @@ class Verdict:
         self.changed = tuple(changed)  # what of the data, while they were read
         self.unordered = history.unordered  # ledgers of which nothing tells which is the last
         self.untouched = history.untouched  # ledgers of starts that learnt nothing
-        self.left_out = _left_out(history, used)  # records learnt under its name from other data, by ledger
+        self.beside = (
+            history.beside
+        )  # ledgers of other data or settings under its name, with their own verdict
         doubts = (f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt)
         self.doubts = tuple(doubts)  # why tokens that the model went through are inexact
         self.inexact_tokens = len(self.doubts)
@@ -234,7 +238,10 @@ def judge(
     found: list[Judgement] = []
     last = {name: word.ledger for name, word in words.items()}
     for history in histories(logs, last, read_order(directories)):
-        found += _judge_all(history, words.get(history.spec.name), unfinished=unfinished, listed=listed)
+        word = words.get(history.spec.name)
+        if word is not None and word.ledger in history.beside:
+            word = None  # which is on other data
+        found += _judge_all(history, word, unfinished=unfinished, listed=listed)
     return found
 
 
@@ -332,6 +339,7 @@ def _components(history: DatasetHistory, parts: list[Part]) -> tuple[ComponentSh
             wanted=wanted[c],
             acknowledged=int(given[c]),
             known_by=history.components_known_by[one.name],
+            mean_length=one.mean_length,
         )
         for c, one in enumerate(history.coordinates.plan.spec.components)
     )
@@ -362,16 +370,6 @@ def _rolled_back(history: DatasetHistory, parts: list[Part], used: Set[Key]) -> 
     beyond = sum((part.outcomes - part.begun - part.required).count for part in parts[1:])
     unused = [lineage.acknowledged for key, lineage in history.lineages.items() if key not in used]
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)
-
-
-def _left_out(history: DatasetHistory, used: Set[Key]) -> dict[str, int]:
-    """Return, by ledger, the records that runs of other data learnt under the same name."""
-    found: dict[str, int] = {}
-    known = {ledger for ledger, _ in (*history.lineages, *used)}
-    for _, _, chapter in history.chapters:
-        if chapter.ledger not in known and (learnt := chapter.runs.of(Kind.ACKNOWLEDGED).records):
-            found[chapter.ledger] = found.get(chapter.ledger, 0) + learnt
-    return found
 
 
 def _unnamed(found: Findings, named: Sequence[Finding]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
@@ -74,8 +73,15 @@ def headline(verdict: Verdict) -> str:
 
 
 def _shares(verdict: Verdict) -> Iterator[str]:
+    given = sum(one.acknowledged * one.mean_length for one in verdict.components)
+    wanted = sum(one.wanted * one.mean_length for one in verdict.components)
     for one in verdict.components[:_MOST_COMPONENTS]:
-        yield f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
+        said = f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
+        if given:
+            tokens = one.acknowledged * one.mean_length
+            of_all = f"{tokens / given:.2%} of all, {one.wanted * one.mean_length / wanted:.2%} wanted"
+            said += f", {tokens:,.0f} tokens ({of_all})"
+        yield said
     if len(verdict.components) > _MOST_COMPONENTS:
         yield "… (--json has all)"
 
@@ -126,10 +132,11 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     yield f"data{_weakest(verdict)}: {_DATA[verdict.known_by][1]}"
     if verdict.untouched:
         yield f"left out: {len(verdict.untouched)} start(s) in which nothing was learnt"
-    for ledger, records in itertools.islice(verdict.left_out.items(), _NAMED):
+    if verdict.beside:
         yield (
-            f"left out: {records} record(s) of ledger {ledger}, a run of other data or settings under this "
-            f"name. Give each loader of one program a name of its own: dataset_name=…"
+            f"other data or settings lie here under this name (ledger {', '.join(verdict.beside[:_NAMED])}), "
+            f"and have a verdict of their own. Give each loader of a program a name of its own: "
+            f"dataset_name=…; and each job a folder: audit_dir=…"
         )
     if verdict.judged:
         yield "by the logs and the master's own word"

@@ -92,6 +92,10 @@ class Description:
         self._check()
 
     def _check(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidArgument(
+                f"dataset_name is {self.name!r}: give the dataset a name, such as 'training'"
+            )
         check_count("batch_size", self.batch_size)
         if self.dataset_size is not None:
             check_count("dataset_size", self.dataset_size)

@@ -21,7 +21,7 @@ class SessionPosition:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pure = session.trainer.position
-        self.was_used = False  # a token was taken or loaded
+        self.was_used = False  # a token was taken or loaded, or epochs were gone through
 
     def __repr__(self) -> str:
         return f"<SessionPosition {self._session.description.name!r} {self._session.lockstep or 'alone'}>"

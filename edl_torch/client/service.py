@@ -431,7 +431,7 @@ class DataShardService:
 
     def _say_what_was_not_read(self) -> None:
         """Log epochs that nobody can read any more: the master goes with this process, and no token was
-        taken or loaded, though a loop had come to the end of one."""
+        taken or loaded, though a loop had come to the end of one, and it was none over `epochs()`."""
         session, position = self._session, self._position
         is_last = self._owns_master and session.master.in_process and not position.was_used
         if is_last and session.joined and session.trainer.state.batches.ended:

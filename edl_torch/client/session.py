@@ -423,8 +423,8 @@ class Session:
                 and its.ledger not in ("", mine.ledger)
             ):
                 log.warning(
-                    "two datasets of this program are named %r and write to %s: the audit judges the last "
-                    "one alone. Give each a name of its own: dataset_name=…",
+                    "two datasets of this program are named %r and write to %s: where they are alike, the "
+                    "audit judges the last one alone. Give each a name of its own: dataset_name=…",
                     *(self.description.name, audit.path.parent),
                 )
                 return

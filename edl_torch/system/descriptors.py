@@ -6,9 +6,11 @@ Each connection is one. A process without any left can neither accept a connecti
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import time
+from collections.abc import Callable
 
 FILES = 1 << 17  # a file for each trainer of `core.limits`, and some
 OWN_FILES = 64  # the journal, logs, what listens
@@ -72,11 +74,12 @@ def bounded(most: int) -> list[tuple[str, int]]:
 class Seldom:
     """Whether something that may come thousands of times a second is to be said: once a minute."""
 
-    def __init__(self) -> None:
-        self._said_at = -SAY_S
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said_at = -math.inf
 
     def __call__(self) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._said_at < SAY_S:
             return False
         self._said_at = now

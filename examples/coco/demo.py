@@ -10,7 +10,9 @@ lets `edl-torch audit` judge what the ranks wrote down. Other arguments go to tr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -246,9 +248,11 @@ def _share(dataset: DatasetStatus) -> float:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no outgoing connection gets: the master is away for a while, and comes back to it."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +37,6 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.shard import Source
 
 QUICK = settings(
-    derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -17,12 +17,13 @@ from loader_kit import NumberReader
 from lockstep_kit import Rank, run_ranks
 
 from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.main import main
 from edl_torch.shard import TaskType
 from edl_torch.testing import FakeMaster
 
 SIZE, BATCH = 48, 4
-PROVEN, INEXACT, DELIVERED = 0, 3, 4
+PROVEN, REFUTED, INEXACT, DELIVERED = 0, 1, 3, 4
 BY_TWO = "each record was trained on once, by 2 trainers with models of their own:"
 
 
@@ -103,6 +104,20 @@ def test_one_trainer_that_attached_its_optimizer_has_one_model(tmp_path, capsys)
     status, said = judged(tmp_path, capsys)
     assert (status, said["headline"]) == (PROVEN, "PROVEN")
     assert said["models"]["shares"] == [{"trainers": ["a"], "records": 3 * SIZE}]
+
+
+def test_a_loader_of_other_data_under_the_same_name_hides_no_loop_that_was_left(tmp_path, capsys):
+    with trainer(None, tmp_path) as (batches, model, optimizer):
+        train(batches, model, optimizer, steps=6)
+    with loader(None, tmp_path, records=12) as validation:
+        assert sum(map(len, validation)) == 12
+    assert main(["audit", "--expect", "delivered", str(tmp_path)]) == REFUTED
+    told = capsys.readouterr().out
+    assert "lost 24" in told
+    assert told.count("dataset_name=") == 2
+    with trainer(None, tmp_path) as (batches, model, optimizer):
+        train(batches, model, optimizer)
+    assert main(["audit", "--expect", "delivered", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("when", ["before the loader", "after the loader", "in the first batch"])
@@ -441,15 +456,14 @@ def test_a_model_that_has_learnt_does_not_begin_anew_on_data_that_look_like_othe
     with trainer(None, tmp_path, model=Memory(SIZE + 1), fingerprint="v1") as (batches, model, optimizer):
         ((state, _),) = saved_at(batches, model, optimizer, 5)
     other = {"fingerprint": "v1", **other}
-    with trainer(None, tmp_path, "b", Memory(SIZE + 1), **other) as (batches, model, optimizer):
-        train(batches, model, optimizer)
-    assert judged(tmp_path, capsys)[0] == PROVEN
-    with trainer(None, tmp_path, "c", Memory(SIZE + 1), **other) as (batches, model, optimizer):
-        model.load_state_dict(state)
-        train(batches, model, optimizer)
-    status, said = judged(tmp_path, capsys)
-    assert (status, max(model.counts.tolist())) == (DELIVERED, 2)
-    assert "had learnt from them before" in said["undecided"][-1]
+    for learnt, verdict in ((False, Outcome.PROVEN), (True, Outcome.DELIVERED)):
+        with trainer(None, tmp_path, "b", Memory(SIZE + 1), **other) as (batches, model, optimizer):
+            model.load_state_dict(state if learnt else model.state_dict())
+            train(batches, model, optimizer)
+        left, whole = sorted(audit([tmp_path]), key=lambda verdict: verdict.outcome is not Outcome.REFUTED)
+        assert (left.acknowledged, whole.outcome) == (5 * BATCH, verdict)
+    assert max(model.counts.tolist()) == 2
+    assert "had learnt from them before" in whole.models.reasons[-1]
 
 
 @pytest.mark.parametrize("kept", [True, False])

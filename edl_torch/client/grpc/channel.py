@@ -62,9 +62,9 @@ class MasterChannel:
         entry = (METADATA_KEY, token.header)
         return lambda *arguments, **options: _Carrier(made(*arguments, **options), entry)
 
-    def explain(self, timeout_s: float) -> None:
-        """Raise AccessDenied where the master will never take this channel's connections."""
-        explain(self.address, self.credentials, timeout_s)
+    def explain(self, timeout_s: float) -> str:
+        """Raise AccessDenied where the master will never take this channel's connections; see `explain`."""
+        return explain(self.address, self.credentials, timeout_s)
 
     def __repr__(self) -> str:
         return f"<MasterChannel {self.address}>"
@@ -290,11 +290,16 @@ class TlsAnswer(Enum):
     CLOSED = "TLS, and the connection is ended"
 
 
-def explain(address: HostPort, credentials: Credentials, timeout_s: float) -> None:
+def explain(address: HostPort, credentials: Credentials, timeout_s: float) -> str:
     """Raise AccessDenied where it is certain that the master will never take this caller's connections.
 
-    Takes up to `timeout_s`. Returns where the master may just be away.
+    Takes up to `timeout_s`, and as long as it takes to look up the name. Returns what is wrong and may become
+    right, such as a name that a cluster has not made yet; "" where the master may just be away.
     """
+    try:
+        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as exc:
+        return f"the name {address.host!r} does not resolve here ({exc})"
     timeout_s = max(0.05, min(timeout_s, _LONGEST_S) / LOOKS)
     if not credentials.tls:
         if begin_tls(address, timeout_s) is not TlsAnswer.NO_TLS:
@@ -308,6 +313,7 @@ def explain(address: HostPort, credentials: Credentials, timeout_s: float) -> No
             f"the master at {address} wants callers with a certificate that its --tls-client-ca has signed, "
             f"and {fault}: EDL_MASTER_TLS_CERT=PATH and EDL_MASTER_TLS_KEY=PATH"
         )
+    return ""
 
 
 def begin_tls(address: HostPort, timeout_s: float) -> TlsAnswer:

@@ -173,18 +173,18 @@ LEAST_ATTEMPT_S = 0.05
 class Caller:
     """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed.
 
-    `explain` gets some seconds, and raises where it is certain that the master will never let us in. It is
-    asked while no call was answered yet: a master that did answer, and ends connections, is only away. For
-    the same reason TLS that fails is an error at once before the first answer, and waited out after it.
-    Whatever else answers at the address is always waited out: another program may have the port until the
-    master is back.
+    `explain` gets some seconds, and raises where it is certain that the master will never let us in, or says
+    what is wrong. It is asked while no call was answered yet: a master that did answer, and ends connections,
+    is only away. For the same reason TLS that fails is an error at once before the first answer, and waited
+    out after it. Whatever else answers at the address is always waited out: another program may have the port
+    until the master is back.
     """
 
     def __init__(
         self,
         address: str,
         master_timeout_s: float,
-        explain: Callable[[float], None] | None = None,
+        explain: Callable[[float], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not master_timeout_s >= 0:
@@ -204,6 +204,7 @@ class Caller:
         """Repeat for `master_timeout_s`, with pauses of at most a second; then raise MasterUnavailable."""
         began = self._clock()
         give_up_at = began + self.timeout_s
+        known = ""  # what is wrong with the address
         first = ""  # in words: an error would hold this frame, and with it the loop's iterator, as garbage
         pauses = backoff()
         silence = WaitLogSchedule()
@@ -219,16 +220,20 @@ class Caller:
                 self._answered, self._warned = True, False
                 return answer
             except (MasterUnavailable, NoTrust) as error:
-                if not self._answered:
-                    self._explain_or_raise(error, left_s, not first)
-                first, waits = first or str(error), not waits
+                if not self._answered and isinstance(error, NoTrust):
+                    raise
+                if not first:
+                    known = self._explain(left_s) if self._explain is not None and not self._answered else ""
+                    first = f"{known}: {error}" if known else str(error)
+                waits = not waits
                 pause_s = next(pauses)
                 now = self._clock()
                 if now + pause_s >= give_up_at:
                     raise self.unavailable(first, error) from error
                 self._tell(error)
                 if silence.is_due(now - began):
-                    self.say_waiting(now - began, str(error))
+                    known = self._explain(left_s) if known and self._explain is not None else ""
+                    self.say_waiting(now - began, f"{known}: {error}" if known else str(error))
             self.pause(pause_s)
 
     def say_waiting(self, waited_s: float, why: str) -> None:
@@ -238,12 +243,6 @@ class Caller:
             "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s).%s",
             *(self._address, waited_s, why, self.timeout_s, unknown),
         )
-
-    def _explain_or_raise(self, error: EdlError, left_s: float, is_first: bool) -> None:
-        if isinstance(error, NoTrust):
-            raise error
-        if is_first and self._explain is not None:
-            self._explain(left_s)
 
     def _tell(self, error: EdlError) -> None:
         if isinstance(error, AnotherAnswers | NoTrust) and not self._warned:

@@ -59,7 +59,7 @@ class ServiceMethods:
         """
         is_again, has_begun = self._came_to_the_end, False
         while not (self.notice.seen or self.service.finished):
-            has_begun = True
+            has_begun = self.service.position.was_used = True
             yield self._running_epoch()
         self._came_to_the_end = not self.notice.seen
         if is_again and not has_begun and self._came_to_the_end:

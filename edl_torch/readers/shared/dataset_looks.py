@@ -18,7 +18,7 @@ import inspect
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from datetime import date, timedelta
 from enum import Enum, IntEnum
@@ -224,8 +224,9 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
     """What an object of so many records has, by name: its own attributes, lists of as many entries of its
     classes, and such lists and datasets that a function of it holds, as a lambda or `functools.partial`.
 
-    And what of it is one for all records, and stays: numbers that have the name of an argument, and that no
-    other method writes to; lists and dicts of plain values in globals, that no code which makes records does.
+    And what of it is one for all records, and stays: numbers of its class, or that have the name of an
+    argument, and that no other method writes to; numbers, lists and dicts of plain values in globals that no
+    code which makes records writes to.
     """
     own = getattr(found, "__dict__", {})
     held = {
@@ -238,23 +239,25 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
         name: value
         for kind in reversed(type(found).__mro__)
         for name, value in vars(kind).items()
-        if _has_entries(value, count)
+        if _has_entries(value, count) or _is_number(value)
     }
     of_modules, written = _globals_of(found)
     kind: Any = type(found)
-    names = _arguments_of(kind)
-    numbers = {name: _number(value) for name, value in own.items() if name in names and _is_number(value)}
+    every = of_modules | of_classes | held | own
     constants = {name for name in of_modules.keys() - written if _is_constant(of_modules[name], count)}
-    return of_modules | of_classes | held | own | numbers, constants | numbers.keys()
+    constants |= {name for name in every.keys() & _arguments_of(kind) if _is_number(every[name])}
+    return every | {name: _settled(every[name]) for name in constants}, constants
 
 
 @functools.lru_cache(maxsize=256)
 def _arguments_of(kind: type) -> frozenset[str]:
-    """Names of attributes that are named as an argument of a class, and written to as it is made alone: none
-    that tells of the process."""
+    """Names of attributes that are named as an argument of a class, or are numbers of its own, and that are
+    written to as it is made alone: none that tells of the process."""
     names, written = set[str](), set[str]()
     for base in kind.__mro__:
         for name, member in vars(base).items():
+            if _is_number(member) and not name.startswith("__"):
+                names |= {name} - OF_A_PROCESS
             for one in (member.fget, member.fset) if isinstance(member, property) else (member,):
                 function = inspect.unwrap(one) if isinstance(one, FunctionType) else None
                 if not isinstance(function, FunctionType):
@@ -264,15 +267,8 @@ def _arguments_of(kind: type) -> frozenset[str]:
                     arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
                     names.update(*((each, f"_{each}") for each in arguments if each not in OF_A_PROCESS))
                 elif name not in ("__post_init__", "__setstate__"):
-                    written |= _written_in(code)
+                    written |= _named_by(code, "STORE_ATTR")
     return frozenset(names - written)
-
-
-def _written_in(code: CodeType) -> set[str]:
-    """The names of attributes that code writes to."""
-    inside = (_written_in(one) for one in code.co_consts if isinstance(one, CodeType))
-    own = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
-    return own.union(*inside)
 
 
 def _is_number(value: Any) -> bool:
@@ -281,16 +277,24 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def _number(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value  # as YAML has one
-
-
 def _is_constant(value: Any, count: int) -> bool:
-    if not isinstance(value, list | tuple | Mapping) or not 0 < len(value) <= _MOST_CONSTANTS:
-        return False
+    if not isinstance(value, list | tuple | Mapping):
+        return _is_number(value)
     each = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-    return len(value) != count and all(_is_name(one) or _is_number(one) for one in each)
+    is_short = 0 < len(value) <= _MOST_CONSTANTS and len(value) != count
+    return is_short and all(_is_name(one) or _is_number(one) for one in each)
+
+
+def _settled(value: Any) -> Any:
+    """A constant without what tells of the process, and a number as YAML has one."""
+    if isinstance(value, Mapping):
+        return {key: one for key, one in value.items() if not _is_of_a_process(key)}
+    value = value.item() if isinstance(value, np.generic) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_of_a_process(name: Any) -> bool:
+    return isinstance(name, str) and name.lower() in OF_A_PROCESS
 
 
 def _is_name(value: Any) -> bool:
@@ -299,10 +303,36 @@ def _is_name(value: Any) -> bool:
 
 
 def _globals_of(found: Any) -> tuple[dict[str, Any], set[str]]:
-    """Lists, tables and other containers in modules that the code names which makes an object's records, by
-    name: its `__getitem__`, and methods and functions of its modules that this calls. And the names of those
-    that some of this code may write to."""
-    kind, held, written = type(found), dict[str, Any](), set[str]()
+    """Containers and numbers in modules that the code names which makes an object's records, by name, and the
+    names of containers that it may write to. Of one name in several modules each has a number."""
+    held: defaultdict[str, list[Any]] = defaultdict(list)
+    written = set[int]()
+    for function in _makers_of(type(found)):
+        code, scope = function.__code__, function.__globals__
+        each = {name: scope[name] for name in sorted(_named_by(code, "LOAD_GLOBAL") & scope.keys())}
+        modules = {name: vars(value) for name, value in each.items() if isinstance(value, ModuleType)}
+        for module, inside in modules.items():
+            each |= {f"{module}.{name}": inside[name] for name in sorted(_names_in(code) & inside.keys())}
+        stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
+        for path, value in each.items():
+            name = path.rpartition(".")[2]
+            is_number = _is_number(value) and not (_is_of_a_process(name) or name in stored)
+            is_data = _may_be_data(value)
+            if (is_number or is_data) and all(value is not one for one in held[path]):
+                held[path].append(value)
+            if is_data and _writes(code):
+                written.add(id(value))
+    named = {
+        f"global {path} ({number})" if number else f"global {path}": value
+        for path, values in held.items()
+        for number, value in enumerate(values)
+    }
+    return named, {name for name, value in named.items() if id(value) in written}
+
+
+def _makers_of(kind: type) -> Iterator[FunctionType]:
+    """Yield what makes an object's records: its `__getitem__`, and methods and functions of its modules that
+    this calls."""
     ahead = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
     met = set[int]()
     while ahead:
@@ -310,35 +340,39 @@ def _globals_of(found: Any) -> tuple[dict[str, Any], set[str]]:
         if not isinstance(function, FunctionType) or id(function) in met:
             continue
         met.add(id(function))
-        names = _names_in(function.__code__)
+        yield function
+        names = sorted(_names_in(function.__code__))
         ahead += [vars(base).get(name) for base in kind.__mro__ for name in names]
-        for name in names & function.__globals__.keys():
-            value = function.__globals__[name]
-            if isinstance(value, FunctionType) and value.__module__ == function.__module__:
-                ahead.append(value)
-            inside = vars(value) if isinstance(value, ModuleType) else {}
-            each = {name: value} | {f"{name}.{one}": inside[one] for one in names & inside.keys()}
-            data = {f"global {one}": value for one, value in each.items() if _may_be_data(value)}
-            held |= data
-            written |= data.keys() if _writes(function.__code__) else set()
-    return held, written
+        called = (function.__globals__.get(name) for name in names)
+        ahead += [
+            one for one in called if isinstance(one, FunctionType) and one.__module__ == function.__module__
+        ]
 
 
-@functools.lru_cache(maxsize=1024)
 def _writes(code: CodeType) -> bool:
     """Whether code writes into a list or dict, or calls a method that does."""
-    inside = any(_writes(one) for one in code.co_consts if isinstance(one, CodeType))
-    return inside or any(
-        one.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL") or one.argval in _WRITERS
-        for one in dis.get_instructions(code)
-        if one.opname.startswith(("STORE", "DELETE", "LOAD"))
-    )
+    stored = _named_by(code, "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL")
+    return bool(stored or not _WRITERS.isdisjoint(_names_in(code)))
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """The names of globals and attributes in code, and in the functions inside of it."""
-    inside = (_names_in(one) for one in code.co_consts if isinstance(one, CodeType))
-    return set(code.co_names).union(*inside)
+    """The names of globals and attributes in code."""
+    return {name for one in _codes(code) for name in one.co_names}
+
+
+@functools.lru_cache(maxsize=1024)
+def _named_by(code: CodeType, *opcodes: str) -> frozenset[str]:
+    """What some instructions of code name."""
+    each = (instruction for one in _codes(code) for instruction in dis.get_instructions(one))
+    return frozenset(str(one.argval) for one in each if one.opname in opcodes)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield code, and that of the functions inside of it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _codes(one)
 
 
 def _may_be_data(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from edl_torch.core.calls import Failure
 from edl_torch.core.codec import object_of
 from edl_torch.errors import AuditError
 from edl_torch.shard import DatasetSpec, Source
+from edl_torch.trainer.vocabulary import ModelSeen
 
 
 def test_a_job_that_trained_on_everything_is_proven(tmp_path):
@@ -330,6 +331,35 @@ def test_a_token_that_a_later_run_took_as_well_ties_nothing_to_it(tmp_path):
     assert job.checkpoint(0) == token
     job.finish()
     assert (one(tmp_path).outcome, one(tmp_path).ledger) == (Outcome.PROVEN, "ledger3")
+
+
+# Ranks that have a shard of the model each ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("replica_differs", "said"),
+    [(False, "PROVEN"), (True, "DELIVERED: each record was trained on once, by 2 trainers")],
+)
+def test_of_shards_replicas_alone_are_compared_and_the_verdict_says_so(
+    tmp_path, capsys, replica_differs, said
+):
+    """Ranks 0 and 2 have the one half of the parameters, 1 and 3 the other."""
+    half, places = np.arange(32) < 16, [0, 1, 0, 1]
+    for rank, place in enumerate(places):
+        writer = Writer(tmp_path, f"s{rank}", member=rank + 1)
+        for steps, values in ((0, BEFORE), (1, AFTER)):
+            values = values + (replica_differs and rank == 3 and steps == 1)
+            mine = np.where(half == (place == 0), values, np.nan)
+            at = "step" if steps else "begin"
+            model = asdict(replace(seen(mine), at=at, sharded=True, steps=steps, sums=b""))
+            model.pop("line")
+            writer.log.model(ModelSeen(**model))
+            if not steps:
+                writer.whole(rank + 1, rank // 2, skip=4 * (rank % 2), limit=4)
+    main(["audit", str(tmp_path)])
+    told = capsys.readouterr().out
+    assert told.startswith(f"dataset 'training': {said}")
+    assert "parameters were sharded: ranks with the same shard were compared, the others compute" in told
 
 
 # When two samples are of one model: to the bit, but for how unlike processors round -------------------------

@@ -147,6 +147,12 @@ def test_an_acknowledgement_of_the_old_lineage_after_the_checkpoint_is_only_roll
     assert one(tmp_path).proven
 
 
+def whole_job(folder, session, **options):
+    writer = Writer(folder, session, **options)
+    writer.whole(1, 0)
+    writer.whole(2, 1)
+
+
 def test_quarantined_before_the_checkpoint_and_dropped_records_are_carried_over(tmp_path):
     job = Job(tmp_path, replace(SPEC, num_epochs=2), trainers=1)
     (trainer,) = job.trainers
@@ -192,15 +198,32 @@ def test_logs_that_describe_one_ledgers_dataset_differently_are_refused(tmp_path
         audit([tmp_path])
 
 
-def test_other_data_under_the_same_name_in_an_earlier_ledger_is_another_job(tmp_path):
-    Writer(tmp_path, "one", spec=replace(SMALL, seed=9), ledger="old").whole(1, 0)
-    writer = Writer(tmp_path, "two")
-    writer.whole(1, 0)
-    writer.whole(2, 1)
-    verdict = one(tmp_path)
-    assert (verdict.proven, verdict.trainers, verdict.lineages) == (True, 1, 1)
-    assert verdict.left_out == {"old": 8}
-    assert any("left out: 8 record(s) of ledger old" in ground for ground in grounds(verdict))
+@pytest.mark.parametrize("folders", [1, 2])
+def test_other_data_or_settings_under_one_name_have_a_verdict_each(tmp_path, folders):
+    """A loop that is left at a half, and one over other data after it, do not become one that is whole."""
+    first, second = (tmp_path / str(number % folders) for number in range(2))
+    Writer(first, "one", spec=replace(SMALL, seed=9), ledger="old").whole(1, 0)
+    whole_job(second, "two")
+    verdicts = {verdict.ledger: verdict for verdict in audit(sorted(tmp_path.iterdir()))}
+    assert {name: verdict.outcome.label for name, verdict in verdicts.items()} == {
+        "old": "REFUTED",
+        "L": "PROVEN",
+    }
+    assert (verdicts["old"].lost, verdicts["L"].beside, verdicts["L"].trainers) == (8, ("old",), 1)
+    assert any("(ledger old), and have a verdict of their own" in ground for ground in grounds(verdicts["L"]))
+
+
+def test_the_masters_word_is_on_its_own_data_and_not_on_others_of_that_name(tmp_path):
+    whole_job(tmp_path, "one", spec=replace(SMALL, seed=9), ledger="old")
+    whole_job(tmp_path, "two")
+    verdicts = audit([tmp_path], words={"training": FinalWord(ledger="L")})
+    assert [verdict.proven for verdict in verdicts] == [True, True]
+
+
+def test_a_start_with_other_data_in_which_nothing_was_learnt_is_no_job(tmp_path):
+    Writer(tmp_path, "one", spec=replace(SMALL, seed=9), ledger="old")
+    whole_job(tmp_path, "two")
+    assert one(tmp_path).proven
 
 
 def test_a_position_outside_of_the_dataset_is_a_damaged_line(tmp_path):

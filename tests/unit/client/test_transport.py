@@ -112,6 +112,31 @@ def test_close_ends_a_call_that_waits(address, request):
         client.status()
 
 
+def test_a_name_that_does_not_resolve_is_said():
+    """gRPC itself says DEADLINE_EXCEEDED where it waits, or where it asks a name server that is slow."""
+    with (
+        MasterClient("256.1.1.1:5000", master_timeout_s=0.2) as client,
+        pytest.raises(MasterUnavailable, match=r"the name '256.1.1.1' does not resolve here \(.*\): "),
+    ):
+        client.status()
+
+
+def test_what_is_wrong_with_an_address_is_said_as_long_as_it_is(caplog):
+    """A cluster may make the name while somebody waits for it."""
+    times = iter(range(0, 10_000, 5))
+    said = ["no name", "no name", "", "never asked"]
+    caller = Caller("host:1", 600.0, lambda left_s: said.pop(0), clock=lambda: next(times))
+    caller.pause = lambda seconds: None
+
+    def away(request, **options):
+        raise Away
+
+    with pytest.raises(MasterUnavailable, match="At first: no name: "):
+        caller.call(away, None)
+    assert [": no name: " in message for message in caplog.messages][:2] == [True, False]
+    assert said == ["never asked"]
+
+
 def test_close_leaves_no_thread_of_a_stream_that_never_stood(own_threads, nobody):
     client = MasterClient(nobody)
     client.attend("s", 1, Listening(1))

@@ -378,6 +378,21 @@ def test_batch_size_and_shuffle_may_stand_where_a_dataloader_has_them() -> None:
     assert sorted(read) == list(range(40)) != read
 
 
+@pytest.mark.parametrize("name", [None, "", 3])
+def test_a_name_that_is_none_is_refused_where_the_loader_is_made(name: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"dataset_name is {name!r}: give the dataset a name"):
+        ElasticDataLoader([1, 2], batch_size=2, dataset_name=name)
+
+
+def test_no_epochs_are_endless_ones() -> None:
+    with ElasticDataLoader([1, 2], batch_size=2, num_epochs=0) as loader:
+        assert [epoch for epoch, _ in zip(loader.epochs(), range(3), strict=False) if list(loader)] == [
+            0,
+            1,
+            2,
+        ]
+
+
 @pytest.mark.parametrize("data", [[], torch.zeros(0, 3), range(0)])
 def test_data_without_records_are_refused_where_the_loader_is_made(data: Any) -> None:
     with pytest.raises(InvalidArgument, match="has no records: there is nothing to read"):
@@ -423,16 +438,19 @@ def test_of_samples_of_a_mixture_that_are_not_alike_the_error_names_the_componen
         ("went back", 1, []),
         ("left", 3, []),
         ("epochs", 3, []),
+        ("stopped early", 3, []),
     ],
 )
 def test_epochs_that_nobody_can_read_any_more_are_said_as_the_loader_is_closed(
     how: str, epochs: int, said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with ElasticDataLoader(range(8), batch_size=4, num_epochs=epochs) as loader:
-        for _ in loader.epochs() if how == "epochs" else range(1):
+        for _ in loader.epochs() if how in ("epochs", "stopped early") else range(1):
             for _ in loader:
                 if how == "left":
                     break
+            if how == "stopped early":
+                break
         if how == "saved":
             loader.state_dict()
         if how == "went back":

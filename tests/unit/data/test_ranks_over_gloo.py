@@ -214,10 +214,17 @@ def test_peers_need_a_process_group(job: Job, monkeypatch: pytest.MonkeyPatch, n
 
 
 def carried(job: Job, broadcasts: list[BroadcastBatch], size: int = 2) -> list[list[BroadcastBatch]]:
-    """What each follower gets of broadcasts that the holder sends."""
+    """What each follower gets of broadcasts that the holder sends. No rank goes before all are done."""
+    done = threading.Barrier(size)
 
     def work(rank: int) -> list[BroadcastBatch]:
         parts = ProcessGroupParts(list(range(size)), rank, TIMEOUT_S, pin_memory=False)
+        try:
+            return exchanged(parts)
+        finally:
+            done.wait(TIMEOUT_S)
+
+    def exchanged(parts: ProcessGroupParts) -> list[BroadcastBatch]:
         if parts.holds:
             for broadcast in broadcasts:
                 assert parts.send(broadcast).batch() is broadcast.batch

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -959,6 +960,64 @@ def test_constants_of_a_module_are_looked_at_and_what_its_code_writes_to_is_not(
     assert reader_fingerprint(reader) == then, "constants are those of the first look"
     now = reader_fingerprint(MapDatasetReader(OfConstants(data=ARRAY)))
     assert "changed 'global NUMBERS'; where that is none of the data" in describe_change(then, now)
+
+
+def module_of(name: str, code: str, **values: Any) -> Any:
+    """A module that was written for this test."""
+    module = ModuleType(name)
+    vars(module).update(values)
+    exec(code, vars(module))
+    return module
+
+
+def test_constants_of_one_name_in_two_modules_are_both_looked_at() -> None:
+    base = "class Base(Held):\n  def __getitem__(self, index): return self.data[index] * SCALE[0] + OFFSET"
+    kind = "class Kind(Base):\n  def __getitem__(self, index): return super().__getitem__(index) * SCALE[1]"
+
+    def look(here: float, there: float, offset: int = 1, **process: Any) -> str:
+        below = module_of("below", base, Held=Held, SCALE=[here, 1], OFFSET=offset)
+        above = module_of("above", kind, Base=below.Base, SCALE=[1, there], OFFSET=0)
+        return reader_fingerprint(MapDatasetReader(above.Kind(data=ARRAY)))
+
+    then = look(2, 3)
+    assert strength_of(then) == "sampled"
+    assert not differ(then, look(2, 3))
+    assert "changed 'global SCALE (1)'" in describe_change(then, look(4, 3))
+    assert "changed 'global SCALE'" in describe_change(then, look(2, 4))
+    assert "changed 'global OFFSET'" in describe_change(then, look(2, 3, 7))
+
+
+def test_what_tells_of_the_process_in_a_modules_settings_is_none_of_the_data() -> None:
+    code = (
+        "class Kind(Held):\n  def __getitem__(self, index):\n"
+        "    return self.data[index] * SETTINGS['scale'] + 0 * SETTINGS['rank'] + 0 * WORLD_SIZE"
+    )
+
+    def look(rank: int, scale: int = 2) -> str:
+        settings = {"scale": scale, "rank": rank, "NUM_WORKERS": rank}
+        made = module_of("settings", code, Held=Held, SETTINGS=settings, WORLD_SIZE=rank + 1)
+        return reader_fingerprint(MapDatasetReader(made.Kind(data=ARRAY)))
+
+    assert look(0) == look(1)
+    assert "changed 'global SETTINGS'" in describe_change(look(0), look(0, scale=3))
+
+
+class OfANumber(Held):
+    scale, seen, rank = 2, 0, 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen += 1
+        return self.data[index] * self.scale + 0 * self.rank
+
+
+def test_numbers_of_a_class_are_looked_at_but_those_that_its_code_writes_to() -> None:
+    def look(kind: type[OfANumber], **own: int) -> str:
+        return reader_fingerprint(MapDatasetReader(kind(data=ARRAY, **own)))
+
+    then = look(OfANumber)
+    assert "changed 'scale'" in describe_change(then, look(type("Other", (OfANumber,), {"scale": 3})))
+    assert "changed 'scale'" in describe_change(then, look(OfANumber, scale=3))
+    assert then == look(type("Seen", (OfANumber,), {"seen": 5, "rank": 1})) == look(OfANumber, seen=9, rank=3)
 
 
 class Computed(Held):

@@ -148,7 +148,11 @@ def test_a_damaged_tar_is_refused_or_is_what_tarfile_says(
         sample_starts(Windowed(lambda a, b: bytes(data[a:b]), len(data)), len(data))
     except BrokenTar:
         return
-    assert by_us(bytes(data)) == stripped(by_tarfile(bytes(data)))
+    try:
+        expected = by_tarfile(bytes(data))
+    except UnicodeDecodeError:  # of `tarfile` itself: the name of a charset is damaged
+        return
+    assert by_us(bytes(data)) == stripped(expected)
 
 
 @given(MEMBERS.filter(bool), st.sampled_from(sorted(PYTHON_FORMATS.values())), st.data())

@@ -12,14 +12,29 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.system.address import HostPort, parse_address, plain_ip
+from edl_torch.system.descriptors import Seldom
 from edl_torch.system.fresh_names import fresh_name
 from edl_torch.system.user_warnings import warn_user
 from edl_torch.testing import wait_until
+
+# Strangers -------------------------------------------------------------------------------------------------
+
+
+def test_what_may_come_thousands_of_times_a_second_is_said_once_a_minute() -> None:
+    """As refused connections are; the first at once, however young the machine's clock is."""
+    now = 0.0
+    is_due = Seldom(lambda: now)
+    said = []
+    for now in np.arange(0.0, 180.0, 0.25).tolist():
+        said += [now] if is_due() else []
+    assert said == [0.0, 60.0, 120.0]
+
 
 # Addresses are read strictly --------------------------------------------------------------------------------
 
