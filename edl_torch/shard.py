@@ -203,7 +203,7 @@ class Component:
 
     Its shards are as long as the mixture's where a registration gives 0. After `max_passes` passes its share
     is the others'; 0: it has no end. One that has `left` gives nothing more: of it there is the name alone,
-    for what it gave before counts.
+    for what it gave before counts. Where shares are of tokens `mean_length` is how many a record has.
     """
 
     name: str
@@ -216,6 +216,7 @@ class Component:
     fingerprint: str = ""
     max_passes: int = 0
     left: bool = False
+    mean_length: float = 0.0
 
     @property
     def most(self) -> int | None:

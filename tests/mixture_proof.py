@@ -9,7 +9,7 @@ through the weights that the logs name, and raises Broken for the first of these
 * at every prefix of the plan no component is a whole record ahead of its share; none is a whole record behind
   while weights have not changed, nor 1 + 1/2 + … + 1/k records, k half the components rounded up, after;
   where batches are of one component, and these take turns of several records, all that is of turns;
-* what a token says has an outcome, the logs of before say too;
+* what a token says has an outcome, the logs of before say too; its weights are those of before;
 * each index is trained on once at most;
 * at every acknowledgement each component has its share of all that is acknowledged, to within that bound and
   the records in flight: those below the highest acknowledged index that are without outcome.
@@ -76,6 +76,14 @@ class Segment(NamedTuple):
     counts: dict[str, int]
     lags: dict[str, Fraction]
     turn: int
+
+    def says(self, other: Segment) -> bool:
+        """Whether it is the other one, under a number of its own and with maybe other names."""
+        of_each = zip(self[2:5], other[2:5], strict=True)
+        same = all(
+            mine.get(name, 0) == yours.get(name, 0) for mine, yours in of_each for name in {*mine, *yours}
+        )
+        return same and (self.start, self.turn) == (other.start, other.turn)
 
 
 def names_of(spec: dict[str, Any]) -> list[str]:
@@ -280,7 +288,14 @@ def plan_of(chain: list[Lineage], size: int) -> Plan:
     """The plan of the final lineage: its own segments, before them those of the lineages it came from."""
     segments: list[Segment] = []
     for lineage in chain:
-        for _, segment in sorted(lineage.segments.items()):  # one takes the place of those from its start on
+        told = [segment for _, segment in sorted(lineage.segments.items())]
+        per_shard = lineage.dataset["records_per_shard"]
+        stands = 0 if lineage.token is None else cursor_of(lineage.token, per_shard)
+        *_, had = [None, *(one for one in segments if one.start < stands)]
+        *_, has = [None, *(one for one in told if one.start < stands)]
+        if had is not None and has is not None and not had.says(has):
+            raise Broken(f"at the checkpoint at {stands} the weights are {has.parts}, and were {had.parts}")
+        for segment in told:  # one takes the place of those from its start on
             segments = [one for one in segments if one.start < segment.start] + [segment]
     plan = Plan(sorted({name for lineage in chain for name in lineage.names}))
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
@@ -294,15 +309,20 @@ def plan_of(chain: list[Lineage], size: int) -> Plan:
 # What was trained on -----------------------------------------------------------------------------------
 
 
+def cursor_of(token: str, records_per_shard: int) -> int:
+    """The first index that was not lent at a token. Where all was: 0, nothing can be said."""
+    epoch, window, offset = json.loads(token)["cursor"]
+    return 0 if epoch else int(window * records_per_shard + offset)
+
+
 def outcomes_of(token: str, records_per_shard: int) -> set[int]:
     """Indices that have an outcome in a token."""
     said = json.loads(token)
-    epoch, window, offset = said["cursor"]
     behind = said["acknowledged"] + said["dropped"] + len(said["quarantine"])
     waiting = [*said["open"], *said["crumbs"]]
     behind += sum(limit for _, _, _, limit in waiting)
-    if not epoch and behind != window * records_per_shard + offset:
-        raise Broken(f"a token's cursor is at {window * records_per_shard + offset}, and it counts {behind}")
+    if (cursor := cursor_of(token, records_per_shard)) and behind != cursor:
+        raise Broken(f"a token's cursor is at {cursor}, and it counts {behind}")
     found = set(range(behind))
     for _, shard, skip, limit in waiting:
         first = shard * records_per_shard + skip

@@ -62,7 +62,8 @@ class Outcome(Enum):
 class ComponentShare:
     """What a component of a mixture was to give of the records that the model has, and has given.
 
-    `wanted` is by the weights up to the last of them. `known_by` is as that of the whole verdict.
+    `wanted` is by the weights up to the last of them. `known_by` is as that of the whole verdict. Where
+    weights are of tokens, a record of it has `mean_length`.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ComponentShare:
     wanted: float
     acknowledged: int
     known_by: str
+    mean_length: float = 0.0
 
     @property
     def passes(self) -> float:
@@ -337,6 +339,7 @@ def _components(history: DatasetHistory, parts: list[Part]) -> tuple[ComponentSh
             wanted=wanted[c],
             acknowledged=int(given[c]),
             known_by=history.components_known_by[one.name],
+            mean_length=one.mean_length,
         )
         for c, one in enumerate(history.coordinates.plan.spec.components)
     )

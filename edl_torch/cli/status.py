@@ -88,6 +88,11 @@ def _lines(status: MasterStatus) -> Iterator[str]:
         if dataset.components:
             yield ""
             yield from _table(_COMPONENT, [(dataset.dataset, item) for item in dataset.components])
+        if tokens := sum(item.tokens for item in dataset.components):
+            # As many tokens as the shares of records are to make now, of one record.
+            now = sum(item.share * item.mean_length for item in dataset.components)
+            yield ""
+            yield from _table(_TOKENS, [(dataset.dataset, item, now, tokens) for item in dataset.components])
     for why, names in reasons.items():
         yield f"SUSPENDED: {', '.join(map(printable, names))}: {printable(why)}"
     for dataset in status.datasets:
@@ -139,6 +144,15 @@ _COMPONENT: _Columns = {  # of a mixture
     "GIVEN": lambda _, item: str(item.given),
     "OPEN": lambda _, item: str(item.open),
     "PASSES": lambda _, item: f"{item.passes:.2f}",
+}
+_TOKENS: _Columns = {  # of a mixture whose weights are of them
+    "MIXTURE": lambda name, *_: name,
+    "COMPONENT": lambda _, item, *__: item.name,
+    "MEAN LENGTH": lambda _, item, *__: f"{item.mean_length:.1f}",
+    "SHARE": lambda _, item, now, __: f"{item.share * item.mean_length / now:.4g}",
+    "WANTED": lambda _, item, *__: f"{item.wanted * item.mean_length:.0f}",
+    "TOKENS": lambda _, item, *__: f"{item.tokens:.0f}",
+    "OF ALL": lambda _, item, __, tokens: f"{item.tokens / tokens:.4g}",
 }
 TRAINER: _Columns = {
     "TRAINER": lambda item: item.worker_id,

@@ -74,8 +74,15 @@ def headline(verdict: Verdict) -> str:
 
 
 def _shares(verdict: Verdict) -> Iterator[str]:
+    given = sum(one.acknowledged * one.mean_length for one in verdict.components)
+    wanted = sum(one.wanted * one.mean_length for one in verdict.components)
     for one in verdict.components[:_MOST_COMPONENTS]:
-        yield f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
+        said = f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
+        if given:
+            tokens = one.acknowledged * one.mean_length
+            of_all = f"{tokens / given:.2%} of all, {one.wanted * one.mean_length / wanted:.2%} wanted"
+            said += f", {tokens:,.0f} tokens ({of_all})"
+        yield said
     if len(verdict.components) > _MOST_COMPONENTS:
         yield "… (--json has all)"
 
@@ -99,10 +106,11 @@ def delivered(verdict: Verdict) -> str:
         return "each record was trained on once, as the loop says"
     named = [f"{'+'.join(share.trainers)} {share.records:,}" for share in shares[:_NAMED]]
     named += ["…"] if len(shares) > _NAMED else []
-    return (
-        f"each record was trained on once, by {len(shares)} trainers with models of their own: "
-        f"{', '.join(named)}"
-    )
+    trainers = {name for share in shares for name in share.trainers}
+    whose = f"by {len(shares)} trainers with models of their own"
+    if len(trainers) < len(shares):
+        whose = f"by {len(shares)} models, as {len(trainers)} trainer(s) made others on the way"
+    return f"each record was trained on once, {whose}: {', '.join(named)}"
 
 
 def grounds(verdict: Verdict) -> Iterator[str]:

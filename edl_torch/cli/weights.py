@@ -21,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         try:
             segment = client.set_weights(options.dataset, weights, key=uuid.uuid4().hex)
+            (dataset,) = [each for each in client.status().datasets if each.dataset == options.dataset]
         except UnknownDataset as exc:
             known = ", ".join(each.dataset for each in client.status().datasets if each.components) or "none"
             raise UnknownDataset(
@@ -30,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
             ) from exc
     total = sum(segment.parts)
     shares = ", ".join(f"{name} {weights[name]:g}" for name in sorted(weights))
+    if any(component.mean_length for component in dataset.components):
+        shares += " of tokens"
     print(printable(f"{options.dataset}: {shares} from index {segment.start:,} on, in parts of {total:,}"))
     return 0
 

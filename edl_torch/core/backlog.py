@@ -11,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from edl_torch.core.changes import Mark, unrecorded
+from edl_torch.core.mixture import first_turn
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
 from edl_torch.core.token import Token
@@ -42,10 +43,12 @@ class SliceQueue:
         self.records += item.slice.limit
         self._mark("waiting", number)
 
-    def take(self, limit: int) -> Waiting:
-        """Return the first slice; when it has more than `limit` records, its first `limit`."""
+    def take(self, limit: int, turn: int = 1) -> Waiting:
+        """Return the first slice; when it has more than `limit` records, its first `limit`, and what follows
+        in the last one's turn."""
         number = next(iter(self._items))
         item = self._items[number]
+        limit = to_turns_end(item.slice.skip, limit, turn)
         if item.slice.limit <= limit:
             del self._items[number]
         else:
@@ -165,7 +168,8 @@ class Backlog:
         window = self._next_window()
         passed = self.plan.size - self._ahead
         left = self.plan.records_before(self.cursor_epoch, self._position + 1) - passed
-        taken = Slice(epoch=self.cursor_epoch, shard=window, skip=self._offset, limit=min(limit, left))
+        limit = min(to_turns_end(self._offset, limit, self.plan.spec.turn), left)
+        taken = Slice(epoch=self.cursor_epoch, shard=window, skip=self._offset, limit=limit)
         self._ahead -= taken.limit
         if taken.limit == left:
             self._position, self._offset = self._position + 1, 0
@@ -204,13 +208,15 @@ class Backlog:
     def take(self, epoch: int, limit: int) -> Waiting | None:
         """Return up to `limit` records for a pass over `epoch`, or None: what came back, then the cursor's.
 
+        Of a mixture whose components take turns they go on to the end of a turn, as a batch that the slice
+        cuts off nothing would fill up.
         Whoever takes marks the head, once for all that it takes.
         """
         if not self._barrier:
             epoch = self.oldest
         queue = self._returned.get(epoch)
         if queue is not None:
-            item = queue.take(limit)
+            item = queue.take(limit, self.plan.spec.turn)
             if not queue.records:
                 del self._returned[epoch]
             return item
@@ -351,6 +357,11 @@ class Backlog:
 
     def __repr__(self) -> str:
         return f"<Backlog epoch={self.cursor_epoch} records={self.records}>"
+
+
+def to_turns_end(skip: int, limit: int, turn: int) -> int:
+    """Return the number of `limit` records from `skip` on, with what follows in the last one's turn."""
+    return first_turn(skip + limit, turn) - skip
 
 
 def split(whole: Slice, limit: int) -> tuple[Slice, Slice]:

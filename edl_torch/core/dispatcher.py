@@ -314,8 +314,9 @@ class Dispatcher(MasterState):
             if call.key and segment.key == call.key:
                 return segment
         names, left = ([c.name for c in spec.components if c.left >= least] for least in (False, True))
-        parts = parts_by_name(f"mixture {spec.name!r}", names, call.weights, left=left)
-        index = ledger.next_index
+        lengths = [c.mean_length for c in spec.components]
+        parts = parts_by_name(f"mixture {spec.name!r}", names, call.weights, left=left, lengths=lengths)
+        index = ledger.backlog.passed
         if index >= spec.size:  # all is lent: they would hold from the end on
             return replace(spec.segments[-1], start=spec.size, parts=parts, key=call.key)
         if not alters(spec, index, parts):  # as when each rank of a job sets them

@@ -21,7 +21,6 @@ from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_fail
 from edl_torch.core.members import Participants
 from edl_torch.core.mixture import (
     check_left,
-    first_turn,
     is_due_of_left,
     needed,
     restored,
@@ -114,30 +113,23 @@ class ShardLedger:
         before, now = ([one.name for one in each.components] for each in (self.spec, spec))
         spec = replace(spec, segments=widened(self.spec.segments, before, now))
         try:
-            # The rest of a turn, too, of which a part is lent.
-            rest = self.backlog.passed, min(self.next_index, self.plan.size)
-            check_left(spec, [*self._open_indices(), rest])
+            check_left(spec, self._open_indices())
         except InvalidArgument as exc:
             raise DatasetConflict(str(exc)) from exc
-        index = self.next_index
+        index = self.backlog.passed
         is_changed = spec.weights != self.spec.weights or is_due_of_left(spec, index)
         if is_changed and not self.backlog.past_end:
             spec = reweighed(spec, index, oldest=self._oldest_index())
         return spec
 
     def set_weights(self, parts: tuple[int, ...], key: str) -> MixtureSegment:
-        """Begin a segment with other weights at `next_index`, which the mixture has. Returns it.
+        """Begin a segment with other weights at the cursor, behind which the mixture has records. Returns it.
 
         Raises InvalidArgument for weights with which the mixture would not end.
         """
-        index = self.next_index
+        index = self.backlog.passed
         self._replan(reweighed(self.spec, index, parts, oldest=self._oldest_index(), key=key))
         return next(segment for segment in self.spec.segments if segment.start == index)
-
-    @property
-    def next_index(self) -> int:
-        """The first index of a mixture that is not lent, and begins a turn."""
-        return first_turn(self.backlog.passed, self.spec.turn)
 
     def _replan(self, spec: DatasetSpec) -> None:
         self.plan = Plan(spec)
@@ -235,11 +227,8 @@ class ShardLedger:
 
     def void_of(self, session: str, leases: Iterable[LeaseId]) -> tuple[int, ...]:
         """Return the tasks of `leases` that are not the session's any more; the others are, as a whole."""
-        return tuple(task for task, attempt in leases if not self._is_known(session, task, attempt))
-
-    def _is_known(self, session: str, task: int, attempt: int) -> bool:
-        live = self.leases.live(session, task, attempt) is not None
-        return live or self.leases.has_ended(session, task, attempt)
+        live, has_ended = self.leases.live, self.leases.has_ended
+        return tuple(id[0] for id in leases if live(session, *id) is None and not has_ended(session, *id))
 
     # Lending --------------------------------------------------------------------------------------------
 
@@ -356,13 +345,11 @@ class ShardLedger:
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
         """Return the live lease, or None when this session has ended it already."""
         lease = self.leases.live(session, task, attempt)
-        if lease is not None:
-            return lease
-        if self.leases.has_ended(session, task, attempt):
-            return None
-        raise StaleLease(
-            f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
-        )
+        if lease is None and not self.leases.has_ended(session, task, attempt):
+            raise StaleLease(
+                f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
+            )
+        return lease
 
     def _changed(self, lease: Lease) -> None:
         """End a lease that has changed when it is done; else mark it."""
@@ -398,9 +385,7 @@ class ShardLedger:
         return not self.participants.can_use(self.backlog.remainder_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
-        if not self.spec.epoch_barrier:
-            return bool(self.leases)
-        return any(lease.epoch == epoch for lease in self.leases)
+        return any(lease.epoch == epoch or not self.spec.epoch_barrier for lease in self.leases)
 
     # Tokens ---------------------------------------------------------------------------------------------
 
@@ -469,10 +454,9 @@ class ShardLedger:
         if not token.segments:
             return plan
         waiting = list(map(plan.indices_of, (*token.open, *token.remainders)))
-        passed = plan.records_before(0, token.position) + token.offset
-        index = first_turn(passed, plan.spec.turn)
+        index = plan.records_before(0, token.position) + token.offset
         try:
-            check_left(plan.spec, [*waiting, (passed, min(index, plan.size))])
+            check_left(plan.spec, waiting)
         except InvalidArgument as exc:
             raise TokenError(f"the checkpoint's {exc}") from exc
         if token.epoch or index >= plan.size:
@@ -557,6 +541,7 @@ class ShardLedger:
                 wanted=float(int(counts[c]) + lags[c]),
                 given=int(counts[c]),
                 open=int(unfinished[c]),
+                mean_length=component.mean_length,
             )
             for c, component in enumerate(self.spec.components)
         )

@@ -47,23 +47,28 @@ def component_spec(component: Component, seed: int) -> DatasetSpec:
     Its seed follows from the mixture's and from its name.
     """
     own = {f.name: getattr(component, f.name) for f in fields(component)}
-    del own["max_passes"], own["left"]
+    del own["max_passes"], own["left"], own["mean_length"]
     return DatasetSpec(**own, seed=derive_key(seed, 0, f"component {component.name}"), num_epochs=0)
 
 
 # Weights ------------------------------------------------------------------------------------------------
 
 
-def parts_of(weights: Sequence[float | Fraction], names: Sequence[str] = ()) -> tuple[int, ...]:
+def parts_of(
+    weights: Sequence[float | Fraction], names: Sequence[str] = (), lengths: Sequence[float] = ()
+) -> tuple[int, ...]:
     """Return weights as whole parts: the shares exactly, as decimals are, where 2**16 parts allow it.
 
-    Else they are rounded to so many parts, or up to 2**20 where one of them would be none.
+    Else they are rounded to so many parts, or up to 2**20 where one of them would be none. With mean
+    `lengths` the weights are of tokens, and the parts of records.
 
     Raises InvalidArgument for weights of which none is positive, one is negative or no number, and for one
     that is less than a part of 2**20.
     """
     called = [repr(name) for name in names] or [f"number {place}" for place in range(len(weights))]
     exact = [_exact(weight, name) for weight, name in zip(weights, called, strict=True)]
+    if any(lengths):
+        exact = [each and each / Fraction(str(length)) for each, length in zip(exact, lengths, strict=True)]
     total = sum(exact)
     if not total:
         raise InvalidArgument("weights are all 0: give one component at least a positive weight")
@@ -74,9 +79,9 @@ def parts_of(weights: Sequence[float | Fraction], names: Sequence[str] = ()) -> 
         while period * least < 1:
             period *= 2
         if period > LONGEST:
-            which = called[shares.index(least)]
+            which, of = called[shares.index(least)], "records" if any(lengths) else "weights"
             raise InvalidArgument(
-                f"the weight of {which} is {float(least):.2g} of all weights, less than a record in a "
+                f"the weight of {which} is {float(least):.2g} of all {of}, less than a record in a "
                 f"million: give it 0, or {1 / LONGEST:.2g} of all or more"
             )
     return _rounded(shares, period)
@@ -93,7 +98,12 @@ def _exact(weight: float | Fraction, name: str) -> Fraction:
 
 
 def parts_by_name(
-    who: str, names: Sequence[str], weights: Mapping[str, float], *, left: Iterable[str] = ()
+    who: str,
+    names: Sequence[str],
+    weights: Mapping[str, float],
+    *,
+    left: Iterable[str] = (),
+    lengths: Sequence[float] = (),
 ) -> tuple[int, ...]:
     """Return weights by the names of a mixture's components as parts in their order.
 
@@ -114,7 +124,7 @@ def parts_by_name(
         raise InvalidArgument(
             f"{', '.join(back)} has left {who}: give it no weight, and what comes back another name"
         )
-    return parts_of([weights[name] for name in names], names)
+    return parts_of([weights[name] for name in names], names, lengths)
 
 
 def _rounded(shares: Sequence[Fraction], period: int) -> tuple[int, ...]:

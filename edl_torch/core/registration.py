@@ -6,6 +6,7 @@ The first description makes a dataset; later ones must fit it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -249,7 +250,14 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
         )
     if registered.components and asked.sources is not None and not asked.components:
         differing.append("components: asked for a dataset that is no mixture")
-    if wanted.weights != registered.weights and not alone:
+    if not alone:
+        differing += [
+            f"component {there.name!r}: mean length registered {there.mean_length:g}, asked "
+            f"{here.mean_length:g}"
+            for there, here in zip(registered.components, wanted.components, strict=False)
+            if there.mean_length != here.mean_length
+        ]
+    if wanted.weights != registered.weights and not alone and not differing:
         differing.append(f"weights: registered {_shown(registered.weights)}, asked {_shown(wanted.weights)}")
     if not alone:
         differing += option_differences(registered, asked)
@@ -323,6 +331,14 @@ def _check_mixture(who: str, spec: DatasetSpec) -> None:
             validate_spec(component_spec(component, spec.seed))
     if len(set(names)) < len(names):
         raise InvalidArgument(f"{who}: two components have one name: {', '.join(names)}")
+    there = [component for component in spec.components if not component.left]
+    if any(component.mean_length for component in there):
+        for component in there:
+            if not 0 < component.mean_length < math.inf:
+                raise InvalidArgument(
+                    f"{who}, component {component.name!r}: its records have a mean length of "
+                    f"{component.mean_length}: where one has a length, give each a number above 0"
+                )
     limited = [component for component in spec.components if component.max_passes]
     for component in limited:
         _check_integer(f"{who}, component {component.name!r}", "max_passes", component.max_passes)

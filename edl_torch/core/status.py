@@ -320,6 +320,7 @@ class ComponentStatus:
 
     `share` is what it is to get now, of 1. Of the records that were lent or are done, `wanted` is how many
     should be of it by the weights since the beginning, `given` how many are; `open` of them have no outcome.
+    Where weights are of tokens, a record of it has `mean_length`, and `given` make so many `tokens`.
     """
 
     name: str
@@ -328,6 +329,12 @@ class ComponentStatus:
     wanted: float
     given: int
     open: int
+    mean_length: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of the records that are given, by the mean length; 0 where shares are of records."""
+        return self.given * self.mean_length
 
     @property
     def passes(self) -> float:

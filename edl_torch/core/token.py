@@ -154,6 +154,8 @@ class Token:
         length = plan.records_in(self.epoch, plan.window_at(self.epoch, self.position))
         if self.offset >= length:
             raise InvalidArgument(f"the cursor is at record {self.offset} of a shard with {length}")
+        if self.offset % plan.spec.turn:
+            raise InvalidArgument(f"the cursor is in the middle of a turn of {plan.spec.turn} records")
 
     def _check_slices(self, plan: Plan) -> None:
         cursor = self.epoch, plan.records_before(self.epoch, self.position) + self.offset

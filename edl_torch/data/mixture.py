@@ -5,24 +5,28 @@ It says what is mixed. The order is `core.mixture`'s; records are read through `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 from edl_torch.client.service import DataShardService
 from edl_torch.core.mixture import ENDLESS, SPENT, parts_by_name, parts_of
+from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset, transformed
 from edl_torch.data.reading.sample_reading import Transform
 from edl_torch.data.reading.seeding import draws_by_itself, with_own_numbers
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers.base import reader_sources
-from edl_torch.readers.mixture import ComponentReader, MixtureReader
-from edl_torch.shard import MixtureWeights, TaskType
+from edl_torch.readers.base import is_source_error, reader_sources
+from edl_torch.readers.mixture import ComponentReader, MixtureReader, read_alone
+from edl_torch.shard import MixtureWeights, Source, TaskType
 
 StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
 ShareOf = Mapping[str, float]  # a weight by component
+Length = float | str | Callable[[Any], float]  # a mean, or how the length of a record is found
+SAMPLE = 256  # records of which the mean length is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +79,15 @@ class Mixture:
         one_component: Each batch is of one component, for samples of other shapes: True, or a number of
             records that `batch_size` divides, for jobs that are to go on with other batch sizes. Components
             take turns of so many, and are within one turn of their shares.
+        unit: What weights are shares of. "tokens" makes shares of records of them, by the mean length of a
+            component's records, which `length` says.
+        length: With `unit="tokens"`: the field of a record that is its length, or has it, as a list or a
+            text; or a function of a record, as the component's reader yields it. Of each component, whether
+            its mean is taken of 256 records, or of all where there are fewer. Or such for each, by name, or
+            its mean length as a number.
 
     Raises:
-        InvalidArgument: no components, weights for others or that cannot be used, two ends.
+        InvalidArgument: no components, weights for others or that cannot be used, two ends, no lengths.
     """
 
     def __init__(
@@ -90,6 +100,8 @@ class Mixture:
         temperature: float | None = None,
         with_component: bool = False,
         one_component: bool | int = False,
+        unit: Literal["records", "tokens"] = "records",
+        length: Length | Mapping[str, Length] | None = None,
     ) -> None:
         if not isinstance(components, Mapping) or not components:
             raise InvalidArgument('Mixture needs datasets by name, as Mixture({"web": web, "code": code})')
@@ -127,9 +139,42 @@ class Mixture:
         self._stops = stopping_strategy or by_passes
         self._size = ENDLESS if num_records is None else num_records
         self._temperature = 1.0 if temperature is None else float(temperature)
+        self._lengths = self._lengths_by(unit, length)
+        self._given = weights
         self._weights = None if weights is None else self._scheduled(weights)
 
-    def _scheduled(self, weights: ShareOf | Sequence[tuple[int, ShareOf]]) -> tuple[MixtureWeights, ...]:
+    def _lengths_by(self, unit: str, length: Any) -> dict[str, Length]:
+        """How the mean length of each component is known; of none where shares are of records."""
+        if unit not in ("records", "tokens"):
+            raise InvalidArgument(f"unit is {unit!r}: give 'records' or 'tokens'")
+        if (unit == "tokens") != (length is not None):
+            raise InvalidArgument(
+                "unit='tokens' takes length=, the field of a record, a function of one, or mean lengths by "
+                "name; without it leave length out"
+            )
+        if length is None:
+            return {}
+        there = [name for name in self.components if name not in self._left]
+        by_name = dict(length) if isinstance(length, Mapping) else dict.fromkeys(there, length)
+        missing, unknown = set(there) - {*by_name}, {*by_name} - {*self.components}
+        if missing or unknown:
+            what = [f"none of {', '.join(sorted(missing))}"] * bool(missing)
+            what += [f"{', '.join(sorted(map(str, unknown)))}: no component"] * bool(unknown)
+            raise InvalidArgument(f"length= is by component: {'; '.join(what)}. Give each that has data one")
+        for name, one in by_name.items():
+            is_mean = (
+                isinstance(one, int | float) and not isinstance(one, bool) and isinstance(length, Mapping)
+            )
+            if not (isinstance(one, str) or callable(one) or (is_mean and 0 < one < math.inf)):
+                raise InvalidArgument(
+                    f"the length of {name!r} is {one!r}: give its mean length, a number above 0, by name, or "
+                    f"the field of a record or a function of one"
+                )
+        return {name: by_name[name] for name in there}
+
+    def _scheduled(
+        self, weights: ShareOf | Sequence[tuple[int, ShareOf]], lengths: Sequence[float] = ()
+    ) -> tuple[MixtureWeights, ...]:
         changes = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
         if not all(isinstance(change, tuple) and len(change) == 2 for change in changes):
             each = ", ".join(f"{name!r}: …" for name in islice(self.components, 3))
@@ -139,7 +184,7 @@ class Mixture:
         names = list(self.components)
         found = []
         for start, shares in changes:
-            parts = parts_by_name("the mixture", names, shares, left=self._left)
+            parts = parts_by_name("the mixture", names, shares, left=self._left, lengths=lengths)
             found.append(MixtureWeights(start=start, parts=parts))
         starts = [change.start for change in found]
         if starts[:1] != [0] or any(one >= other for one, other in pairwise(starts)):
@@ -161,20 +206,90 @@ class Mixture:
                 f"divide it: give a multiple of the batch size, or True"
             )
         weights = self._weights
+        means: list[float] = []
+        if self._lengths:
+            means = [0.0 if part.left else self._mean_length(part, task_type) for part in parts]
+            parts = [
+                replace(part, order={**part.order, "mean_length": mean})
+                for part, mean in zip(parts, means, strict=True)
+            ]
+            weights = None if self._given is None else self._scheduled(self._given, means)
         if weights is None:
             sizes = [
                 0 if part.left else sum(s.count for s in reader_sources(part.reader, task_type))
                 for part in parts
             ]
-            power = 1 / self._temperature
-            shares = sizes if power == 1 else [size**power for size in sizes]
-            weights = (MixtureWeights(start=0, parts=parts_of(shares, [part.name for part in parts])),)
+            if self._temperature == 1:
+                shares, means = sizes, []
+            else:
+                of_each = means or [1.0] * len(sizes)
+                power = 1 / self._temperature
+                shares = [(size * mean) ** power for size, mean in zip(sizes, of_each, strict=True)]
+            parts_of_all = parts_of(shares, [part.name for part in parts], means)
+            weights = (MixtureWeights(start=0, parts=parts_of_all),)
         return MixtureReader(
             parts, weights=weights, size=self._size, stops=self._stops, turn=turn, tagged=tagged
         )
 
+    def _mean_length(self, part: ComponentReader, task_type: TaskType) -> float:
+        """Return the mean length of a component's records: given, or taken of some, the same everywhere."""
+        by = self._lengths[part.name]
+        if isinstance(by, int | float):
+            return float(by)
+        who = f"component {part.name!r}"
+        sources = reader_sources(part.reader, task_type)
+        error: Exception | None = None
+        lengths = []
+        for name, number in _sampled(sources):
+            try:
+                record = read_alone(part.reader, name, number)
+            except Exception as exc:  # a bad record is the loop's to report
+                if is_source_error(exc):
+                    raise
+                error = exc
+            else:
+                lengths.append(_length_of(record, by, f"record {number} of {name!r}, {who}"))
+        if not sum(lengths):
+            raise InvalidArgument(
+                f"{who} has no mean length: its {len(lengths)} records that were read have 0 together"
+            ) from error
+        return sum(lengths) / len(lengths)
+
     def __repr__(self) -> str:
         return f"<Mixture {', '.join(self.components)}>"
+
+
+def _sampled(sources: Sequence[Source]) -> Iterator[tuple[str, int]]:
+    """Yield the records of a component of which the mean length is taken, in order for readers of blocks."""
+    size = sum(source.count for source in sources)
+    chosen = Permutation(size, derive_key(0, 0, "mean length"))
+    numbers = iter(sorted(map(chosen, range(min(size, SAMPLE)))))
+    number, first = next(numbers, size), 0
+    for source in sources:
+        while number < first + source.count:
+            yield source.name, source.start + number - first
+            number = next(numbers, size)
+        first += source.count
+
+
+def _length_of(record: Any, by: str | Callable[[Any], float], who: str) -> float:
+    if callable(by):
+        found: Any = by(record)
+    else:
+        try:
+            found = record[by]
+        except (LookupError, TypeError, ValueError) as exc:
+            fields = f"it has {', '.join(map(str, record))}" if isinstance(record, Mapping) else "it has none"
+            raise InvalidArgument(
+                f"{who}, has no field {by!r}: {fields}. Give another, or a function"
+            ) from exc
+    try:
+        length = float(len(found))
+    except TypeError:  # it is the length
+        length = float(found) if hasattr(found, "__float__") else math.nan
+    if not 0 <= length < math.inf:
+        raise InvalidArgument(f"{who}, has the length {found!r}: it is to be a number, 0 or more")
+    return length
 
 
 class MixtureDataset(ShardedDataset):

@@ -60,7 +60,8 @@ class Ways(NamedTuple):
     asking: set[int]  # and those whose bytes are asked for before
 
 
-def _read(reader: AbstractDataReader, name: str, index: int) -> Any:
+def read_alone(reader: AbstractDataReader, name: str, index: int) -> Any:
+    """Return a record of any reader."""
     if has_random_access(reader):
         return reader.read_record(name, index)
     shard = Shard(name=name, start=index, end=index + 1)
@@ -151,7 +152,7 @@ class MixtureReader(AbstractDataReader):
     def read_record(self, name: str, index: int) -> Any:
         """Record `index` of a source, which is named as the mixture does."""
         place, own = self._find(name)
-        record = _read(self.parts[place].reader, own, index)
+        record = read_alone(self.parts[place].reader, own, index)
         return (place, record) if self.tagged else record
 
     def begin(self, indices: Indices) -> Begun | None:
@@ -205,7 +206,7 @@ class MixtureReader(AbstractDataReader):
         for source, name in enumerate(names):
             place, own = self._find(name)
             reader = self.parts[place].reader
-            load: Callable[[int], Any] = partial(_read, reader, own)
+            load: Callable[[int], Any] = partial(read_alone, reader, own)
             count = sys.maxsize
             if isinstance(reader, IndexedReader) and reader.reads_by_load(own):
                 count = reader.count

@@ -49,7 +49,8 @@ class Component(_message.Message):
     fingerprint: str
     max_passes: int
     left: bool
-    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_passes: _Optional[int] = ..., left: bool = ...) -> None: ...
+    mean_length: float
+    def __init__(self, name: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., records_per_shard: _Optional[int] = ..., shuffle: bool = ..., shuffle_shards: bool = ..., shuffle_in_shard: bool = ..., shuffle_window: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_passes: _Optional[int] = ..., left: bool = ..., mean_length: _Optional[float] = ...) -> None: ...
 
 class ComponentList(_message.Message):
     components: _containers.RepeatedCompositeFieldContainer[Component]
@@ -456,7 +457,8 @@ class ComponentStatus(_message.Message):
     wanted: float
     given: int
     open: int
-    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., share: _Optional[float] = ..., wanted: _Optional[float] = ..., given: _Optional[int] = ..., open: _Optional[int] = ...) -> None: ...
+    mean_length: float
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., share: _Optional[float] = ..., wanted: _Optional[float] = ..., given: _Optional[int] = ..., open: _Optional[int] = ..., mean_length: _Optional[float] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
     session: str

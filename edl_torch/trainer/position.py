@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 from edl_torch.core.calls import Fence, FencedCall, ProgressCall, RestoreCall, SnapshotCall, StatusCall
-from edl_torch.core.mixture import first_turn
 from edl_torch.core.plan import Plan
 from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.core.token import Token
@@ -165,7 +164,7 @@ class Position:
         """Log that the program gives a mixture other weights than the one did that took the token."""
         if not found.segments or found.weights == plan.spec.weights:
             return
-        index = first_turn(plan.records_before(0, found.position) + found.offset, plan.spec.turn)
+        index = plan.records_before(0, found.position) + found.offset
         self._state.facts.append(
             Logged(
                 f"mixture {plan.spec.name!r}: this program gives other weights than the checkpoint's: they "

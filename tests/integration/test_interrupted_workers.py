@@ -196,8 +196,8 @@ def run(method: str, persistent: str, ending: str, signals: int = 1) -> tuple[in
     ("method", "persistent"),
     [
         ("fork", "persistent"),
-        ("spawn", "once"),
-        pytest.param("fork", "once", marks=pytest.mark.long),
+        ("fork", "once"),
+        pytest.param("spawn", "once", marks=pytest.mark.long),
         pytest.param("spawn", "persistent", marks=pytest.mark.long),
         pytest.param("forkserver", "once", marks=pytest.mark.long),
         pytest.param("forkserver", "persistent", marks=pytest.mark.long),

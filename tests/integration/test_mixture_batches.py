@@ -176,6 +176,33 @@ def test_it_goes_on_with_other_trainers_batch_sizes_and_weights(seed: int, tmp_p
     assert prove([str(tmp_path)])["records"] == 1000
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(3, 4), (4, 6), (6, 4), (12, 3)])
+def test_in_mid_turn_with_another_batch_size_what_is_left_of_the_turn_alone_has_a_shorter_batch(
+    before: int, after: int, drop_last: bool
+) -> None:
+    mixed, more = mixture(one_component=12, num_records=120), {"records_per_shard": 120}
+    with loader(mixed, batch_size=before, **more) as one:
+        done = flat(batches(one, 24 // before + 1))
+        token = one.state_dict()
+    left = (12 - before) % after
+    more |= {"batch_size": after, "drop_last": drop_last, "master_client": LocalMaster()}
+    with loader(mixed, **more) as one, loader(mixed, **more) as two:  # what has come back is cut in two
+        one.load_state_dict(token)
+        found = batches(two, 2)
+        loop = iter(one)
+        found += [records_of(one, next(loop)), records_of(one, next(loop))]
+        two.close()
+        found += [records_of(one, batch) for batch in loop]
+        status = one.service.session.master.dataset_status("training")
+    assert {len({name for name, *_ in batch}) for batch in found} == {1}
+    assert sorted(len(batch) for batch in found if len(batch) < after) == [left] * (
+        left > 0 and not drop_last
+    )
+    assert status.dropped == left * drop_last
+    assert len(done) + len(flat(found)) + status.dropped == 120
+
+
 def test_passes_end_with_a_whole_batch_and_the_mixture_where_it_is_to() -> None:
     parts = {
         name: MixtureComponent(Numbers(STARTS[name], size), max_passes=2) for name, size in SIZES.items()

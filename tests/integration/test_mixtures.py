@@ -532,7 +532,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first block with data of five sources, of which a few batches are read, and its second in the
     loop."""
     page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
-    mix, change, _ = re.findall(r"```python\n(.*?)```", page, re.S)
+    mix, change, *_ = re.findall(r"```python\n(.*?)```", page, re.S)
     monkeypatch.chdir(tmp_path)
     for name in ("web", "code", "books", "math", "chat"):
         folder = tmp_path / "data" / name
@@ -575,7 +575,7 @@ class Labelled:
 
 def test_weights_follow_losses_as_the_page_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
-    recipe = re.findall(r"```python\n(.*?)```", page, re.S)[2]
+    recipe = re.findall(r"```python\n(.*?)```", page, re.S)[-1]
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     mixed = Mixture(

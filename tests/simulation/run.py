@@ -60,13 +60,14 @@ def options(seed: int, *, trainers: int, shards: int, faults: int, restores: int
 
 
 def mixture_options(seed: int, *, shards: int, faults: int, restores: int) -> Options:
-    """A mixture of two to ten components, some of which are read many times over, under faults."""
+    """A mixture of two to ten components, some read many times over, half by turns, under faults."""
     chance = random.Random(f"mixture {seed}")
     sizes = tuple(chance.choice((1, 3, 50, 700, 4000)) for _ in range(chance.randint(2, 10)))
     whole = options(seed, trainers=chance.randint(1, 12), shards=shards, faults=faults, restores=restores)
     job = replace(
         whole.job,
         components=sizes,
+        turn=chance.choice((1, 1, 4, 8)),
         epochs=1,
         shuffle_shards=False,
         shuffle_window=None,

@@ -48,8 +48,8 @@ class _Numbers(AbstractDataReader):
         raise NotImplementedError
 
 
-def reader_of(sizes: tuple[int, ...], size: int, seed: int) -> MixtureReader:
-    """Return the reader of a mixture of so many records, whose components have these sizes."""
+def reader_of(sizes: tuple[int, ...], size: int, seed: int, turn: int) -> MixtureReader:
+    """Return the reader of a mixture of so many records, whose components have these sizes, by turns."""
     parts = [
         ComponentReader(
             name=f"c{place}", reader=_Numbers(each), order={"records_per_shard": 8, "shuffle_window": 1}
@@ -58,7 +58,7 @@ def reader_of(sizes: tuple[int, ...], size: int, seed: int) -> MixtureReader:
     ]
     chance = random.Random(seed)
     weights = parts_of([weight + 0.05 for weight in weights_of(chance, len(sizes))])
-    return MixtureReader(parts, weights=[MixtureWeights(start=0, parts=weights)], size=size)
+    return MixtureReader(parts, weights=[MixtureWeights(start=0, parts=weights)], size=size, turn=turn)
 
 
 def weights_of(chance: random.Random, number: int) -> list[float]:
@@ -121,6 +121,7 @@ class MixtureModel(Model):
             return
         promise = "new weights hold for what is lent"
         self._expect(segment.start >= self.frontier, promise, segment, self.frontier)
+        self._expect(not segment.start % segment.turn, "new weights begin in the middle of a turn", segment)
         self.changes += 1
         try:
             self.book.grow(segment.start)

@@ -51,6 +51,7 @@ class Job:
     data: int = 0  # which data they are
     follows_data: bool = False  # whether it goes on, on purpose, from a token of other data
     components: tuple[int, ...] = ()  # sizes, of a mixture
+    turn: int = 1  # records that each gives in a row
 
     def spec(self) -> DatasetSpec:
         """As a master has it."""
@@ -74,7 +75,7 @@ class Job:
             return Description(
                 name=DATASET,
                 batch_size=self.batch,
-                reader=reader_of(self.components, self.size, self.seed),
+                reader=reader_of(self.components, self.size, self.seed, self.turn),
                 records_per_shard=self.records_per_shard,
                 seed=self.seed,
                 max_bad_records=self.size if self.bad_every else 0,

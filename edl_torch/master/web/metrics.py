@@ -76,6 +76,8 @@ edl_component_given_records gauge dataset component | given | Components
     How many of them are.
 edl_component_passes gauge dataset component | passes | Passes over components
     Passes over the component that these make.
+edl_component_tokens gauge dataset component | tokens
+    Tokens that these make by the component's mean length; 0 where weights are of records.
 edl_leases gauge dataset | leases
     Live leases.
 edl_returned_records_total counter dataset | returned_records | Came back

@@ -472,7 +472,6 @@ def write_log(folder, spec: DatasetSpec, trainer: int) -> int:
     return len(lines)
 
 
-@pytest.mark.slow
 def test_twenty_million_records_are_proven_in_seconds(tmp_path):
     sources = tuple(Source(name=f"part-{n}", count=RECORDS // 1000) for n in range(1000))
     spec = DatasetSpec(name="d", sources=sources, records_per_shard=SHARD, shuffle=True, shuffle_shards=True)

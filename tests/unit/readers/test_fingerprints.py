@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import cases
 from image_files import write_coco, write_manifest, write_voc
 from readers_kit import RECORDS
 from readers_kit import write_recordio as write_records
@@ -846,7 +847,7 @@ def used(dataset: Any, draw: random.Random) -> None:
         attributes["read_since"] = list(range(dataset._count))
 
 
-@pytest.mark.parametrize("seed", range(120))
+@cases("seed", range(30), range(120))
 def test_a_dataset_is_the_same_when_it_is_made_again_moved_and_used(seed: int) -> None:
     """Whatever it has: state, tensors, lists, tables, other datasets."""
     first, again = (made_of(random.Random(seed), root) for root in ("/data", "/mnt/other/data"))
