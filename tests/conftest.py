@@ -22,7 +22,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the same examples each time; where all tests run, ten times as many, and others.
+    """Draw the same examples each time; where all tests run, twenty times as many, and others.
 
     No change is refused for what an earlier one did, and what was never drawn is found by night.
     """
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import HealthCheck, settings
 
         common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-        settings.register_profile("each change", max_examples=100, derandomize=True, **common)
+        settings.register_profile("each change", max_examples=50, derandomize=True, **common)
         settings.register_profile("each night", max_examples=1000, **common)
         settings.load_profile("each change" if config.option.markexpr else "each night")
 

@@ -51,9 +51,11 @@ def hooks_of(folder: Path, name: str, *packages: str, **environment: str) -> tup
 def bear_warnings_in(folder: Path) -> Any:
     """Return `pytest_collection_modifyitems`, which lets others warn about themselves, and not us."""
 
+    prefix = f"{folder}{os.sep}"  # of thousands of tests, which are asked in each folder
+
     def bear_warnings(items: list[Any]) -> None:
         for item in items:
-            if folder in item.path.parents:
+            if str(item.path).startswith(prefix):
                 item.add_marker(pytest.mark.filterwarnings("default"))
                 for warning in OURS:
                     item.add_marker(pytest.mark.filterwarnings(f"error:{warning}"))

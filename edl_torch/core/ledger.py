@@ -227,11 +227,8 @@ class ShardLedger:
 
     def void_of(self, session: str, leases: Iterable[LeaseId]) -> tuple[int, ...]:
         """Return the tasks of `leases` that are not the session's any more; the others are, as a whole."""
-        return tuple(task for task, attempt in leases if not self._is_known(session, task, attempt))
-
-    def _is_known(self, session: str, task: int, attempt: int) -> bool:
-        live = self.leases.live(session, task, attempt) is not None
-        return live or self.leases.has_ended(session, task, attempt)
+        live, has_ended = self.leases.live, self.leases.has_ended
+        return tuple(id[0] for id in leases if live(session, *id) is None and not has_ended(session, *id))
 
     # Lending --------------------------------------------------------------------------------------------
 
@@ -356,13 +353,11 @@ class ShardLedger:
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
         """Return the live lease, or None when this session has ended it already."""
         lease = self.leases.live(session, task, attempt)
-        if lease is not None:
-            return lease
-        if self.leases.has_ended(session, task, attempt):
-            return None
-        raise StaleLease(
-            f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
-        )
+        if lease is None and not self.leases.has_ended(session, task, attempt):
+            raise StaleLease(
+                f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
+            )
+        return lease
 
     def _changed(self, lease: Lease) -> None:
         """End a lease that has changed when it is done; else mark it."""
@@ -398,9 +393,7 @@ class ShardLedger:
         return not self.participants.can_use(self.backlog.remainder_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
-        if not self.spec.epoch_barrier:
-            return bool(self.leases)
-        return any(lease.epoch == epoch for lease in self.leases)
+        return any(lease.epoch == epoch or not self.spec.epoch_barrier for lease in self.leases)
 
     # Tokens ---------------------------------------------------------------------------------------------
 

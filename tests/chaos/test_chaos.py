@@ -60,7 +60,6 @@ def test_a_schedule_leaves_a_trainer_in_one_trouble_at_a_time(seed: int) -> None
 RUN = Path(__file__).with_name("notices_run.py")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(660)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(

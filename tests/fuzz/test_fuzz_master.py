@@ -54,7 +54,7 @@ class Drawn:
         return self._data.draw(st.binary(max_size=40))
 
 
-@settings(QUICK, max_examples=80)
+@QUICK
 @given(data=st.data(), moves=st.integers(1, 25))
 def test_books_of_an_honest_trainer_stay_exact(data, moves):
     asyncio.run(hostile.attack(Drawn(data), moves))
@@ -82,7 +82,7 @@ def exposed():
     master.close()
 
 
-@settings(QUICK, max_examples=150)
+@QUICK
 @given(method=st.sampled_from(sorted(hostile.METHODS)), raw=st.binary(max_size=200))
 def test_random_bytes_over_the_wire_are_refused_or_mean_nothing(exposed, method, raw):
     master, channel = exposed
@@ -96,7 +96,7 @@ def test_random_bytes_over_the_wire_are_refused_or_mean_nothing(exposed, method,
     assert method in ("Attend", "Status") or master.digest == before
 
 
-@settings(QUICK, max_examples=150)
+@QUICK
 @given(data=st.data())
 def test_damaged_token_is_refused_as_one_or_is_a_position(data):
     dispatcher = begun()
@@ -113,7 +113,7 @@ def test_damaged_token_is_refused_as_one_or_is_a_position(data):
         goes_on(dispatcher)
 
 
-@settings(QUICK, max_examples=200)
+@QUICK
 @given(
     text=st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 )
@@ -122,7 +122,7 @@ def test_any_text_is_a_token_or_a_token_error(text):
         Token.decode(text)
 
 
-@settings(QUICK, max_examples=150)
+@QUICK
 @given(data=st.data())
 def test_damaged_rows_of_a_journal_are_refused_or_make_a_dispatcher(data):
     """What `DurableState` takes for damage, and nothing else."""

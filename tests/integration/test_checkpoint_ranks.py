@@ -43,7 +43,6 @@ def run(folder: Path, master: str, world: int, stop_at: int | None) -> list[dict
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_saved_by_two_restored_by_three_and_by_one(
     tmp_path: Path, start_master: MakeMaster, capsys: pytest.CaptureFixture[str]
 ) -> None:

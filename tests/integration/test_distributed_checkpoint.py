@@ -182,7 +182,6 @@ def ranks(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return run
 
 
-@pytest.mark.slow
 def test_what_two_ranks_saved_is_restored_on_three_and_on_one(
     ranks: Callable[..., dict[str, Any]], start_master: Callable[..., MasterProcess], tmp_path: Path
 ) -> None:

@@ -79,7 +79,6 @@ def start_ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
 LONG = pytest.mark.long
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("worlds", "settings"),
     [

@@ -27,7 +27,6 @@ def live(folder: Path, call: int) -> int:
         process.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))])
 def test_a_loop_without_attach_that_is_killed_at_any_instant_is_proven(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from loader_kit import SafeReader, elastic, numbers, trainer
-from loop_table import BATCH, SHARD, Batch, Row, TabledLoop, rows
+from loop_table import BATCH, SHARD, TABLE, Batch, Row, TabledLoop
 
 from edl_torch.testing import FakeMaster
 from edl_torch.testing.fake_master import Outcomes
@@ -119,12 +119,23 @@ def learn(optimizer: torch.optim.Optimizer) -> None:
     parameter.sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("in_process", "options"),
-    [(True, {}), (False, {}), (False, {"num_workers": 2}), (True, {"num_threads": 2})],
-    ids=["embedded", "remote", "remote, 2 workers", "embedded, 2 threads"],
-)
-@rows
+SETUPS: dict[str, tuple[bool, dict[str, int]]] = {
+    "embedded": (True, {}),
+    "remote": (False, {}),
+    "remote, 2 workers": (False, {"num_workers": 2}),
+    "embedded, 2 threads": (True, {"num_threads": 2}),
+}
+
+
+def all_rows() -> Iterator[Any]:
+    """Each row of the table with each setup; three of four that start workers, which is dear, by night."""
+    for setup, (in_process, options) in SETUPS.items():
+        for number, (name, row) in enumerate(TABLE.items()):
+            marks = [pytest.mark.long] if "num_workers" in options and number % 4 else []
+            yield pytest.param(row, in_process, options, id=f"{name}-{setup}".replace(" ", "_"), marks=marks)
+
+
+@pytest.mark.parametrize(("row", "in_process", "options"), list(all_rows()))
 def test_what_a_loop_does_decides_what_becomes_of_its_batches(
     row: Row, in_process: bool, options: dict[str, int]
 ) -> None:

@@ -16,7 +16,6 @@ FEW = 256
 STRANGERS = 488
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks at /proc"),
 ]
 

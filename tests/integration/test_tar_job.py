@@ -67,7 +67,6 @@ def test_each_record_counts_once_though_the_job_is_killed(
     kill_and_prove(tmp_path, capsys, kills, workers, seed)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_each_record_counts_once_though_the_job_is_killed_often(

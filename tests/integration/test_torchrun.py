@@ -19,7 +19,6 @@ from edl_torch.testing import wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
-    pytest.mark.slow,
     pytest.mark.timeout(480),
 ]
 

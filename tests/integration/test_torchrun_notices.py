@@ -17,7 +17,6 @@ from edl_torch.testing import wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
-    pytest.mark.slow,
     pytest.mark.timeout(480),
 ]
 SETTINGS = {"NOTICES": "1", "SAVE_EVERY": "1000000", "EDL_MASTER_TIMEOUT_S": "5"}

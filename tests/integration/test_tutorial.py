@@ -82,7 +82,6 @@ def test_the_tutorial_in_one_process(
     assert_said(printed, capsys.readouterr().out)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_tutorial_in_a_shell(tmp_path: Path) -> None:
     commands, printed = script(tmp_path)
@@ -110,7 +109,6 @@ DIES = """
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_job_of_the_page_is_killed_and_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", DDP_PAGE.read_text(encoding="utf-8"), re.S)
@@ -144,7 +142,6 @@ RANK = Path(__file__).with_name("ddp_counts.py")
 TORCHRUN = Path(__file__).parents[1] / "preloaded_torchrun.py"
 
 
-@pytest.mark.slow
 @cases(
     "gradients, before",
     [("copy", "keep"), ("view", "zero"), ("copy", "ignored"), ("view", "back")],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -103,10 +104,14 @@ class Import:
         return f"{self.module}:{self.line} imports {self.target}"
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        yield name.removesuffix(".__init__"), ast.parse(path.read_text("utf-8"))
+@cache
+def modules() -> tuple[tuple[str, ast.Module], ...]:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    names = [".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in paths]
+    return tuple(
+        (name.removesuffix(".__init__"), ast.parse(path.read_text("utf-8")))
+        for name, path in zip(names, paths, strict=True)
+    )
 
 
 def imports_of(module: str, tree: ast.AST, *, lazy: bool = False) -> Iterator[Import]:
@@ -129,7 +134,9 @@ def imports_of(module: str, tree: ast.AST, *, lazy: bool = False) -> Iterator[Im
                 yield from imports_of(module, node, lazy=lazy)
 
 
-ALL = [found for module, tree in modules() for found in imports_of(module, tree)]
+@cache
+def every_import() -> tuple[Import, ...]:
+    return tuple(found for module, tree in modules() for found in imports_of(module, tree))
 
 
 def within(name: str, prefixes: tuple[str, ...] | set[str]) -> bool:
@@ -142,7 +149,7 @@ def test_every_room_has_its_arrows() -> None:
 
 def test_imports_follow_the_arrows() -> None:
     wrong = []
-    for found in ALL:
+    for found in every_import():
         root, _, target = found.target.partition(".")
         if root != "edl_torch" or found.room == "__init__":
             continue
@@ -155,7 +162,7 @@ def test_imports_follow_the_arrows() -> None:
 def test_foreign_packages_stay_in_their_rooms(package: str) -> None:
     wrong = [
         str(found)
-        for found in ALL
+        for found in every_import()
         if found.target.split(".")[0] == package and not within(found.module, FOREIGN[package])
     ]
     assert not wrong, "\n".join(wrong)
@@ -177,13 +184,17 @@ def test_what_is_pure_touches_no_outside_world(room: str) -> None:
         "pathlib",
         "random",
     }
-    wrong = [str(found) for found in ALL if found.room == room and within(found.target, outside)]
+    wrong = [str(found) for found in every_import() if found.room == room and within(found.target, outside)]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("room", sorted(PURE))
 def test_what_is_pure_reads_no_clock(room: str) -> None:
-    wrong = [str(found) for found in ALL if found.room == room and within(found.target, {"time", "datetime"})]
+    wrong = [
+        str(found)
+        for found in every_import()
+        if found.room == room and within(found.target, {"time", "datetime"})
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -192,7 +203,9 @@ def test_the_trainer_knows_values_and_rules_alone() -> None:
     pure = {"collections", "contextlib", "dataclasses", "enum", "itertools", "math", "typing"}
     known = {"__future__", "edl_torch", *pure}
     wrong = [
-        str(found) for found in ALL if found.room == "trainer" and found.target.split(".")[0] not in known
+        str(found)
+        for found in every_import()
+        if found.room == "trainer" and found.target.split(".")[0] not in known
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -59,7 +59,12 @@ RUN_ELSEWHERE = {
     "docs/tutorial.md": "integration/test_tutorial.py",
 }
 ONLY_READ = {"docs/ray.md", "docs/slurm.md", "docs/torchrun.md"}
-LINKING = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]
+LINKING = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("examples/*/README.md"),
+    *ROOT.glob("benchmarks/*.md"),
+]
 FOR_MAINTAINERS = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "releasing.md")  # who install tools too
 
 
@@ -201,7 +206,6 @@ def test_the_converted_script_runs_and_goes_on(tmp_path: Path, monkeypatch: pyte
         names["loader"].close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_the_program_of_images_runs_where_loader_workers_are_not_forked(tmp_path: Path, method: str) -> None:
     write_photos(tmp_path / "photos")

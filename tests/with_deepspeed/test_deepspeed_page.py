@@ -50,7 +50,6 @@ def loader() -> Iterator[ElasticDataLoader]:
         yield made
 
 
-@pytest.mark.slow
 def test_the_loop_trains_and_goes_on(tmp_path: Path) -> None:
     steps = []
     for _ in range(2):

@@ -102,7 +102,6 @@ def job(tmp_path: Path, lighthouse: str) -> Iterator[Job]:
     made.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_killed_before_its_gradients_go_out_a_replica_leaves_nothing_in_the_model(job: Job) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
@@ -154,7 +153,6 @@ def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
     check(job, records)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_killed_anywhere_a_replica_leaves_one_window_twice_at_most(job: Job) -> None:
     seed = random.SystemRandom().randrange(1 << 30)

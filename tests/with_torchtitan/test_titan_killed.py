@@ -27,7 +27,6 @@ def end_and_check(titan: Jobs, records: int, **job: Any) -> None:
     [(1, 0, (1, 2, 2, 1, 2, 1), 107, 12), (4, 2, (2, 1, 2, 2, 1, 2), 211, 5)],
     ids=["each batch a step", "four batches a step, with loader workers"],
 )
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_five_times_killed_and_resumed_by_other_numbers_of_ranks(
     accumulate: int,
@@ -62,14 +61,12 @@ def test_a_job_that_is_killed_ten_times_learns_each_record_of_each_epoch_once(
         end_and_check(titan, RECORDS, world=chance.randint(1, ranks))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_plain_model_on_one_rank_is_proven(accumulate: int, tmp_path: Path) -> None:
     with jobs(tmp_path, records=43, epochs=EPOCHS, accumulate=accumulate, world=1) as titan:
         end_and_check(titan, 43)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_ranks_learn_nothing_from_what_stands_in_for_records(accumulate: int, tmp_path: Path) -> None:
     """One shard in each epoch: while one rank reads it the other has nothing."""
@@ -82,7 +79,6 @@ TENSOR, CONTEXT, PIPELINE = ({"world": 2, part: 2} for part in ("tp", "cp", "pp"
 SEVERAL = {"world": 4, "tp": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("accumulate", "num_workers", "shapes"),

@@ -174,7 +174,6 @@ def test_five_lines_of_torchtitans_own_configuration_change() -> None:
     assert len(re.findall(r"^-", block, re.M)) <= 5
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_torchtitans_own_model_trains_to_the_end_of_the_data(tmp_path: Path) -> None:
     tokens = [[(7 * n + i) % 2048 for i in range(3 + n)] for n in range(11)]  # the last is short of its batch

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from audited_job import SMALL, SPEC, Job, Writer
 from chromium import browsing, needs_chromium
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from page_reader import Element, bars, cells, figures, number, read
 from test_verdict_property import falsify, histories, play, specs
@@ -50,7 +50,6 @@ def numbers(records) -> set[int]:
     return {n for start, end in records for n in range(start, end)}
 
 
-@settings(max_examples=60)
 @given(specs, histories, st.integers(0, 1000), st.sampled_from(["nothing", "remove", "twice", "shorten"]))
 def test_what_is_drawn_is_what_was_found(spec, events, place, what):
     with tempfile.TemporaryDirectory() as folder:

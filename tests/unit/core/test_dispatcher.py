@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from core_kit import TRAINING, Trainer, first_of, photo, whole
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core.calls import (
@@ -246,7 +246,6 @@ def test_of_a_large_quarantine_trainers_are_told_the_beginning(dispatcher: Dispa
 
 
 @given(data=st.data())
-@settings(max_examples=60, print_blob=True)
 def test_messages_that_are_lost_or_repeated_lose_no_record_and_lend_none_twice(data: st.DataObject) -> None:
     dispatcher = Dispatcher(ledger_id="L1")
     size = data.draw(st.integers(1, 40))

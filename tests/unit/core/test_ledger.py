@@ -19,7 +19,7 @@ from core_kit import (
     run_to_the_end,
     verdict,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core.calls import NEW_PASS, PassState
@@ -328,7 +328,6 @@ def test_a_refused_token_changes_nothing() -> None:
     drops=st.booleans(),
     hold_back=st.integers(0, 3),
 )
-@settings(max_examples=60, print_blob=True)
 def test_trainers_of_any_sizes_finish_together(
     size: int, per: int, batches: list[int], epochs: int, barrier: bool, drops: bool, hold_back: int
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_slice_outside_of_its_shard_is_refused(skip: int, limit: int) -> None:
 
 
 @given(spec=specs(), epoch=st.integers(0, 10**6))
-@settings(max_examples=150, derandomize=True)
+@settings(derandomize=True)
 def test_an_epoch_holds_every_record_exactly_once(spec: DatasetSpec, epoch: int) -> None:
     plan = Plan(spec)
     assert sorted(epoch_of(plan, epoch)) == sorted(records_of(spec))
@@ -127,7 +127,7 @@ def test_an_epoch_holds_every_record_exactly_once(spec: DatasetSpec, epoch: int)
 
 
 @given(spec=specs(), epoch=st.integers(0, 10**6), data=st.data())
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 def test_any_cut_of_a_shard_into_slices_gives_the_same_order(
     spec: DatasetSpec, epoch: int, data: st.DataObject
 ) -> None:
@@ -143,7 +143,7 @@ def test_any_cut_of_a_shard_into_slices_gives_the_same_order(
 
 
 @given(spec=specs(), epoch=st.integers(0, 10**6))
-@settings(max_examples=60, derandomize=True)
+@settings(derandomize=True)
 def test_positions_and_shards_are_inverse(spec: DatasetSpec, epoch: int) -> None:
     plan = Plan(spec)
     shards = [plan.shard_at(epoch, position) for position in range(plan.num_shards)]
@@ -190,7 +190,7 @@ WINDOWED: dict[str, Any] = {"shuffle_shards": True, "shuffle_in_shard": True}
 
 
 @given(spec=specs(), epoch=st.integers(0, 10**6))
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 def test_windows_are_runs_of_shards_in_the_order_of_the_epoch(spec: DatasetSpec, epoch: int) -> None:
     plan = Plan(spec)
     shards = [plan.shard_at(epoch, position) for position in range(plan.num_shards)]

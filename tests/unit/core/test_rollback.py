@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from cases import cases
 
 from edl_torch.core.calls import (
     NEW_PASS,
@@ -324,7 +325,7 @@ class Job:
         return version
 
 
-@pytest.mark.parametrize("seed", range(150))
+@cases("seed", range(40), range(150))
 def test_whatever_is_lost_or_repeated_a_journal_that_is_complete_is_never_taken_for_older(seed: int) -> None:
     job = Job(seed)
     for _ in range(120):
@@ -332,7 +333,7 @@ def test_whatever_is_lost_or_repeated_a_journal_that_is_complete_is_never_taken_
     assert not job.master.dispatcher.suspended
 
 
-@pytest.mark.parametrize("seed", range(300))
+@cases("seed", range(80), range(300))
 def test_who_knows_more_than_the_journal_is_found_out_before_anybody_is_lent_a_record(seed: int) -> None:
     job = Job(seed)
     for _ in range(job.chance.randrange(5, 80)):

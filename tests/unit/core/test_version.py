@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from core_kit import TRAINING, Trainer, first_of, whole
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch.core.calls import (
@@ -185,7 +185,6 @@ class AtWork(Trainer):
 
 
 @given(data=st.data())
-@settings(max_examples=200, print_blob=True)
 def test_a_look_at_the_same_version_finds_nothing(data: st.DataObject) -> None:
     dispatcher = Dispatcher(ledger_id="l")
     registration = replace(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch import ElasticDataLoader
@@ -276,7 +276,6 @@ def test_nothing_of_ours_is_needed_to_read_a_message_once_more_than_torch_needs(
 STEPS = st.lists(st.tuples(st.sampled_from(["make", "send", "drop here", "drop there"]), st.integers(0, 9)))
 
 
-@settings(max_examples=200)
 @given(STEPS)
 def test_whoever_holds_a_batch_finds_in_it_what_was_written(steps: list[tuple[str, int]]) -> None:
     memory = BatchMemory(SharedSegment)
@@ -309,8 +308,8 @@ class Numbered:
     ("method", "num_threads"),
     [
         ("fork", 2),
-        ("spawn", 0),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("fork", 0), ("spawn", 2))),
+        ("forkserver", 0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("fork", 0), ("spawn", 0), ("spawn", 2))),
     ],
 )
 def test_batches_of_a_worker_stay_what_they_are_as_long_as_the_loop_holds_them(
@@ -441,7 +440,7 @@ def test_small_tensors_are_in_the_message_and_large_ones_in_shared_memory():
     assert other.is_shared()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_batch_crosses_processes(method):
     context = multiprocessing.get_context(method)
     tensors, answers = context.Queue(), context.Queue()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loader_kit import blocks_waited_for
 
@@ -224,7 +224,6 @@ def reciprocal(number: int) -> float:
     return 1 / (number % 1000)
 
 
-@settings(max_examples=60)
 @given(
     order=st.sampled_from(list(PLANS)),
     kind=st.sampled_from([Numbers, Picking, Safe]),

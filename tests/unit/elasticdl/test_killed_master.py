@@ -104,7 +104,6 @@ def records(task: WireTask) -> list[tuple[int, int]]:
     return [(task.epoch, number) for number in task.numbers]
 
 
-@pytest.mark.slow
 def test_each_record_once_through_many_lives_of_the_master(master: MasterProcess) -> None:
     workers = [Worker(master.address, number) for number in range(3)]
     insist(lambda: workers[0].params(**PARAMS))

@@ -193,7 +193,6 @@ def test_command_line_makes_the_dataset(tmp_path: Path, capsys: pytest.CaptureFi
     assert "already" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_generation_takes_a_few_milliseconds_a_picture(tmp_path: Path) -> None:
     started = time.process_time()
     generate.generate(tmp_path / "data", Recipe(images=500, val=1))

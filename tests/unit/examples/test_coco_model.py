@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import cv2
 import demo
 import numpy as np
+import preloaded
 import pytest
 import torch
 from model import Captioner, ModelConfig
@@ -249,10 +248,10 @@ def test_png_holds_the_sheet_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["captions.png"]
 
 
-# The demo as a process: it says what it does, kills a rank and the master, and proves the result ------------
+# The demo: it says what it does, kills a rank and the master, and proves the result -------------------------
 
 
-ROOT = Path(__file__).parents[3]
+TORCHRUN = Path(__file__).parents[2] / "preloaded_torchrun.py"
 TINY = (
     *("--demo-images", "40", "--epochs", "4", "--batch-size", "2", "--width", "16", "--image-size", "32"),
     *("--checkpoint-steps", "10", "--device", "cpu"),
@@ -260,18 +259,24 @@ TINY = (
 RECORDS = 40 * 5 * 4
 
 
-@pytest.mark.slow
-def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(tmp_path: Path) -> None:
+class Preloaded:
+    """What the demo uses of `subprocess`; its processes find torch imported."""
+
+    @staticmethod
+    def Popen(command: list[str], **options: Any) -> preloaded.Popen:
+        if command[1:3] == ["-m", "torch.distributed.run"]:
+            command[1:3] = [str(TORCHRUN)]
+        return preloaded.Popen(command, **options)
+
+
+def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "checkpoints").mkdir()  # of an earlier run: it is not gone on from
     (tmp_path / "checkpoints" / "00000009").mkdir()
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/coco/demo.py"), "--output", str(tmp_path), *TINY],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "EDL_MASTER_ADDR": "localhost:1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setenv("EDL_MASTER_ADDR", "localhost:1")
+    monkeypatch.setattr(demo, "subprocess", Preloaded)
+    assert demo.main(["--output", str(tmp_path), *TINY]) == 0, capfd.readouterr()
     story = [
         r"edl-torch master --addr \S+ --state \S+",
         *([r"Watch it at http://127.0.0.1:\d+/"] if find_spec("aiohttp") else []),
@@ -285,8 +290,9 @@ def test_a_rank_and_the_master_are_killed_and_the_result_is_proven(tmp_path: Pat
         r"drawn in \S+audit.html",
         "PROVEN, data the same by names\n",
     ]
-    assert re.search(".*".join(story), done.stdout, re.S), done.stdout
-    assert f"acknowledged {RECORDS} " in done.stdout
+    said = capfd.readouterr().out
+    assert re.search(".*".join(story), said, re.S), said
+    assert f"acknowledged {RECORDS} " in said
     assert "✓ PROVEN" in (tmp_path / "audit.html").read_text("utf-8")
     assert (tmp_path / "captions.png").stat().st_size > 1000
     assert json.loads((tmp_path / "metrics.json").read_text())["deliveries"]["repeated"] == 0

@@ -81,7 +81,6 @@ class Job:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_is_killed_and_the_job_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(tmp_path)
@@ -93,7 +92,6 @@ def test_a_rank_is_killed_and_the_job_goes_on(tmp_path: Path, capsys: pytest.Cap
     assert "Sending process" in job.log, "torchrun restarted nothing"
 
 
-@pytest.mark.slow
 def test_a_job_that_is_told_to_end_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,7 +156,6 @@ def test_a_second_signal_does_not_wait_for_the_checkpoint(
     assert "interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_loader_processes_change_nothing_in_the_count_when_interrupted(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from readers_kit import ROWS, records, same, task, write_csv
 from test_index_cache import ADVERSARIAL, QUOTED, reference
@@ -79,7 +79,6 @@ def test_adversarial_files_read_as_pythons_csv_reads_them(tmp_path, start_of_fil
         count()
     )  # files of one size, written within one tick of the clock, look the same to the cache
 
-    @settings(max_examples=150)
     @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24), seed=st.integers(0, 99))
     def check(text: str, chunk_bytes: int, seed: int) -> None:
         starts, unclosed = reference(text.encode(), QUOTED)

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edl_torch.errors import InvalidArgument
@@ -130,7 +130,6 @@ def same(left, right) -> bool:
 def test_both_halves_take_and_refuse_the_same_fields(kind):
     layout = layout_of(kind)
 
-    @settings(max_examples=200)
     @given(field=FIELDS)
     @example(field="+1.0")  # Arrow takes it since 21 or so
     def check(field: str) -> None:
@@ -174,7 +173,6 @@ def written_fields(draw: st.DrawFn) -> tuple[str, str]:
     return '"' + inner.replace('"', '""') + '"' + tail, inner + tail
 
 
-@settings(max_examples=200)
 @given(
     rows=st.lists(st.lists(written_fields(), min_size=3, max_size=3), min_size=1, max_size=6),
     end=st.sampled_from(["\n", "\r", "\r\n", "\n\n", ""]),

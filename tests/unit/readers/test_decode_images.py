@@ -169,7 +169,7 @@ def report_opencv_settings(pipe) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("daemon", [True, False])
 def test_opencv_threads_are_off_in_loader_workers_only(method, daemon):
     import cv2

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edl_torch.errors import DataFormatError, SourceChanged
@@ -349,7 +349,6 @@ def rows_of(index: RowIndex, data: bytes) -> list[bytes]:
 def test_records_begin_where_one_byte_after_the_other_says(tmp_path, rules):
     path = tmp_path / "data"
 
-    @settings(max_examples=250)
     @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24))
     @example(text='a,"\n""\n', chunk_bytes=3)
     @example(text="a\r\nb\rc", chunk_bytes=2)
@@ -373,7 +372,6 @@ def test_records_begin_where_one_byte_after_the_other_says(tmp_path, rules):
 def test_records_are_those_of_pythons_csv(tmp_path):
     path = tmp_path / "data"
 
-    @settings(max_examples=250)
     @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24))
     def check(text: str, chunk_bytes: int) -> None:
         data = text.encode()
@@ -389,7 +387,6 @@ def test_records_are_those_of_pythons_csv(tmp_path):
 def test_lines_are_those_of_pythons_open(tmp_path):
     path = tmp_path / "data"
 
-    @settings(max_examples=200)
     @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24), marked=st.booleans())
     def check(text: str, chunk_bytes: int, marked: bool) -> None:
         data = b"\xef\xbb\xbf" * marked + text.encode()

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from readers_kit import (
     FORMS,
@@ -386,7 +386,6 @@ def check(payload: bytes, records: int) -> None:
         assert list(chunk.records(start, end)) == list(expected[start:end])
 
 
-@settings(max_examples=60)
 @given(st.lists(TRICKY | LONG, max_size=12), st.integers(0, 300), st.integers(-2, 2))
 @example([b""], 300, 0)
 @example([b"\0\0\0\0"], 300, 0)
@@ -398,7 +397,6 @@ def test_a_chunk_is_split_as_a_loop_splits_it(some: list[bytes], times: int, off
     check(payload_of(records), max(0, len(records) + off))
 
 
-@settings(max_examples=120)
 @given(st.lists(TRICKY, min_size=1, max_size=30), st.data())
 def test_damaged_payloads_are_split_as_a_loop_splits_them(records: list[bytes], data: st.DataObject) -> None:
     payload = bytearray(payload_of(records))

@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_index_cache import ADVERSARIAL
 
@@ -56,7 +56,6 @@ def reader_name(reader: TextReader) -> str:
 def test_adversarial_files_read_as_pythons_open_reads_them(tmp_path, newline, skip_empty):
     number = count()
 
-    @settings(max_examples=120)
     @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24), mark=st.sampled_from([b"", b"\xef\xbb\xbf"]))
     def check(text: str, chunk_bytes: int, mark: bytes) -> None:
         path = write(tmp_path, mark + text.encode(), f"{next(number)}.txt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trainer_kit import ack, back
 
@@ -247,7 +247,6 @@ def test_where_a_stream_is(inflight: Loop) -> None:
     assert inflight.unhanded("worker 2") == []
 
 
-@settings(max_examples=200)
 @given(
     stop=st.integers(1, 12),
     bad=st.sets(st.integers(0, 11)),

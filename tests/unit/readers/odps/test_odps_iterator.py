@@ -213,7 +213,6 @@ def read_share(reader, child, pipe):
     pipe.close()
 
 
-@pytest.mark.slow
 def test_four_forked_processes_read_each_row_once_in_every_round(server):
     rows = {"i": list(range(ROWS)), "s": [f"row {row}" for row in range(ROWS)]}
     server.add_table("big", {"i": "bigint", "s": "string"}, rows)

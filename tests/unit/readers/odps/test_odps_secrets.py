@@ -141,7 +141,7 @@ def read_one(reader, pipe):
     pipe.send((reader.read_record("demo.t", 5), repr(reader)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_children_of_every_start_method_have_them(reader, method):
     reader.create_shards()
     context = multiprocessing.get_context(method)
