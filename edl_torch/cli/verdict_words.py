@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
@@ -105,10 +106,11 @@ def delivered(verdict: Verdict) -> str:
         return "each record was trained on once, as the loop says"
     named = [f"{'+'.join(share.trainers)} {share.records:,}" for share in shares[:_NAMED]]
     named += ["…"] if len(shares) > _NAMED else []
-    return (
-        f"each record was trained on once, by {len(shares)} trainers with models of their own: "
-        f"{', '.join(named)}"
-    )
+    trainers = {name for share in shares for name in share.trainers}
+    whose = f"by {len(shares)} trainers with models of their own"
+    if len(trainers) < len(shares):
+        whose = f"by {len(shares)} models, as {len(trainers)} trainer(s) made others on the way"
+    return f"each record was trained on once, {whose}: {', '.join(named)}"
 
 
 def grounds(verdict: Verdict) -> Iterator[str]:
@@ -132,6 +134,11 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     yield f"data{_weakest(verdict)}: {_DATA[verdict.known_by][1]}"
     if verdict.untouched:
         yield f"left out: {len(verdict.untouched)} start(s) in which nothing was learnt"
+    for ledger, records in itertools.islice(verdict.left_out.items(), _NAMED):
+        yield (
+            f"left out: {records} record(s) of ledger {ledger}, a run over the same data that this one did "
+            f"not go on from: of such the last is judged alone"
+        )
     if verdict.beside:
         yield (
             f"other data or settings lie here under this name (ledger {', '.join(verdict.beside[:_NAMED])}), "

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from edl_torch.client.model import has_place, some, uncompiled
+from edl_torch.client.model import has_place, is_uncompiled, some, uncompiled
 from edl_torch.integrations.engines import hides_gradients
 from edl_torch.trainer.batches import Batch, Batches
 from edl_torch.trainer.trainer import Trainer
@@ -39,6 +39,9 @@ class Used(NamedTuple):
     doubts: Collection[str] = ()  # "again", "padding", "bad": as `ModelSeen.at`
 
 
+_NOTHING_ELSE = Used(before_hand=False)
+
+
 class _Change(Enum):
     """What has become of the gradients of hooked parameters since they were looked at before."""
 
@@ -48,13 +51,13 @@ class _Change(Enum):
     GONE = "there are none"
 
 
-class _Begun(NamedTuple):
-    """A backward pass that has reached a hook."""
+_SAME, _WRITTEN, _OTHER, _GONE = _Change  # Python 3.11 takes as long to look one up as for a call
 
-    batch: Batch | None  # in hand then
-    place: int  # of the parameter that it reached first
-    gradient: weakref.ref[Any] | None  # which that one got
-    has_graph: bool  # create_graph=True: it adds to gradients by putting others in their place
+
+# A backward pass that has reached a hook: the batch in hand then, the place of the parameter that it reached
+# first, which gradient that one got, and whether it adds to gradients by putting others in their place
+# (create_graph=True). A tuple, as a batch waits for it.
+_Begun = tuple[Batch | None, int, weakref.ref[Any] | None, bool]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -77,7 +80,7 @@ class _Held:
 
     def look(self) -> _Change:
         """Return what has become of the gradients since this was asked before."""
-        now, came, known = _Change.GONE, self.came, self.known
+        now, came, known = _GONE, self.came, self.known
         for place, parameter in enumerate(self.parameters):
             gradient, seen = parameter.grad, known[place]
             if gradient is None:
@@ -86,13 +89,13 @@ class _Held:
             version = gradient._version
             if seen is None or seen[0]() is not gradient:
                 known[place] = weakref.ref(gradient), version
-                if now is _Change.GONE:
-                    now = _Change.OTHER
+                if now is _GONE:
+                    now = _OTHER
                 continue
             if version == seen[1] or version == seen[1] + came.count(place):
-                now = _Change.SAME
-            elif now is not _Change.SAME:
-                now = _Change.WRITTEN
+                now = _SAME
+            elif now is not _SAME:
+                now = _WRITTEN
             known[place] = seen[0], version
         came.clear()
         return now
@@ -116,18 +119,17 @@ class _Held:
     def take_cut_off(self) -> list[Batch | None]:
         """Return the batches of backward passes that did not come to their end and have left a gradient."""
         found = []
-        for begun in self.open.values():
-            gradient = self.parameters[begun.place].grad
-            if gradient is not None and (begun.gradient is None or begun.gradient() is gradient):
-                found.append(begun.batch)
+        for batch, place, first, _ in self.open.values():
+            gradient = self.parameters[place].grad
+            if gradient is not None and (first is None or first() is gradient):
+                found.append(batch)
         self.open.clear()
         return found
 
     def drop(self) -> None:
         """Note that what was there is gone."""
         self.is_used = False
-        if self.batches or self.perhaps:
-            self.batches, self.perhaps = [], []
+        self.batches, self.perhaps = [], []
 
     def doubt(self, batches: Iterable[Batch]) -> None:
         """Note that nobody can say whether these batches are in the gradients."""
@@ -206,7 +208,7 @@ class Gradients:
 
     def _hook(self, held: _Held, parameters: list[Any]) -> None:
         """Hear when gradients come to these parameters."""
-        listen = _listening(weakref.WeakMethod(self._arrived), held, self._batches)
+        listen = _listening(weakref.ref(self), held, self._batches)
         for parameter in parameters:
             held.hooks.append(parameter.register_post_accumulate_grad_hook(listen(len(held.parameters))))
             held.parameters.append(parameter)
@@ -273,15 +275,16 @@ class Gradients:
     def _arrived(self, held: _Held, has_graph: bool = False) -> None:
         """Note that a backward pass has added gradients of the batch in hand to some that are hooked."""
         now = held.look()
-        if now is _Change.GONE:
+        if now is _GONE:
             return  # a step inside of this pass has used them
         if held.before:
-            now = _Change.SAME if any(held.before) else _Change.OTHER
+            now = _SAME if any(held.before) else _OTHER
             held.before.clear()
-        if now is not _Change.SAME:
+        if now is not _SAME:
             held.is_used = False
-            if now is _Change.OTHER and not has_graph:
-                held.drop()
+            if now is _OTHER and not has_graph:
+                if held.batches or held.perhaps:
+                    held.drop()
             elif held.batches:
                 held.doubt(held.batches)
         self._add(held)
@@ -292,7 +295,7 @@ class Gradients:
         One that went back, or was reported as bad, may have a loss of 0: so ranks go on in step.
         """
         batches = self._batches
-        batches.in_doubt = False
+        batches.in_doubt = held.was_idle = False  # the loop hides no gradients
         batch = batches.in_hand
         if batches.ended and (ahead := batches.read_to_the_end()):  # a wrapper holds them
             batch = next((one for one in ahead if one not in held.last), ahead[-1])
@@ -316,11 +319,11 @@ class Gradients:
         """Note what has become of gradients since a backward pass or a step."""
         self._close(held)
         now = held.look()
-        if now is _Change.SAME or not (held.batches or held.perhaps or held.is_used):
+        if now is _SAME or not (held.batches or held.perhaps or held.is_used):
             return now
-        if held.is_gone() if now is _Change.GONE else held.is_zero():
+        if held.is_gone() if now is _GONE else held.is_zero():
             held.drop()
-        elif now is _Change.OTHER and not self.reduced:
+        elif now is _OTHER and not self.reduced:
             held.doubt(held.batches)  # which the loop has put there
         return now
 
@@ -343,14 +346,14 @@ class Gradients:
         hand = self._batches.in_hand
         if hand in held.perhaps:
             return
-        if now is _Change.WRITTEN and self._batches.has_in_hand and _any(held.parameters):
+        if now is _WRITTEN and self._batches.has_in_hand and _any(held.parameters):
             held.doubt([*filter(None, [hand])])
-        elif now is _Change.OTHER and _any(held.parameters):
+        elif now is _OTHER and _any(held.parameters):
             if not self.reduced:
                 held.doubt(held.batches)
             held.is_used = False
             self._add(held)
-        elif now is _Change.GONE and not held.batches:
+        elif now is _GONE and not held.batches:
             found = [parameter for parameter in trained(held.optimizer()) if parameter.grad is not None]
             if found:
                 held.is_used = False
@@ -368,13 +371,14 @@ class Gradients:
         held, batches = self._held[number], self._batches
         if held.open:
             self._close(held)
-        if held.open and held.came:
-            self._arrived(held)  # it steps inside of a backward pass
+            if held.open and held.came:
+                self._arrived(held)  # it steps inside of a backward pass
         if batches.in_doubt:
             self.let_go()
-        before_hand = self._is_before_hand(number, held)
-        now = _Change.SAME if held.is_same() else held.look()
-        if now is not _Change.SAME and not skipped and self._is_gone(held, now):
+        is_plain = not (batches.in_doubt or batches.ended or batches.is_told)
+        before_hand = not is_plain and self._is_before_hand(number, held)
+        now = _SAME if held.is_same() else held.look()
+        if now is not _SAME and not skipped and self._is_gone(held, now):
             held.drop()
             held.was_idle = True
             return Used(before_hand)
@@ -382,29 +386,34 @@ class Gradients:
             self._look_at(held, now)
         if not moved:
             return Used(before_hand)
-        if now is _Change.OTHER and not self.reduced:
+        if now is _OTHER and not self.reduced:
             held.doubt([batch for batch in held.batches if batch is not batches.in_hand])
-        used, bit = [*held.batches, *held.perhaps], 1 << number
-        for batch in held.batches:
-            batch.used_by |= bit
+        learnt, last, bit = held.batches, held.last, 1 << number
+        used = [*learnt, *held.perhaps] if held.perhaps else learnt
         held.was_idle = not used
-        back = [batch for batch in used if batch.went_back]
+        back, several = [], []
+        for batch in used:
+            if batch.went_back:
+                back.append(batch)
+        for batch in learnt:
+            batch.used_by |= bit
+            if batch in last or (len(self._held) > 1 and self._has_learnt(held, batch)):
+                several.append(batch)
         if skipped:
             held.batches, held.perhaps = [], []
             return Used(before_hand, back)
-        last, is_alone = held.last, len(self._held) == 1
-        several = [b for b in held.batches if b in last or (not is_alone and self._has_learnt(held, b))]
-        padding, doubts = 0, set[str]()
-        if batches.unweighed:
-            padding = batches.take_unweighed(used)
+        padding = batches.take_unweighed(used) if batches.unweighed else 0
+        doubts: set[str] = set()
         if self._looks_first:
             doubts = {batch.counts_not for batch in used if batch.has_learnt} - {"back"}
-        if held.is_used and now is not _Change.OTHER and _any(held.parameters):
+        if held.is_used and now is not _OTHER and _any(held.parameters):
             doubts.add("again")
         if padding:
             doubts.discard("padding")
-        held.last, held.batches, held.perhaps = held.batches or last, [], []
+        held.last, held.batches, held.perhaps = learnt or held.last, [], []
         held.is_used = True
+        if not (before_hand or back or several or padding or doubts):
+            return _NOTHING_ELSE
         return Used(before_hand, back, several, padding, doubts)
 
     def _is_before_hand(self, number: int, held: _Held) -> bool:
@@ -442,13 +451,20 @@ class Gradients:
         What is 0 is seen in this machine's memory alone, and where something has written it after the
         backward pass: an accelerator would have to be waited for at each step.
         """
-        if not self._batches.sees or now is _Change.SAME:
+        if not self._batches.sees or now is _SAME:
             return False
-        if now is _Change.GONE:
+        if now is _GONE:
             return held.is_gone()
         return not held.is_used and held.is_zero()
 
     # Passes -----------------------------------------------------------------------------------------------
+
+    def left(self) -> None:
+        """Note what is there as another pass is about to begin: the loop has left the last one."""
+        self.let_go()
+        for number, held in self._held.items():
+            if not (held.batches or held.perhaps):
+                self._batches.gathered_to_the_end(number)
 
     def lost(self) -> list[Batch]:
         """Return, as a pass has begun, batches gathered for a step that have left no gradient.
@@ -494,7 +510,7 @@ def _are_there(parameters: Iterable[Any]) -> bool:
 
 
 def _listening(
-    arrived: weakref.WeakMethod[Callable[[_Held, bool], None]], held: _Held, batches: Batches
+    of: weakref.ref[Gradients], held: _Held, batches: Batches
 ) -> Callable[[int], Callable[[Any], None]]:
     """Return what makes the hook of the parameter at a place: it notes each gradient, and asks once in each
     backward pass to hear of its end. It keeps neither parameters nor gradients alive."""
@@ -503,14 +519,16 @@ def _listening(
 
     graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
     has_graph, begun, came, one = torch.is_grad_enabled, held.open, held.came, weakref.ref(held)
+    leave_alone = (lambda hook: hook) if is_uncompiled(__name__) else uncompiled
 
     def ended() -> None:
         ending = begun.pop(graph_task(), None)
-        arrive, alive = arrived(), one()
-        if arrive is not None and alive is not None and came:  # else a step inside of the pass has noted it
-            arrive(alive, ending is not None and ending.has_graph)
+        if came:  # else a step inside of the pass has noted it
+            gradients, alive = of(), one()
+            if gradients is not None and alive is not None:
+                gradients._arrived(alive, ending is not None and ending[3])
 
-    at_the_end = uncompiled(ended)
+    at_the_end = leave_alone(ended)
 
     def listen(place: int) -> Callable[[Any], None]:
         def comes(parameter: Any) -> None:
@@ -518,11 +536,11 @@ def _listening(
             if task not in begun:
                 gradient = parameter.grad
                 known = None if gradient is None else weakref.ref(gradient)
-                begun[task] = _Begun(batches.in_hand, place, known, has_graph())
+                begun[task] = batches.in_hand, place, known, has_graph()
                 when_it_ends(at_the_end)
             came.append(place)
 
-        return uncompiled(comes)
+        return leave_alone(comes)
 
     return listen
 

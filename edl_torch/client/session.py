@@ -117,8 +117,9 @@ class Session:
         self._clock: Callable[[], float] = time.monotonic  # that of liveness, where it is ever in doubt
         self._worker: threading.Thread | None = None
         self._may_need_worker = not master.in_process
-        self._abandoned = 0  # the pass whose iterator is no more; written by a finaliser, so without a lock
-        self._left_alone = False  # whether the loop had put no gradient in place when it let go of that
+        # The pass whose iterator is no more, and whether gradients were then as the loop had them when it was
+        # looked at last; written by a finaliser, so without a lock
+        self._abandoned: tuple[int, bool] | None = None
         self.readers = Host(
             self.trainer,
             self.run,
@@ -396,7 +397,7 @@ class Session:
         self.end_abandoned()
         self.look_for_writes()
         self.loop_thread = get_ident()
-        self.gradients.let_go()
+        self.gradients.left()
         is_first = not self.trainer.state.supply.current.number
         number = self.run(self.trainer.open(epoch))
         if is_first and self._audit is not None:
@@ -538,8 +539,9 @@ class Session:
         """Note that the iterator of pass `number` was garbage-collected. For finalisers: takes no lock, makes
         no call, never raises; `end_abandoned` acts on it. A gradient that the loop puts in place from now on,
         as ranks that reduce by hand do before their step, is not of the batch that it had."""
-        self._left_alone = self.gradients.are_as_seen()
-        self._abandoned = max(number, self._abandoned)  # a newer one has ended the older ones
+        last = self._abandoned
+        if last is None or number > last[0]:  # a newer one has ended the older ones
+            self._abandoned = number, self.gradients.are_as_seen()
 
     def end_abandoned(self, *, silently: bool = False) -> None:
         """End the pass whose iterator was garbage-collected, if there is one, as `close_pass` would.
@@ -547,14 +549,15 @@ class Session:
         Never raises what a report raised: the next one does. Called before anything else that the loop asks
         for; `silently` by others, and the loop gets the warning later.
         """
-        if not self._abandoned:
+        if self._abandoned is None:
             return
-        while number := self._abandoned:
-            if not self._left_alone:
+        while (left := self._abandoned) is not None:
+            number, are_as_seen = left
+            if not are_as_seen:
                 self.gradients.let_go()
             self.end(self.passes.end_abandoned(number))
-            if self._abandoned == number:
-                self._abandoned = 0
+            if self._abandoned is left:
+                self._abandoned = None
         if not silently:
             self.warn_of_what_went_back()
 

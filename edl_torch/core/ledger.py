@@ -227,11 +227,8 @@ class ShardLedger:
 
     def void_of(self, session: str, leases: Iterable[LeaseId]) -> tuple[int, ...]:
         """Return the tasks of `leases` that are not the session's any more; the others are, as a whole."""
-        return tuple(task for task, attempt in leases if not self._is_known(session, task, attempt))
-
-    def _is_known(self, session: str, task: int, attempt: int) -> bool:
-        live = self.leases.live(session, task, attempt) is not None
-        return live or self.leases.has_ended(session, task, attempt)
+        live, has_ended = self.leases.live, self.leases.has_ended
+        return tuple(id[0] for id in leases if live(session, *id) is None and not has_ended(session, *id))
 
     # Lending --------------------------------------------------------------------------------------------
 
@@ -313,9 +310,17 @@ class ShardLedger:
         return [self._bad(*new) for new in new_failures(self.leases, session, failures)]
 
     def _bad(self, lease: Lease, position: int, reason: str) -> QuarantinedRecord:
-        name, index = self.plan.locate(lease.epoch, lease.shard, position)
+        cut = Slice(epoch=lease.epoch, shard=lease.shard, skip=position, limit=1)
+        found = self.plan.indices(cut)
+        (name, index), turns = found[0], found.passes
         return QuarantinedRecord(
-            epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
+            epoch=lease.epoch,
+            shard=lease.shard,
+            position=position,
+            name=name,
+            index=index,
+            reason=reason,
+            passes=() if turns is None else (int(turns[0]), int(turns[0]) + 1),
         )
 
     def give_back(
@@ -348,13 +353,11 @@ class ShardLedger:
     def _find(self, session: str, task: int, attempt: int) -> Lease | None:
         """Return the live lease, or None when this session has ended it already."""
         lease = self.leases.live(session, task, attempt)
-        if lease is not None:
-            return lease
-        if self.leases.has_ended(session, task, attempt):
-            return None
-        raise StaleLease(
-            f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
-        )
+        if lease is None and not self.leases.has_ended(session, task, attempt):
+            raise StaleLease(
+                f"task {task}, attempt {attempt} of dataset {self.spec.name!r} is not a lease of this session"
+            )
+        return lease
 
     def _changed(self, lease: Lease) -> None:
         """End a lease that has changed when it is done; else mark it."""
@@ -390,9 +393,7 @@ class ShardLedger:
         return not self.participants.can_use(self.backlog.remainder_records(epoch))
 
     def _is_lent(self, epoch: int) -> bool:
-        if not self.spec.epoch_barrier:
-            return bool(self.leases)
-        return any(lease.epoch == epoch for lease in self.leases)
+        return any(lease.epoch == epoch or not self.spec.epoch_barrier for lease in self.leases)
 
     # Tokens ---------------------------------------------------------------------------------------------
 
@@ -428,6 +429,7 @@ class ShardLedger:
         token.check_within(plan)
         token.check_epochs(plan)
         plan = self._with_new_weights(plan, token)
+        token.check_passes(plan)
         if plan is not self.plan:
             self.plan = plan
             self._mark("dataset")
@@ -490,7 +492,10 @@ class ShardLedger:
         return min(self.epoch, last)
 
     def slices_by_state(self, epoch: int) -> dict[str, list[Slice]]:
-        """Return the slices of an epoch that are lent, came back or are in quarantine, by these names."""
+        """Return the slices of an epoch that are lent, came back or are in quarantine, by these names.
+
+        Of a mixture's bad records each is there where it was met first.
+        """
         lent = (item for lease in self.leases if lease.epoch == epoch for item in lease.slices())
         back = (item for item in self.backlog.came_back() if item.epoch == epoch)
         bad = (

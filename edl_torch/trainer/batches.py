@@ -276,6 +276,19 @@ class Batches:
         self._in_pass.clear()
         self._expected = set(self._names)
 
+    def gathered_to_the_end(self, number: int) -> None:
+        """Note, as the loop has left a pass, that optimizer `number` has no gradients.
+
+        It may have stepped once on all that a silent wrapper had read ahead: nobody can say of which.
+        """
+        mine = self._in_pass.get(number)
+        if not self.ended or not self.reads_far or mine is None or not mine.after:
+            return
+        for batch in (*self.unfinished, *self.ahead):
+            if batch.number > self._stepped[number]:
+                batch.used_by = 0
+        self._touched = self._stepped[number] = self._newest
+
     def end_pass(self) -> None:
         """Note that the pass has come to its end: no batch is asked for any more."""
         self.ended, self._at_the_end = True, self._passed

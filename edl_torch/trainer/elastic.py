@@ -65,8 +65,8 @@ class ElasticPasses:
         self.phase = LOOP[self.phase, Loop.ASKING]
         if state.liveness is not None:
             state.liveness.moved_on(state.now)
-        if not (state.batches.attached or state.batches.is_told):
-            self._settle(state.batches.done(), Evidence.NEXT)
+        if not state.batches.is_told:
+            self._settle(state.batches.done(), Evidence.STEP if state.batches.attached else Evidence.NEXT)
         yield from self._reporter.send()
         self._exhausted = False
         state.close_pass()

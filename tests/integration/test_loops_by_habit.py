@@ -926,6 +926,26 @@ def test_a_step_at_the_head_of_the_body_is_no_error_without_attach(tmp_path: Pat
     assert "loader.attach(optimizer)" in lacks(verdict)[0]
 
 
+def test_a_loop_that_steps_at_its_head_before_any_gradient_is_on_the_batch_before_from_then_on(
+    tmp_path: Path,
+) -> None:
+    """It shows its gradients, also where it throws one away between two steps on none."""
+    early: list[int] = []
+
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        for number, batch in enumerate(loader):
+            optimizer.step()
+            early.append(loader.progress().acknowledged - number * BATCH)
+            optimizer.zero_grad()
+            model(batch).backward()
+            if not number:
+                optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+
+    judged(tmp_path, loop)
+    assert max(early) <= 0
+
+
 def test_a_step_counts_the_batches_that_a_wrapper_passes_on_at_the_step_alone(tmp_path: Path) -> None:
     """torchtitan's own trainer does, where it is not ours: gradients come before their batch is passed on."""
 
@@ -1030,13 +1050,19 @@ def test_a_batch_that_a_wrapper_has_read_to_the_end_and_the_loop_does_not_learn_
     assert verdict.outcome is Outcome.DELIVERED
 
 
-def test_windows_behind_a_wrapper_that_has_read_to_the_end_are_proven(tmp_path: Path) -> None:
-    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
-        in_windows(prefetched(loader, 1), model, optimizer, total=len(loader))
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_windows_behind_a_wrapper_that_has_read_to_the_end_are_learnt(ahead: int, tmp_path: Path) -> None:
+    """Where it has read several ahead nobody can say on how many of them the last step was."""
 
-    model, verdict = judged(tmp_path, loop, lookahead=1)
-    assert model.is_exact
-    assert (headline(verdict), verdict.rests_on) == ("PROVEN", {"step": RECORDS})
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        in_windows(prefetched(loader, ahead), model, optimizer, total=len(loader))
+
+    model, verdict = judged(tmp_path, loop, lookahead=ahead, num_epochs=2)
+    assert model.learnt.tolist() == [2] * RECORDS
+    if ahead == 1:
+        assert (headline(verdict), verdict.rests_on) == ("PROVEN", {"step": 2 * RECORDS})
+    else:
+        assert (verdict.outcome, lacks(verdict)[1:]) == (Outcome.DELIVERED, [])
 
 
 def test_a_batch_whose_gradient_was_thrown_away_before_the_end_is_not_the_one_that_follows(

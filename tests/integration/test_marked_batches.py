@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +27,7 @@ from edl_torch.integrations.adapter import read_ahead
 
 RECORDS = 48
 EVERY = 4
+MARKING = ("gradients.py", "optimizers.py")  # the files that mark batches at each step
 
 Loop = Callable[[Any, "Counts", Any], Any]
 
@@ -483,3 +485,29 @@ def test_an_optimizer_that_is_detached_leaves_its_parameters_to_python() -> None
         del model, optimizer
         gc.collect()
         assert learnt() is None
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_marks_make_as_many_calls_with_200_parameters_as_with_two(audited: bool, tmp_path: Path) -> None:
+    """Two are looked at. Functions in C count too; what torch does for each parameter is its own."""
+
+    def calls(parameters: int) -> int:
+        layers = [nn.Parameter(torch.zeros(1)) for _ in range(parameters)]
+        optimizer, counted = torch.optim.SGD(layers), 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal counted
+            counted += event in ("call", "c_call") and Path(frame.f_code.co_filename).name in MARKING
+
+        folder = tmp_path / str(parameters) if audited else None
+        with ElasticDataLoader(torch.arange(RECORDS), batch_size=4, audit_dir=folder) as loader:
+            loader.attach(optimizer)
+            for number, batch in enumerate(loader):
+                if number in (4, 8):
+                    sys.setprofile(note if number == 4 else None)
+                optimizer.zero_grad()
+                (torch.stack(layers).sum() * batch.sum()).backward()
+                optimizer.step()
+        return counted
+
+    assert calls(200) == calls(2) > 0

@@ -234,6 +234,7 @@ def test_a_session_whose_model_begins_anew_has_several(tmp_path, capsys, loop):
     assert (status, said["verdict"], len(said["undecided"])) == (DELIVERED, "DELIVERED", reasons)
     if loop is not reset_model:
         assert [share["records"] for share in said["models"]["shares"]] == [24, 24]
+        assert "by 2 models, as 1 trainer(s) made others on the way: a 24, a 24" in said["headline"]
 
 
 def two_optimizers(batches: ElasticDataLoader) -> None:

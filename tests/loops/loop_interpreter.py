@@ -177,7 +177,7 @@ class Interpreter:
             warned = len(self._warned)
             self._one_pass()
         self.finished = self.service.finished
-        again = program.is_left_early or program.has(Kind.RESTORE)
+        again = program.is_left_early or program.has(Kind.RESTORE) or (program.reads_far and program.gathers)
         if not self.finished and program.is_sound and not (program.counted_epochs and again):
             raise BrokenPromise("endless", f"not finished after {passes} passes")
         silent = warned == len(self._warned) and not (program.counted_epochs or program.gets_nowhere)

@@ -203,7 +203,12 @@ class Program(Value):
             return False
         if self.way is Way.BY_HAND and self.gathers:
             return False
-        return self.told or self.lookahead < 2
+        return not self.reads_far
+
+    @property
+    def reads_far(self) -> bool:
+        """Whether nobody knows, at the end of a pass, which of several batches the loop has."""
+        return self.lookahead > 1 and not self.told
 
     @property
     def is_left_early(self) -> bool:

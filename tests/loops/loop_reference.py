@@ -146,6 +146,8 @@ class Reference:
             return True
         if self.attached and self.attached <= batch.stepped_by:
             return True
+        if self.by_itself and batch.stepped_by:  # another may take the place of one that attached itself
+            return True
         # One that attached itself may step no more: what waits for it counts in the end as without.
         return batch.passed and not self.plain and (self.by_itself or not self.attached)
 

@@ -1,8 +1,8 @@
 """How many programs are drawn: the same few in each run, or as many others as a variable asks for.
 
 `EDL_LOOPS=20` draws twenty times as many, from a random seed: ten times are 10,750 programs.
-`EDL_LOOPS_LOG=FILE` gets a line for each hundred that have run. A failure prints its smallest program, which
-is code: `run(Program(…))` repeats it.
+`EDL_LOOPS_LOG=FILE` gets a line for each hundred that have run, and at last how many of the exact loops are
+proven, and which are not. A failure prints its smallest program, which is code: `run(Program(…))` repeats it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ _LOG, _RUNS, _BEGAN = os.environ.get("EDL_LOOPS_LOG", ""), count(1), time.monoto
 
 def count_run() -> None:
     """Note that a program is about to run."""
-    if _LOG and (number := next(_RUNS)) % 100 == 0:
+    if (number := next(_RUNS)) % 100 == 0:
+        note(f"{number} programs in {time.monotonic() - _BEGAN:.0f} s")
+
+
+def note(line: str) -> None:
+    """Write a line into the log, where there is one."""
+    if _LOG:
         with Path(_LOG).open("a") as log:
-            log.write(f"{number} programs in {time.monotonic() - _BEGAN:.0f} s\n")
+            log.write(f"{line}\n")
 
 
 def drawing(examples: int) -> settings:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loop_program import Kind, Program
 from loop_promises import BrokenPromise, is_bare_proof
 from loop_runs import run
-from loop_settings import DEMOTED, drawing
+from loop_settings import DEMOTED, drawing, note
 from loop_strategies import elastic_programs, left_programs, plain_programs
 
 from edl_torch.cli.verdict_words import inexact, undecided
@@ -47,10 +47,14 @@ def test_exact_loops_are_proven(attached: bool) -> None:
             verdict = job.judged.verdict
             why = [*undecided(verdict), *inexact(verdict)]
             exact.append("" if is_bare_proof(verdict) else f"{program!r}: {why}")
+            if len(exact) % 100 == 0:
+                note(f"{exact.count('')} of {len(exact)} exact loops are proven so far")
 
     judge()
     demoted = [said for said in exact if said]
-    print(f"{len(exact) - len(demoted)} of {len(exact)} exact loops are proven")
+    said = f"{len(exact) - len(demoted)} of {len(exact)} exact loops are proven"
+    print(said)
+    note("\n".join([said, *demoted]))
     assert len(exact) >= (60 if attached else 30)
     assert len(demoted) <= DEMOTED * len(exact), "\n".join(demoted)
 

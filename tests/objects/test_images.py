@@ -93,7 +93,7 @@ def test_flat_folders_and_what_is_wrong_with_folders(weed, bucket):
         "both": "images of its own and folders with images",
         "empty": "no image in the class folder",
         "splits": "holds the splits",
-        "none": "has no file; check the bucket and the path",
+        "nowhere": "has no file; check the bucket and the path",
     }.items():
         with pytest.raises(DataFormatError, match=said):
             reader(folder)

@@ -98,6 +98,14 @@ def test_row_groups_are_asked_for_before_they_are_needed(table, options, bucket,
     proxy.until(lambda: len(proxy.gets()) == 4)  # its footer, the first row group, and two more
     assert [record["id"] for record in records] == list(range(1, 4000))
     assert len(proxy.gets()) == 1 + 40
+    # What a second pass needs is asked for again, as little of it is kept.
+    reader = ParquetReader(name, storage_options=options, cache_bytes=1)
+    for _ in range(2):
+        proxy.log.clear()
+        records = reader.read_records(Task(shard=Shard(name=name, start=0, end=4000)))
+        assert next(records)["id"] == 0
+        proxy.until(lambda: len(proxy.gets()) >= 3)
+        assert len(list(records)) == 3999
     shuffled = np.random.default_rng(0).permutation(4000)
     reader = ParquetReader(name, storage_options=options)
     proxy.log.clear()

@@ -233,7 +233,7 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
 
 
 def test_many_requests_are_under_way(weed, bucket, proxy):
-    """The store answers none before 96 have come; more never do."""
+    """The store answers none before 96 have come: as many threads ask, and the one that waits may, too."""
     put(bucket, {f"many/{n}": b"x" * 100 for n in range(300)})
     storage = Storage(weed.options(proxy.url))
     found = list(storage.listing(f"s3://{BUCKET}/many"))
@@ -248,7 +248,7 @@ def test_many_requests_are_under_way(weed, bucket, proxy):
 
     proxy.fault = wait
     assert sum(map(len, storage.read_many([(one, 0, one.size) for one in found]))) == 30_000
-    assert max(one.under_way for one in proxy.gets()) == 96
+    assert max(one.under_way for one in proxy.gets()) in (96, 97)
 
 
 def test_the_slowest_requests_are_sent_again_and_few_of_them(weed, bucket, proxy):

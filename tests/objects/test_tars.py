@@ -95,18 +95,23 @@ def test_the_samples_are_those_of_the_same_tars_here(here, there):
     assert reader.fingerprint(whole=True) == here.fingerprint(whole=True)
 
 
-def test_an_epoch_costs_a_request_a_sample_at_most(weed, bucket, proxy, tmp_path):
+def test_samples_that_lie_together_are_one_request_in_any_order(weed, bucket, proxy, tmp_path, monkeypatch):
+    """Those that are needed far from each other are one each, as what has come would be kept till then."""
     data = {
         f"cost/{n}.tar": Path(samples_tar(tmp_path / f"{n}.tar", 100, 100 * n)).read_bytes() for n in range(3)
     }
     put(bucket, data)
     url = f"s3://{BUCKET}/cost"
     reader = TarReader(url, ("cls",), storage_options=weed.options(proxy.url))
-    for order, most in ((random.Random(1).sample(range(300), 300), 300), (range(300), 3)):
+    shuffled, kept = random.Random(1).sample(range(300), 300), "edl_torch.readers.tar.reader._KEPT_AWAY"
+    for order, kept_bytes, requests in ((range(300), 1 << 20, 3), (shuffled, 1 << 20, 3), (shuffled, 1, 300)):
+        monkeypatch.setattr(kept, kept_bytes)
         proxy.log.clear()
         assert [number for (number,) in reader.load_each(order)] == list(order)
-        assert len(proxy.ranges()) <= most
-        assert len(proxy.gets()) <= most + 12, "4 % and 8 more may be slow"
+        assert len(proxy.ranges()) == requests == len(reader.requests(order))
+        assert len(proxy.gets()) <= requests + 12, "4 % and 8 more may be slow"
+    nearly = [*shuffled[:200], *shuffled[:200]]  # twice the same, and some that are not wanted
+    assert [number for (number,) in reader.load_each(nearly)] == nearly
 
 
 @cases("threads, shuffle", [(None, True), (3, False)], product([None, 3], [True, False]))

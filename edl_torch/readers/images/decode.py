@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, SourceUnavailable
 from edl_torch.readers.base import required
-from edl_torch.readers.storage import is_url
+from edl_torch.readers.storage import Data, is_url
 
 Image = npt.NDArray[np.uint8]
 
@@ -82,7 +82,7 @@ def checked_min_side(min_side: int | None) -> int | None:
     )
 
 
-def decode_image(data: bytes, path: str, min_side: int | None = None) -> Image:
+def decode_image(data: Data, path: str, min_side: int | None = None) -> Image:
     """Decode the bytes of an image file; `path` is for messages only. See `read_image`."""
     if not data:
         raise _bad(path, "the file is empty (0 bytes)", "copy it again, or take it out of the dataset")
@@ -137,7 +137,7 @@ def missing_image(path: str) -> BadRecord:
     return _bad(path, "the file is missing", "restore it, or take it out of the dataset")
 
 
-def truncated_format(data: bytes) -> str | None:
+def truncated_format(data: Data) -> str | None:
     """The name of the format if `data` is cut off before its end, else None; nothing is decoded.
 
     Decoders differ: many fill the missing part of a cut-off JPEG with grey and report success. Formats: ITU-T
@@ -145,20 +145,20 @@ def truncated_format(data: bytes) -> str | None:
     padding) are allowed. Formats that do not say where they end are never called truncated here; their
     decoders decide.
     """
-    if data.startswith(_JPEG_START):
+    if data[:3] == _JPEG_START:
         # By its segments: the end marker of an embedded thumbnail is not the end.
-        has_end = data.endswith(_JPEG_END) or any(code == _END_OF_IMAGE for code, _ in _jpeg_markers(data))
+        has_end = data[-2:] == _JPEG_END or any(code == _END_OF_IMAGE for code, _ in _jpeg_markers(data))
         return None if has_end else "JPEG"
-    if data.startswith(_PNG_START):
-        return None if data.endswith(_PNG_END) or _png_has_end(data) else "PNG"
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+    if data[:8] == _PNG_START:
+        return None if data[-12:] == _PNG_END or _png_has_end(data) else "PNG"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return None if len(data) >= int.from_bytes(data[4:8], "little") + 8 else "WebP"
     return None
 
 
-def _jpeg_scale(data: bytes, min_side: int) -> int:
+def _jpeg_scale(data: Data, min_side: int) -> int:
     """By how much libjpeg may divide both sides; 1 for other formats."""
-    if data.startswith(_JPEG_START):
+    if data[:3] == _JPEG_START:
         for code, position in _jpeg_markers(data):
             if code in _FRAMES:  # length, precision, height, width: two, one, two and two bytes
                 height, width = (
@@ -169,7 +169,7 @@ def _jpeg_scale(data: bytes, min_side: int) -> int:
     return 1
 
 
-def _jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
+def _jpeg_markers(data: Data) -> Iterator[tuple[int, int]]:
     """Yield each marker's code, and where what it announces begins."""
     position = 2
     while (marker := _NEXT_MARKER.search(data, position)) is not None:
@@ -180,7 +180,7 @@ def _jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
             position += int.from_bytes(data[position : position + 2], "big")
 
 
-def _png_has_end(data: bytes) -> bool:
+def _png_has_end(data: Data) -> bool:
     position = len(_PNG_START)
     while position + 12 <= len(data):
         if data[position + 4 : position + 8] == b"IEND":

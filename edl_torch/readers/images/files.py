@@ -15,7 +15,7 @@ from edl_torch.readers.base import Begun, IndexedReader
 from edl_torch.readers.images.decode import Image, decode_image, missing_image, read_image_in
 from edl_torch.readers.shared.looks import SummedFile, arguments, sizes, some_of
 from edl_torch.readers.shared.mapped import StringTable
-from edl_torch.readers.storage import Object, Storage, is_url
+from edl_torch.readers.storage import Data, Object, Storage, is_url
 from edl_torch.readers.storage.listing import MISSING, Listing
 from edl_torch.readers.storage.names import is_web
 from edl_torch.readers.storage.requests import Ahead
@@ -141,7 +141,7 @@ class ImageFiles(FolderFiles):
         """What `begin` asks for."""
         return None if self._storage is None else [self.whole(number) for number in numbers]
 
-    def decoded(self, number: int, data: bytes) -> Image:
+    def decoded(self, number: int, data: Data) -> Image:
         """Decode one whose bytes have come."""
         if self.is_missing(number):
             raise missing_image(self.path(number))

@@ -20,7 +20,7 @@ from edl_torch.readers.shared.finder import names_below
 from edl_torch.readers.shared.looks import digest_of, listing
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Storage, StorageOptions, is_url
-from edl_torch.readers.storage.listing import Listing
+from edl_torch.readers.storage.listing import Listing, folder_order
 from edl_torch.shard import IndexArray, TaskType
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
@@ -151,11 +151,7 @@ def _images_below(
             subfolders.add(first)
         return name.lower().endswith(suffixes)
 
-    def order(name: str) -> str:
-        folder, _, file = name.rpartition("/")
-        return f"{folder.partition('/')[0]}\0{folder}\0{file}"
-
-    names = sorted(filter(is_image, names_below(root, hidden=_HIDDEN)), key=order)
+    names = sorted(filter(is_image, names_below(root, hidden=_HIDDEN)), key=folder_order)
     return StringTable(names), None, sorted(subfolders)
 
 

@@ -26,7 +26,7 @@ from edl_torch.readers.images.files import FolderFiles, ImageFiles, opened
 from edl_torch.readers.shared.finder import names_below
 from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable
-from edl_torch.readers.storage import Object, Storage, StorageOptions, is_elsewhere, is_url, local_path
+from edl_torch.readers.storage import Data, Object, Storage, StorageOptions, is_elsewhere, is_url, local_path
 from edl_torch.readers.storage.listing import Listing
 from edl_torch.readers.storage.names import is_web
 from edl_torch.shard import TaskType
@@ -122,12 +122,12 @@ class VocReader(IndexedReader):
             return None
         return [files.whole(index) for index in indices for files in (self._annotations, self._images)]
 
-    def record_of(self, index: int, annotation: bytes, image: bytes) -> tuple[Image, dict[str, Any]]:
+    def record_of(self, index: int, annotation: Data, image: Data) -> tuple[Image, dict[str, Any]]:
         """The record whose bytes have come."""
         if self._annotations.is_missing(index):
             path = self._annotations.path(index)
             raise BadRecord(f"the annotation '{path}' cannot be read: it is not there; restore it")
-        return self._images.decoded(index, image), self._target(index, annotation)
+        return self._images.decoded(index, image), self._target(index, bytes(annotation))
 
     def _target(self, index: int, annotation: bytes) -> dict[str, Any]:
         path = self._annotations.path(index)

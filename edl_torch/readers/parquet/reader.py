@@ -295,7 +295,7 @@ class RowGroups:
         self._own = object()
         weakref.finalize(self, OPEN_FILES.put_away, self._own)
         self._opening = threading.Lock()
-        self._asked: dict[Key, int] = {}  # row groups of a store, by their number in what follows
+        self._asked: dict[Key, int] = {}  # row groups of a store that are to come, by number in what follows
         self._ahead: Ahead | None = None
         self._pid = os.getpid()
 
@@ -321,6 +321,7 @@ class RowGroups:
         block = self.tables.get(key)
         if block is None:
             block = self.tables.put(key, lambda: RowBlock(self._read(file, group)))
+            self._asked.pop(key, None)
             self.decoded += 1
             if not self._warned and self._dropped_groups >= _WASTE_AFTER:
                 self._warn_of_waste(key, block)
@@ -330,7 +331,7 @@ class RowGroups:
         """Know which row groups come next: of those in a store some are asked for before they are needed."""
         self._check_process()
         away = [key for key in groups if is_elsewhere(self._index.name(key[0])) and key not in self.tables]
-        if self._asked.keys() >= set(away):  # a part of those that were asked for last
+        if self._asked.keys() >= set(away):  # a part of those that were asked for last, and are to come
             return
         wanted = list(dict.fromkeys(away))
         if self._ahead is not None:

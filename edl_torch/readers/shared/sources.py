@@ -28,7 +28,7 @@ from edl_torch.readers.shared.files import OPEN_FILES, FileStamp, OpenFile, Read
 from edl_torch.readers.shared.finder import Finder, refuse_no_file
 from edl_torch.readers.shared.looks import below, listing
 from edl_torch.readers.shared.mapped import Array
-from edl_torch.readers.storage import Object, Storage, is_elsewhere, local_path
+from edl_torch.readers.storage import Data, Object, Storage, is_elsewhere, local_path
 from edl_torch.readers.storage.requests import Ahead
 from edl_torch.shard import TaskType
 
@@ -201,7 +201,7 @@ class _Range:
         self, storage: Storage, one: Object, start: int, end: int, piece: int, keep: int | None
     ) -> None:
         self.start, self.end, self._piece, self._keep = start, end, piece, keep
-        self._pieces: dict[int, bytes] = {}
+        self._pieces: dict[int, Data] = {}
         self._lock = threading.Lock()
         wanted = [(one, at, min(piece, end - at)) for at in range(start, end, piece)]
         self._ahead: Ahead = storage.ahead(wanted)
@@ -216,9 +216,9 @@ class _Range:
                 for passed in [number for number in self._pieces if number < first - self._keep]:
                     del self._pieces[passed]
         at = self.start + first * self._piece
-        return (parts[0] if len(parts) == 1 else b"".join(parts))[start - at : end - at]
+        return bytes((parts[0] if len(parts) == 1 else b"".join(parts))[start - at : end - at])
 
-    def _take(self, number: int) -> bytes:
+    def _take(self, number: int) -> Data:
         found = self._pieces.get(number)
         if found is None:
             found = self._pieces[number] = self._ahead.take(number)

@@ -32,13 +32,13 @@ folder, `kept.py` keeps that under a prefix, `requests.py` tries again and keeps
 None of them knows what is in an object.
 """
 
-from edl_torch.readers.storage.drivers import Object, is_loop
-from edl_torch.readers.storage.fsspec_files import storage_error
+from edl_torch.readers.storage.drivers import Data, Object, is_loop, storage_error
 from edl_torch.readers.storage.names import is_elsewhere, is_url, is_web, local_path
 from edl_torch.readers.storage.object_file import ObjectFile, Piece
 from edl_torch.readers.storage.storage import Ranges, Storage, StorageOptions
 
 __all__ = [
+    "Data",
     "Object",
     "ObjectFile",
     "Piece",

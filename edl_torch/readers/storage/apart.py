@@ -184,7 +184,8 @@ def serve(descriptor: int) -> None:
                         send(number, page, False)
                     send(number, None, True)
                 else:
-                    send(number, getattr(driver, verb)(*request), True)
+                    said = getattr(driver, verb)(*request)
+                    send(number, bytes(said) if verb == "read" else said, True)
             except OSError:
                 raise
             except Exception as exc:  # noqa: BLE001  who asked raises it

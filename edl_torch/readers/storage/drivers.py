@@ -28,12 +28,14 @@ from urllib.parse import unquote
 from edl_torch.errors import ReaderError, ReaderUnavailable, SourceChanged
 from edl_torch.readers.base import required
 from edl_torch.readers.shared.files import read_range, whole_file
-from edl_torch.readers.storage.fsspec_files import FileSystems, storage_error
-from edl_torch.readers.storage.names import by_obstore, is_web, local_path
+from edl_torch.readers.storage.names import by_obstore, is_url, is_web, local_path
 from edl_torch.system.backoff import backoff
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
+_REFUSED = re.compile(
+    r"credential|forbidden|unauthori[sz]ed|access ?denied|(?:expired|invalid|security) ?token", re.IGNORECASE
+)
 _QUERY = re.compile(r"\?[^\s\"'<>)]+")
 _BUSY, _RETRIED = frozenset({429, 503}), frozenset({408, 425, 429})
 _EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
@@ -49,6 +51,9 @@ _S3FS = {
     "anon": "skip_signature",
     "requester_pays": "request_payer",
 }
+
+
+Data = bytes | memoryview  # what was read
 
 
 def tag_of(text: str | None) -> int:
@@ -130,7 +135,7 @@ class Driver(Protocol):
     def look(self, name: str) -> Object:
         """The object of one name. Raises Missing."""
 
-    def read(self, one: Object, start: int, length: int) -> bytes:
+    def read(self, one: Object, start: int, length: int) -> Data:
         """A range of an object. Raises SourceChanged for another object than the listed one."""
 
     def put(self, name: str, data: bytes, new: bool = False) -> bool:
@@ -314,14 +319,14 @@ class Objects:
             meta = self._head(self._store, self._path(name))
         return Object(name, meta["size"], tag_of(meta["e_tag"]))
 
-    def read(self, one: Object, start: int, length: int) -> bytes:
+    def read(self, one: Object, start: int, length: int) -> Data:
         if not length:
             return b""
         whole = start == 0 and length == one.size  # a server may know no ranges
         options: Any = None if whole else {"range": (start, start + length)}
         try:
             answer = self._get(self._store, self._path(one.name), options=options)
-            meta, data = answer.meta, bytes(answer.bytes())
+            meta, data = answer.meta, memoryview(answer.bytes())  # copied by nobody who can do without
         except FileNotFoundError:
             raise one.changed("it is gone") from None
         except (self._errors.BaseError, OSError) as exc:
@@ -433,14 +438,13 @@ def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:
 class FileSystem:
     """Files of a protocol that fsspec knows. Of a change only another size is seen."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        self._url, self._options = url, dict(options)
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
 
     def listing(self, folder: str) -> Iterator[Page]:
-        file_system, path = FileSystems(self._options).resolve(folder)
-        with _fsspec_meaning(folder):
-            file_system.invalidate_cache()
-            found = file_system.find(path, detail=True)
+        with self._at(folder) as (files, path):
+            files.invalidate_cache()
+            found = files.find(path, detail=True)
         root = path.rstrip("/")
         if any(not name.startswith(root) for name in found):
             raise ReaderError(f"'{folder}': its file system lists names elsewhere")
@@ -448,22 +452,18 @@ class FileSystem:
         yield _page([(name, int(size), 0) for name, size in each])
 
     def look(self, name: str) -> Object:
-        file_system, path = FileSystems(self._options).resolve(name)
-        with _fsspec_meaning(name):
-            file_system.invalidate_cache()
-            found = file_system.info(path)
+        with self._at(name) as (files, path):
+            files.invalidate_cache()
+            found = files.info(path)
         if found["type"] != "file":
             raise Missing
         return Object(name, int(found["size"]))
 
     def read(self, one: Object, start: int, length: int) -> bytes:
-        file_system, path = FileSystems(self._options).resolve(one.name)
-        whole = start == 0 and length == one.size
+        bounds = () if start == 0 and length == one.size else (start, start + length)
         try:
-            with _fsspec_meaning(one.name):
-                data = bytes(
-                    file_system.cat_file(path) if whole else file_system.cat_file(path, start, start + length)
-                )
+            with self._at(one.name) as (files, path):
+                data = bytes(files.cat_file(path, *bounds))
             now = one if len(data) == length else self.look(one.name)  # it may be shorter
         except Missing:
             raise one.changed("it is gone") from None
@@ -471,32 +471,54 @@ class FileSystem:
         return data
 
     def put(self, name: str, data: bytes, new: bool = False) -> bool:
-        file_system, path = FileSystems(self._options).resolve(name)
-        with _fsspec_meaning(name):
-            file_system.invalidate_cache()
-            if new and file_system.exists(path):  # no protocol of fsspec's has to create and look at once
+        with self._at(name) as (files, path):
+            files.invalidate_cache()
+            if new and files.exists(path):  # no protocol of fsspec's has to create and look at once
                 return False
-            file_system.pipe_file(path, data)
+            files.pipe_file(path, data)
         return True
 
     def remove(self, name: str) -> None:
-        file_system, path = FileSystems(self._options).resolve(name)
-        with _fsspec_meaning(name):
-            file_system.rm_file(path)
+        with self._at(name) as (files, path):
+            files.rm_file(path)
+
+    @contextmanager
+    def _at(self, name: str) -> Iterator[tuple[Any, str]]:
+        """The file system and the path in it, and what its errors mean.
+
+        It is asked for each time: fsspec keeps one per process, and what a forked child inherits of a
+        connection or an event loop is dead.
+        """
+        core = required("fsspec.core", f"'{name}' needs fsspec: pip install 'edl-torch[parquet]' (or fsspec)")
+        try:
+            yield core.url_to_fs(name, **self._options)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+            raise Missing(str(exc)) from exc
+        except PermissionError as exc:
+            raise CredentialsRefused(str(exc)) from exc
+        except (OSError, TimeoutError) as exc:
+            raise Transient(f"{type(exc).__name__}: {exc}") from exc
+        except Exception as exc:
+            raise storage_error(exc, name) from exc
 
 
-@contextmanager
-def _fsspec_meaning(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
-        raise Missing(str(exc)) from exc
-    except PermissionError as exc:
-        raise CredentialsRefused(str(exc)) from exc
-    except (OSError, TimeoutError) as exc:
-        raise Transient(f"{type(exc).__name__}: {exc}") from exc
-    except Exception as exc:
-        raise storage_error(exc, name) from exc
+def storage_error(exc: Exception, url: str) -> ReaderError:
+    """What a storage driver's error means. Each driver has a tree of its own, so names decide as well."""
+    said = f"{type(exc).__name__}: {exc}"
+    if isinstance(exc, FileNotFoundError | NotADirectoryError):
+        return ReaderError(f"'{url}' does not exist; check the path{' and the bucket' * is_url(url)} ({exc})")
+    if isinstance(exc, ImportError):
+        return ReaderUnavailable(f"'{url}' needs a package that is not installed: {exc}")
+    if isinstance(exc, PermissionError) or _REFUSED.search(said):
+        where = "storage_options={…} or the environment" if is_url(url) else "the file's permissions"
+        return ReaderError(f"access to '{url}' is refused ({said}); check the credentials in {where}")
+    if isinstance(exc, ValueError) and "rotocol" in str(exc):
+        return ReaderError(f"'{url}': fsspec knows no such protocol; check the part before '://' ({exc})")
+    if isinstance(exc, TypeError):
+        return ReaderError(f"'{url}': its file system does not take these storage_options ({exc})")
+    return ReaderError(
+        f"'{url}' cannot be reached ({said}); check the network, the endpoint and storage_options"
+    )
 
 
 _runs_in = os.getpid()  # the process whose obstore's threads are, if it is imported
@@ -522,4 +544,4 @@ def driver_for(root: str, options: Mapping[str, Any]) -> Driver:
     """Make the driver of a root. Raises ReaderUnavailable without its package, and ReaderError."""
     if not root:
         return LocalFiles()
-    return Objects(root, options) if by_obstore(root) else FileSystem(root, options)
+    return Objects(root, options) if by_obstore(root) else FileSystem(options)

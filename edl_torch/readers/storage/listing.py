@@ -80,7 +80,7 @@ class Listing:
     def find(self, url: str) -> Object | None:
         """The object of that URL, if it is listed."""
         name = url.removeprefix(self.base)
-        place = bisect_left(self.names, _order(name), key=_order)
+        place = bisect_left(self.names, folder_order(name), key=folder_order)
         return self.object(place) if place < len(self) and self.names[place] == name != url else None
 
     @classmethod
@@ -162,7 +162,7 @@ def _listed(storage: Storage, folder: str) -> dict[str, Array]:
 
 
 def _in_order(pages: Iterable[Page]) -> Iterator[Page]:
-    """The same objects by `_order`, those of one folder together."""
+    """The same objects by `folder_order`, those of one folder together."""
     of_folder: dict[str, list[Page]] = {}
     for page in pages:
         for folder, part in _by_folder(page):
@@ -207,6 +207,7 @@ def _taken(page: Page, places: Iterable[int]) -> Page:
     return Page([page.names[place] for place in ordered], sizes, tags)
 
 
-def _order(name: str) -> str:
+def folder_order(name: str) -> str:
+    """What names are sorted by: the first folder, then the whole of it, then the file."""
     folder, _, file = name.rpartition("/")
     return f"{folder.partition('/')[0]}\0{folder}\0{file}"

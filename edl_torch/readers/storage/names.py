@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from edl_torch.errors import InvalidArgument
 
@@ -53,10 +53,11 @@ def root_of(name: str) -> str:
         return ""
     if not by_obstore(name):
         return name.split("://", 1)[0] + "://"
-    parts = urlsplit(name)
-    if not parts.netloc:
-        raise InvalidArgument(f"'{name}' names no bucket: expected {parts.scheme}://bucket/…")
-    return f"{parts.scheme}://{parts.netloc}"
+    scheme, _, rest = name.partition("://")
+    place = rest.partition("/")[0]
+    if not place:
+        raise InvalidArgument(f"'{name}' names no bucket: expected {scheme}://bucket/…")
+    return f"{scheme.lower()}://{place}"
 
 
 def spelled(url: str) -> str:

@@ -133,18 +133,17 @@ class Fetch:
 
 
 class Pace:
-    """How long requests of a process take, and how many may be sent again because they are slow."""
+    """How long requests of a process take, and how many may be sent again because they are slow; both about,
+    as no lock is taken for each request."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._mean_s = 0.0
         self._credit = 0.0
 
     def note(self, took_s: float) -> None:
         """A request took so long."""
-        with self._lock:
-            self._mean_s += (took_s - self._mean_s) / (16 if self._mean_s else 1)
-            self._credit = min(self._credit + _SENT_AGAIN, 8.0)
+        self._mean_s += (took_s - self._mean_s) / (16 if self._mean_s else 1)
+        self._credit = min(self._credit + _SENT_AGAIN, 8.0)
 
     @property
     def slow_s(self) -> float:
@@ -153,11 +152,10 @@ class Pace:
 
     def may_send_again(self) -> bool:
         """Whether one more may be; it counts as sent."""
-        with self._lock:
-            if self._credit < 1:
-                return False
-            self._credit -= 1
-            return True
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
 
 
 class Threads:
@@ -167,8 +165,7 @@ class Threads:
         self.pid = os.getpid()
         self._jobs: queue.SimpleQueue[Fetch] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._count = self._waiting = 0  # threads; jobs that no thread has taken
-        self._idle = 0
+        self._count = self._idle = 0  # threads, and those of them that wait for a job
         self.nbytes = 0  # of jobs whose answer nobody has taken
         self.pace = Pace()
 
@@ -180,9 +177,8 @@ class Threads:
         """Run a job soon."""
         with self._lock:
             self.nbytes += job.nbytes
-            self._waiting += 1
             self._jobs.put(job)
-            if self._waiting <= self._idle or self._count == MOST_REQUESTS:
+            if self._jobs.qsize() <= self._idle or self._count == MOST_REQUESTS:
                 return
             self._count += 1
         threading.Thread(target=self._run, name=f"edl-request-{self._count}", daemon=True).start()
@@ -194,6 +190,21 @@ class Threads:
 
     def _run(self) -> None:
         while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                waited = self._wait()
+                if waited is None:
+                    return
+                job = waited
+            job.run()
+            if job.began_s is not None:
+                self.pace.note(time.monotonic() - job.began_s)
+            del job  # its answer is not this thread's
+
+    def _wait(self) -> Fetch | None:
+        """Wait for a job; None ends the thread."""
+        while True:
             with self._lock:
                 self._idle += 1
             try:
@@ -202,15 +213,11 @@ class Threads:
                 job = None
             with self._lock:
                 self._idle -= 1
-                if job is None and not self._waiting:
+                if job is None and self._jobs.empty():
                     self._count -= 1
-                    return
-                self._waiting -= job is not None
+                    return None
             if job is not None:
-                job.run()
-                if job.began_s is not None:
-                    self.pace.note(time.monotonic() - job.began_s)
-                del job  # its answer is not this thread's
+                return job
 
 
 _threads: Threads | None = None
@@ -257,23 +264,21 @@ class Ahead:
             if job is None:
                 job = self._job(number)
                 self._next = max(self._next, number + 1)
-        self._refill()  # while this one is waited for
+            self._refill()  # while this one is waited for
         try:
             return job.take(self._threads.pace if job.nbytes else None)
         finally:
             if known:
                 self._threads.drop(job)
-            self._refill()
 
     def _refill(self) -> None:
-        with self._lock:
-            while self._next < self._count and len(self._under_way) < self._most:
-                if self._under_way and not self._threads.has_room():
-                    break
-                job = self._job(self._next)
-                self._under_way[self._next] = job
-                self._next += 1
-                self._threads.add(job)
+        while self._next < self._count and len(self._under_way) < self._most:
+            if self._under_way and not self._threads.has_room():
+                break
+            job = self._job(self._next)
+            self._under_way[self._next] = job
+            self._next += 1
+            self._threads.add(job)
 
     def close(self) -> None:
         """Give up what nobody has taken. A forked child has a copy, and no business with it."""

@@ -8,12 +8,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol, TypedDict, TypeVar
 
 from edl_torch.errors import EdlError, OutputError, ReaderError
 from edl_torch.readers.storage.apart import Apart
 from edl_torch.readers.storage.drivers import (
     CredentialsRefused,
+    Data,
     Driver,
     Missing,
     Object,
@@ -163,7 +165,9 @@ class Storage:
 
         Raises SourceChanged for another object than was listed, and SourceUnavailable.
         """
-        length = one.size - start if length is None else length
+        return bytes(self._read(one, start, one.size - start if length is None else length))
+
+    def _read(self, one: Object, start: int, length: int) -> Data:
         if start < 0 or length < 0 or start + length > one.size:
             raise ReaderError(
                 f"'{one.name}' has {one.size:,} bytes: {length:,} from byte {start:,} on are not in it"
@@ -194,18 +198,14 @@ class Storage:
         ahead = self.ahead(wanted)
         try:
             for number in range(len(wanted)):
-                yield ahead.take(number)
+                yield bytes(ahead.take(number))
         finally:
             ahead.close()
 
     def ahead(self, ranges: Sequence[tuple[Object, int, int]]) -> Ahead:
-        """Ask for ranges that several threads take by their number, in about this order."""
-
-        def job(number: int) -> Fetch:
-            one, start, length = ranges[number]
-            return Fetch(lambda: self.read(one, start, length), length)
-
-        return Ahead(len(ranges), job)
+        """Ask for ranges that several threads take by their number, in about this order; as bytes, or as a
+        view of what a driver has."""
+        return Ahead(len(ranges), lambda n: Fetch(partial(self._read, *ranges[n]), ranges[n][2]))
 
     @contextmanager
     def apart(self) -> Iterator[Storage]:
@@ -246,10 +246,12 @@ class Storage:
 
     def _driver(self, name: str, anew: bool) -> Driver:
         here, root = self._of_process(), root_of(name)
-        with here.lock:
-            found = None if anew else here.drivers.get(root)
-            if found is None:
-                found = here.drivers[root] = self._new_driver(root)
+        found = here.drivers.get(root)
+        if found is None or anew:
+            with here.lock:
+                found = None if anew else here.drivers.get(root)
+                if found is None:
+                    found = here.drivers[root] = self._new_driver(root)
         return found
 
     def _new_driver(self, root: str) -> Driver:

@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Unpack
 
@@ -27,7 +27,7 @@ from edl_torch.readers.shared.finder import Paths
 from edl_torch.readers.shared.looks import arguments, below, chosen, listing, name_of_function
 from edl_torch.readers.shared.mapped import Array, StringTable, shared
 from edl_torch.readers.shared.sources import ObjectStamp, Sources, each_looked_at, stamp_arrays, stamps_in
-from edl_torch.readers.storage import Object, Storage, StorageOptions, is_elsewhere
+from edl_torch.readers.storage import Data, Object, Storage, StorageOptions, is_elsewhere
 from edl_torch.readers.storage.requests import Ahead
 from edl_torch.readers.tar.index import (
     LOOKED_AT,
@@ -45,6 +45,7 @@ _THREADS_AWAY = 64  # that index tars of a store
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
 _AT_ONCE = 1 << 20  # bytes: of a larger sample only what is wanted is read
 _RUN, _RUN_AWAY = 1 << 18, 1 << 20  # bytes: smaller samples that lie together are read so many at once
+_KEPT_AWAY = 32 << 20  # bytes: samples that are needed so close to each other may come in any order
 
 Decoder = Callable[[bytes], Any]
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp"})
@@ -236,16 +237,25 @@ class TarReader(IndexedReader):
         """One for each run of samples that lie together."""
         if not is_elsewhere(self._names[0]):
             return None
-        return [(source.object, start, end - start) for source, _, _, start, end in self._runs(indices)]
+        return [run.range for run in self._runs(indices)]
 
-    def _runs(self, indices: Sequence[int]) -> Iterator[tuple[TarSource, int, int, int, int]]:
-        """Yield runs of samples that lie together: the tar, the first one's number in it, how many they are,
-        and where their bytes begin and end."""
+    def _runs(self, indices: Sequence[int]) -> Iterator[_Run]:
+        """Yield runs of samples that lie together, of those that are needed soon after each other: what is
+        read of a run is kept until its last sample is needed. The runs come as they are needed."""
         at = 0
         while at < len(indices):
-            source, number, after = self._run(indices, at, _RUN_AWAY)
-            count = after - at
-            yield source, number, count, source.starts[number], source.starts[number + count]
+            after, nbytes = at, 0
+            while after < len(indices) and nbytes < _KEPT_AWAY:
+                source, number = self._place(indices[after])
+                nbytes += source.starts[number + 1] - source.starts[number]
+                after += 1
+            places = sorted(range(at, after), key=indices.__getitem__)
+            ordered, found, first = [indices[place] for place in places], [], 0
+            while first < len(ordered):
+                source, number, last = self._run(ordered, first, _RUN_AWAY)
+                found.append(_Run(source, number, places[first:last]))
+                first = last
+            yield from sorted(found, key=lambda run: min(run.places))
             at = after
 
     @classmethod
@@ -269,15 +279,16 @@ class TarReader(IndexedReader):
         tar = bisect_right(self._firsts, index) - 1
         return sources[tar], index - self._firsts[tar]
 
-    def _sample(self, source: TarSource, number: int, piece: bytes | None, place: int) -> Any:
+    def _sample(self, source: TarSource, number: int, piece: Data | None, place: int) -> Any:
         """A sample, from the bytes of the tar that begin at `place`, or read here where they are many."""
         start, end = source.starts[number], source.starts[number + 1]
+        view = None if piece is None else memoryview(piece)
 
-        def cut(at: int, size: int) -> bytes:
-            return read(at, at + size) if piece is None else piece[at - place : at - place + size]
+        def cut(at: int, size: int) -> Data:
+            return read(at, at + size) if view is None else view[at - place : at - place + size]
 
         read = self._read(source)
-        fetch = Windowed(read, end) if piece is None else cut
+        fetch = Windowed(read, end) if view is None else lambda at, size: bytes(cut(at, size))
         try:
             key, parts = sample_parts(fetch, start, end)
         except BrokenTar as exc:
@@ -313,7 +324,7 @@ class TarReader(IndexedReader):
             )
         return BadRecord(f"'{source.name}' at byte {start:,}: {exc}")
 
-    def _decoded(self, data: bytes, suffix: str, key: str, tar: str) -> Any:
+    def _decoded(self, data: Data, suffix: str, key: str, tar: str) -> Any:
         tail = suffix
         while tail not in self._decoders and "." in tail:
             tail = tail.partition(".")[2]
@@ -324,11 +335,11 @@ class TarReader(IndexedReader):
                     f"'{tar}' sample {key!r} member {suffix!r} is a pickle, which is not read, as it can run "
                     f"any program: leave it out by fields=, or give decoders={{{tail!r}: function}}"
                 )
-            return data
+            return bytes(data)
         try:
             if decode is None:
                 return decode_image(data, f"{key}.{suffix}", self.min_side)
-            return decode(data)
+            return decode(bytes(data))
         except Exception as exc:
             if is_source_error(exc):
                 raise
@@ -372,38 +383,46 @@ class TarReader(IndexedReader):
         return f"<TarReader {self.name!r} files={len(self._names)} records={self.count}>"
 
 
+@dataclass(slots=True)
+class _Run:
+    """Samples that lie together: of a tar those from `number` on, at these places among those asked for."""
+
+    source: TarSource
+    number: int
+    places: list[int]
+    piece: Data | None = None  # their bytes, while some of them are to be made
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = len(self.places)
+
+    @property
+    def range(self) -> tuple[Object, int, int]:
+        """What a store is asked for."""
+        start, end = (self.source.starts[self.number + each] for each in (0, len(self.places)))
+        return self.source.object, start, end - start
+
+
 class _RunsAsked:
     """The bytes of samples that were asked for: a request for each run of samples that lie together."""
 
     def __init__(self, reader: TarReader, storage: Storage, indices: Sequence[int]) -> None:
         self._reader = reader
-        self._request_of: list[int] = []
-        self._places: list[tuple[TarSource, int]] = []
-        requests: list[tuple[Object, int, int]] = []
-        for source, number, count, start, end in reader._runs(indices):
-            for each in range(count):
-                self._request_of.append(len(requests))
-                self._places.append((source, number + each))
-            requests.append((source.object, start, end - start))
-        self._starts = [start for _, start, _ in requests]
-        self._left = np.bincount(self._request_of, minlength=len(requests)).tolist()
-        self._locks = [threading.Lock() for _ in requests]
-        self._pieces: dict[int, bytes] = {}
-        self.ahead: Ahead = storage.ahead(requests)
+        self._runs = list(reader._runs(indices))
+        each = enumerate(self._runs)
+        self._of_place = {place: (run, at) for run, one in each for at, place in enumerate(one.places)}
+        self.ahead: Ahead = storage.ahead([run.range for run in self._runs])
 
-    def sample(self, number: int) -> Any:
+    def sample(self, place: int) -> Any:
         """The sample at a place among those that were asked for. Raises what `load` does."""
-        request = self._request_of[number]
-        with self._locks[request]:  # one of several threads takes the answer
-            piece = self._pieces.get(request)
-            if piece is None:
-                piece = self.ahead.take(request)
-            self._left[request] -= 1
-            if self._left[request] > 0:
-                self._pieces[request] = piece
-            else:
-                self._pieces.pop(request, None)
-        return self._reader._sample(*self._places[number], piece, self._starts[request])
+        request, at = self._of_place[place]
+        run = self._runs[request]
+        with run.lock:  # one of several threads takes the answer
+            piece = self.ahead.take(request) if run.piece is None else run.piece
+            run.left -= 1
+            run.piece = piece if run.left > 0 else None
+        return self._reader._sample(run.source, run.number + at, piece, run.source.starts[run.number])
 
 
 def _suffix(name: str) -> str:

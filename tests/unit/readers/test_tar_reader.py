@@ -527,8 +527,8 @@ def test_the_command_says_soon_that_nobody_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("edl_torch.readers.storage.storage._FIRST_PATIENCE_S", 1.0)
-    monkeypatch.setattr("edl_torch.readers.storage.storage.PATIENCE_S", 5.0)
+    monkeypatch.setattr("edl_torch.readers.storage.storage.PATIENCE_S", 300.0)
     assert main(["index", "http://127.0.0.1:9/a.tar"]) == 2
     tried_s = re.search(r"cannot be reached.*tried for (\d+) s", capsys.readouterr().err)
     assert tried_s is not None
-    assert int(tried_s[1]) <= 1
+    assert int(tried_s[1]) < 60, "a second, and the time that another process takes to start"
