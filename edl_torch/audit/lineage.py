@@ -135,8 +135,8 @@ def histories(
 def _apart(chapters: list[_Placed]) -> tuple[list[set[str]], set[str]]:
     """Return the ledgers of each job under one name, and those of no job.
 
-    Ledgers are of one job if their data and settings are alike, or one left the other's data on purpose.
-    Those in which nothing was learnt are of none, while there are others.
+    Ledgers are of one job if their data, settings and task are alike, or one left the other's data on
+    purpose. Those in which nothing was learnt are of none, while there are others.
     """
     identities: defaultdict[str, list[Mapping[str, object]]] = defaultdict(list)
     for _, _, chapter in chapters:
@@ -144,14 +144,20 @@ def _apart(chapters: list[_Placed]) -> tuple[list[set[str]], set[str]]:
         found.append(identity(replace(chapter.dataset, components=_data_of(chapter.dataset, chapters))))
         with suppress(TokenError):  # which the chain says
             found.append(Token.decode(saved_with(chapter.token or "")).identity)
-        known = identities[chapter.ledger]
-        known += [one for one in found if one not in known]
-    jobs: list[set[str]] = []
+        known, kind = identities[chapter.ledger], {"task_type": chapter.dataset.task_type}
+        known += [one for each in found if (one := {**each, **kind}) not in known]
+    tied: list[tuple[set[str], list[Mapping[str, object]]]] = []
     for ledger, mine in identities.items():
-        tied = [
-            job for job in jobs if any(_alike(a, b) for other in job for a in identities[other] for b in mine)
-        ]
-        jobs = [job for job in jobs if job not in tied] + [{ledger}.union(*tied)]
+        job, others = ({ledger}, mine), tied
+        tied = []
+        for ledgers, known in others:
+            if any(_alike(one, other) for one in known for other in mine):
+                job[0].update(ledgers)
+                mine += [one for one in known if one not in mine]
+            else:
+                tied.append((ledgers, known))
+        tied.append(job)
+    jobs = [ledgers for ledgers, _ in tied]
     used = {chapter.ledger for _, _, chapter in chapters if _is_used(chapter)}
     learnt = [job for job in jobs if job & used]
     return (learnt, identities.keys() - set().union(*learnt)) if learnt else ([set(identities)], set())

@@ -17,6 +17,7 @@ saved inexactly after a loop may have trained on it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
@@ -147,9 +148,8 @@ class Verdict:
         self.changed = tuple(changed)  # what of the data, while they were read
         self.unordered = history.unordered  # ledgers of which nothing tells which is the last
         self.untouched = history.untouched  # ledgers of starts that learnt nothing
-        self.beside = (
-            history.beside
-        )  # ledgers of other data or settings under its name, with their own verdict
+        self.left_out = _left_out(history, used)  # records of runs that this did not go on from, by ledger
+        self.beside = history.beside  # ledgers of unlike runs under its name, with a verdict of their own
         doubts = (f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt)
         self.doubts = tuple(doubts)  # why tokens that the model went through are inexact
         self.inexact_tokens = len(self.doubts)
@@ -370,6 +370,14 @@ def _rolled_back(history: DatasetHistory, parts: list[Part], used: Set[Key]) -> 
     beyond = sum((part.outcomes - part.begun - part.required).count for part in parts[1:])
     unused = [lineage.acknowledged for key, lineage in history.lineages.items() if key not in used]
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)
+
+
+def _left_out(history: DatasetHistory, used: Set[Key]) -> dict[str, int]:
+    ledgers, found = {ledger for ledger, _ in used}, defaultdict[str, int](int)
+    for (ledger, _), lineage in history.lineages.items():
+        if ledger not in ledgers and (learnt := lineage.acknowledged.records):
+            found[ledger] += learnt
+    return dict(found)
 
 
 def _unnamed(found: Findings, named: Sequence[Finding]) -> dict[str, int]:

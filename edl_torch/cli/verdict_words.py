@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from edl_torch.audit.verdict import Outcome, Verdict
@@ -133,6 +134,11 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     yield f"data{_weakest(verdict)}: {_DATA[verdict.known_by][1]}"
     if verdict.untouched:
         yield f"left out: {len(verdict.untouched)} start(s) in which nothing was learnt"
+    for ledger, records in itertools.islice(verdict.left_out.items(), _NAMED):
+        yield (
+            f"left out: {records} record(s) of ledger {ledger}, a run over the same data that this one did "
+            f"not go on from: of such the last is judged alone"
+        )
     if verdict.beside:
         yield (
             f"other data or settings lie here under this name (ledger {', '.join(verdict.beside[:_NAMED])}), "

@@ -90,6 +90,26 @@ def test_ctrl_c_among_workers_that_start_comes_when_they_have() -> None:
         _at_fork.clear()
 
 
+def test_ctrl_c_as_workers_are_told_to_begin_anew_costs_their_next_pass_nothing() -> None:
+    def on_event(frame: FrameType, event: str, argument: Any) -> None:
+        if frame.f_code.co_name == "_get_data" and frame.f_back and frame.f_back.f_code.co_name == "_reset":
+            answers.append(event)
+            if answers == ["call", "return", "call"]:  # one has answered, and the other will
+                interrupt()
+
+    answers: list[str] = []
+    with ElasticDataLoader(
+        torch.arange(RECORDS), BATCH, num_epochs=3, num_workers=2, persistent_workers=True
+    ) as loader:
+        assert len(list(loader)) == RECORDS // BATCH
+        sys.setprofile(on_event)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        sys.setprofile(None)
+        for _ in loader.epochs():
+            assert sorted(torch.cat(list(loader)).tolist()) == list(range(RECORDS))
+
+
 def test_a_worker_leaves_ctrl_c_to_its_trainer() -> None:
     with made(num_workers=1, transform=interrupted) as loader:
         assert sorted(int(record) for batch in loader for record in batch) == list(range(RECORDS))

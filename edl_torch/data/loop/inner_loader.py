@@ -102,9 +102,11 @@ class InnerLoader:
         if not self.persistent_workers:
             self.end_workers()  # of an iterator that somebody keeps: its pass is over
         if self.persistent_workers and loader._iterator is not None:
-            iterator: Any = iter(
-                loader
-            )  # they are only told to begin anew, which may take as long as they like
+            try:  # they are only told to begin anew, which may take as long as they like
+                iterator: Any = iter(loader)
+            except BaseException:
+                self.end_workers()  # torch would take answers to this pass for batches of the next
+                raise
         else:
             signal_handling._set_SIGCHLD_handler()  # torch does so in the main thread alone
             try:

@@ -2,12 +2,12 @@
 
 Of a map-style dataset no record is asked for: it may be drawn at random, cost much or open a file that a fork
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
-that have as many entries as the dataset has records, and datasets inside it, as `Subset` and `ConcatDataset`
-have, and globals that its code names. One may be filled as it is used: what a dataset lacks at one time, and
-has at another, is no difference. Numbers that it was made with, and constants of its module, are those of the
-first look: what a loop makes of them later is the program's. Samples of all are claimed only where no other
-attribute may hold records or say where they lie, and no entry looks like a path: what is in its file was not
-looked at. It must not import torch.
+that have as many entries as the dataset has records, datasets inside it, as `Subset` has, and what its code
+names of its class and modules. One may be filled as it is used: what a dataset lacks at one time, and has at
+another, is no difference. Numbers that it was made with, and constants of its class and
+modules, are those of the first look: what a loop makes of them later is the program's. Samples of all are
+claimed only where no other attribute may hold records or say where they lie, and no entry looks like a path:
+what is in its file was not looked at. It must not import torch.
 """
 
 from __future__ import annotations
@@ -52,12 +52,8 @@ _MOST_CONSTANTS = 4096  # in a list or dict of a module
 _LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardly all of the records
 _PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
 _WRITERS = {"append", "extend", "insert", "pop", "popitem", "remove", "clear", "update", "setdefault", "sort"}
-_CLOSED = (
-    OSError,
-    AttributeError,
-    ArithmeticError,
-    *ARRAYS_OWN,
-)  # what other objects say, as without a connection
+# What other objects say, as without a connection.
+_CLOSED = (OSError, AttributeError, ArithmeticError, *ARRAYS_OWN)
 
 _Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
 _A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks like
@@ -222,18 +218,21 @@ class _MadeOf:
 
 def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
     """What an object of so many records has, by name: its own attributes, lists of as many entries of its
-    classes, and such lists and datasets that a function of it holds, as a lambda or `functools.partial`.
+    classes, numbers and such lists and datasets that a function of it holds, as a lambda or
+    `functools.partial`, and what the code that makes its records names.
 
-    And what of it is one for all records, and stays: numbers of its class, or that have the name of an
-    argument, and that no other method writes to; numbers, lists and dicts of plain values in globals that no
-    code which makes records writes to.
+    And what of it is one for all records, and stays: numbers that a function holds, or that have the name of
+    an argument or are of its class, and that no other method writes to; numbers, lists and dicts of plain
+    values that code which makes records names, and does not write to.
     """
     own = getattr(found, "__dict__", {})
     held = {
         f"{name}.{inner}": value
         for name, function in own.items()
         for inner, value in _held_by(function)
-        if _has_entries(value, count) or _is_dataset(value)
+        if _has_entries(value, count)
+        or _is_dataset(value)
+        or (_is_number(value) and inner not in OF_A_PROCESS)
     }
     of_classes = {
         name: value
@@ -241,11 +240,12 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
         for name, value in vars(kind).items()
         if _has_entries(value, count) or _is_number(value)
     }
-    of_modules, written = _globals_of(found)
+    named, written = _named_in_code(found)
     kind: Any = type(found)
-    every = of_modules | of_classes | held | own
-    constants = {name for name in of_modules.keys() - written if _is_constant(of_modules[name], count)}
+    every = named | of_classes | held | own
+    constants = {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
     constants |= {name for name in every.keys() & _arguments_of(kind) if _is_number(every[name])}
+    constants |= {name for name in held.keys() - own.keys() if _is_number(held[name])}
     return every | {name: _settled(every[name]) for name in constants}, constants
 
 
@@ -288,13 +288,9 @@ def _is_constant(value: Any, count: int) -> bool:
 def _settled(value: Any) -> Any:
     """A constant without what tells of the process, and a number as YAML has one."""
     if isinstance(value, Mapping):
-        return {key: one for key, one in value.items() if not _is_of_a_process(key)}
+        return {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
     value = value.item() if isinstance(value, np.generic) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _is_of_a_process(name: Any) -> bool:
-    return isinstance(name, str) and name.lower() in OF_A_PROCESS
 
 
 def _is_name(value: Any) -> bool:
@@ -302,28 +298,36 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and not os.path.isabs(value)
 
 
-def _globals_of(found: Any) -> tuple[dict[str, Any], set[str]]:
-    """Containers and numbers in modules that the code names which makes an object's records, by name, and the
-    names of containers that it may write to. Of one name in several modules each has a number."""
+def _named_in_code(found: Any) -> tuple[dict[str, Any], set[str]]:
+    """Containers, numbers and texts of modules and classes that the code names which makes an object's
+    records, by name, and the names of containers that it may write to. Those of one name in several modules
+    are numbered."""
     held: defaultdict[str, list[Any]] = defaultdict(list)
     written = set[int]()
     for function in _makers_of(type(found)):
         code, scope = function.__code__, function.__globals__
-        each = {name: scope[name] for name in sorted(_named_by(code, "LOAD_GLOBAL") & scope.keys())}
+        names = sorted(name for name in _names_in(code) if not name.startswith("__"))
+        each = {
+            name: scope[name] for name in names if name in scope and name in _named_by(code, "LOAD_GLOBAL")
+        }
         modules = {name: vars(value) for name, value in each.items() if isinstance(value, ModuleType)}
         for module, inside in modules.items():
-            each |= {f"{module}.{name}": inside[name] for name in sorted(_names_in(code) & inside.keys())}
+            each |= {f"{module}.{name}": inside[name] for name in names if name in inside}
+        each = {f"global {path}": value for path, value in each.items()}
+        for kind in reversed(type(found).__mro__):
+            each |= {name: vars(kind)[name] for name in names if name in vars(kind)}
         stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
         for path, value in each.items():
-            name = path.rpartition(".")[2]
-            is_number = _is_number(value) and not (_is_of_a_process(name) or name in stored)
+            name = path.rpartition(".")[2].removeprefix("global ")
+            is_plain = _is_number(value) or isinstance(value, str)
+            is_told = is_plain and not (name in stored or name.lower() in OF_A_PROCESS)
             is_data = _may_be_data(value)
-            if (is_number or is_data) and all(value is not one for one in held[path]):
+            if (is_told or is_data) and all(value is not one for one in held[path]):
                 held[path].append(value)
             if is_data and _writes(code):
                 written.add(id(value))
     named = {
-        f"global {path} ({number})" if number else f"global {path}": value
+        f"{path} ({number})" if number else path: value
         for path, values in held.items()
         for number, value in enumerate(values)
     }
@@ -396,7 +400,8 @@ def _held_by(function: Any) -> list[tuple[str, Any]]:
     return held
 
 
-def _is_to_be_filled(value: list[Any]) -> bool:
+def _is_to_be_filled(value: Sequence[Any]) -> bool:
+    """Whether it is filled as it is used, and has None before."""
     return any(value[place] is None for place in chosen(len(value), _SEEN))
 
 
@@ -407,9 +412,7 @@ def _is_table(value: Any, count: int) -> bool:
         return False
     if isinstance(value, Mapping):
         return list(value.values()) == [*range(len(value))] and all(isinstance(key, str) for key in value)
-    if isinstance(value, tuple) and all(_is_name(each) or isinstance(each, Number) for each in value):
-        return True
-    if all(map(_is_name, value)):
+    if all(_is_name(each) or (isinstance(value, tuple) and isinstance(each, Number)) for each in value):
         return True
     return all(type(each) is int for each in value) and value[-1] == count and sorted(value) == list(value)
 
@@ -418,15 +421,10 @@ def _untold(value: Any, count: int) -> _Untold:
     """What may be in an attribute that has not one entry for each of so many records."""
     if value is None or callable(value) or isinstance(value, Number | np.generic | Enum | date | timedelta):
         return _Untold.NOTHING
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, str):
-        is_short = len(value) < _LONGEST_NAME
-        return (_Untold.WHERE if is_short else _Untold.RECORDS) if value else _Untold.NOTHING
+    if isinstance(value, str | os.PathLike) and (text := os.fspath(value)):
+        return _Untold.WHERE if count != len(text) < _LONGEST_NAME else _Untold.RECORDS
     if _is_array(value):
-        if not value.shape:
-            return _Untold.NOTHING
-        return _Untold.RECORDS
+        return _Untold.RECORDS if value.shape else _Untold.NOTHING
     is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
     return _Untold.NOTHING if is_empty else _Untold.RECORDS
 
@@ -453,8 +451,8 @@ def _digest(found: Any) -> tuple[str, bool]:
 
         return _of_some(found, row)
     if isinstance(found, list | tuple | range):
-        if any(found[place] is None for place in chosen(len(found), _SEEN)):
-            raise Unlike  # a list that is filled as it is used has None before
+        if _is_to_be_filled(found):
+            raise Unlike
         return _of_some(found, found.__getitem__)
     if _is_array(found) and found.shape:
         is_text = getattr(found.dtype, "kind", "") in ("U", "O")

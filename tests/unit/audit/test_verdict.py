@@ -273,6 +273,10 @@ def test_of_two_runs_in_one_folder_the_later_is_judged_whatever_clocks_say(tmp_p
     second(tmp_path, "today", "a")
     verdict = one(tmp_path)
     assert (verdict.ledger, verdict.outcome) == ("a", Outcome.PROVEN if second is whole else Outcome.REFUTED)
+    learnt = 16 if first is whole else 8
+    assert any(
+        f"left out: {learnt} record(s) of ledger b, a run over" in ground for ground in grounds(verdict)
+    )
 
 
 def test_runs_that_nothing_ties_are_inexact_and_the_journal_tells(tmp_path, capsys):

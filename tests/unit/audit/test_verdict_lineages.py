@@ -14,7 +14,7 @@ from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.verdict_words import grounds, headline
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
-from edl_torch.shard import Source
+from edl_torch.shard import Source, TaskType
 
 
 def test_a_restore_rolls_back_and_every_record_counts_once(tmp_path):
@@ -199,10 +199,11 @@ def test_logs_that_describe_one_ledgers_dataset_differently_are_refused(tmp_path
 
 
 @pytest.mark.parametrize("folders", [1, 2])
-def test_other_data_or_settings_under_one_name_have_a_verdict_each(tmp_path, folders):
+@pytest.mark.parametrize("other", [{"seed": 9}, {"task_type": TaskType.EVALUATION}])
+def test_other_data_or_settings_under_one_name_have_a_verdict_each(tmp_path, folders, other):
     """A loop that is left at a half, and one over other data after it, do not become one that is whole."""
     first, second = (tmp_path / str(number % folders) for number in range(2))
-    Writer(first, "one", spec=replace(SMALL, seed=9), ledger="old").whole(1, 0)
+    Writer(first, "one", spec=replace(SMALL, **other), ledger="old").whole(1, 0)
     whole_job(second, "two")
     verdicts = {verdict.ledger: verdict for verdict in audit(sorted(tmp_path.iterdir()))}
     assert {name: verdict.outcome.label for name, verdict in verdicts.items()} == {

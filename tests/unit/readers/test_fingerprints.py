@@ -1021,6 +1021,38 @@ def test_numbers_of_a_class_are_looked_at_but_those_that_its_code_writes_to() ->
     assert then == look(type("Seen", (OfANumber,), {"seen": 5, "rank": 1})) == look(OfANumber, seen=9, rank=3)
 
 
+class OfItsClass(Held):
+    table, cache = {"k": 1, "rank": 0}, {}
+
+    def __getitem__(self, index: int) -> Any:
+        self.cache[index] = 1
+        return self._made(index)
+
+    def _made(self, index: int) -> Any:
+        return self.data[index] + self.table["k"] * self.by(index)
+
+
+class OfAText(Held):
+    mode = "easy"
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] * len(self.mode)
+
+
+def test_what_code_names_of_its_class_is_looked_at_or_not_known_well() -> None:
+    def look(number: int = 1, **of_class: Any) -> str:
+        kind = type("Kind", (OfItsClass,), of_class)
+        return reader_fingerprint(MapDatasetReader(kind(data=ARRAY, by=lambda index: index * number)))
+
+    then = look()
+    assert strength_of(then) == "sampled"
+    assert "changed 'table'" in describe_change(then, look(table={"k": 2, "rank": 0}))
+    assert then == look(table={"k": 1, "rank": 3})
+    assert not differ(then, look(cache={7: 1}))
+    assert "changed 'by.number'" in describe_change(then, look(number=2))
+    assert strength_of(reader_fingerprint(MapDatasetReader(OfAText(data=ARRAY)))) == "partly"
+
+
 class Computed(Held):
     def __getitem__(self, index: int) -> Any:
         return index * index
