@@ -318,7 +318,9 @@ def cursor_of(token: str, records_per_shard: int) -> int:
 def outcomes_of(token: str, records_per_shard: int) -> set[int]:
     """Indices that have an outcome in a token."""
     said = json.loads(token)
-    behind = said["acknowledged"] + said["dropped"] + len(said["quarantine"])
+    behind = said["acknowledged"] + said["dropped"]
+    for _, _, _, _, _, _, *runs in said["quarantine"]:  # of passes that met it: first, end, first, end, …
+        behind += sum(runs[1::2]) - sum(runs[::2])
     waiting = [*said["open"], *said["crumbs"]]
     behind += sum(limit for _, _, _, limit in waiting)
     if (cursor := cursor_of(token, records_per_shard)) and behind != cursor:

@@ -9,15 +9,15 @@ vectorised.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edl_torch.core.plan import Plan
+from edl_torch.core.plan import MixedRecords, Plan
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
-from edl_torch.shard import DatasetSpec, IndexArray, Slice
+from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment, Slice
 
 _NOTHING: IndexArray = np.empty(0, dtype=np.int64)
 
@@ -191,9 +191,24 @@ class Coordinates:
         base, _ = self.windows(epochs, shards)
         return covered(base + skips, base + stops)
 
-    def quarantine(self, records: Iterable[QuarantinedRecord]) -> Intervals:
-        """Return the records that a token has in quarantine."""
-        return self.slices(Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in records)
+    def quarantine(
+        self, records: Iterable[QuarantinedRecord], told: Intervals, segments: tuple[MixtureSegment, ...]
+    ) -> Intervals:
+        """Return the records that a token has in quarantine; of a mixture, those of later passes where logs
+        have `told` of them. `segments` are those of who told."""
+        records = tuple(records)
+        first = self.slices(Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in records)
+        again = {(q.name, q.index): q for q in records if q.times > 1}
+        if not again:
+            return first
+        mixed, found = MixedRecords(replace(self.plan.spec, segments=segments)), []
+        for start, end in told:
+            indices = mixed.many(start, end)
+            assert indices.passes is not None
+            for number, record, turn in zip(range(start, end), indices, indices.passes.tolist(), strict=True):
+                if record in again and again[record].was_met_in(turn):
+                    found.append((number, number + 1))
+        return first | Intervals.of(found)
 
     def done(self, token: Token) -> Intervals:
         """Return the records that have an outcome in a token: all behind its cursor but what is open."""

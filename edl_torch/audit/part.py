@@ -57,7 +57,8 @@ class Part:
         bad = records_of(lineage.quarantined.answered(Answer.ACCEPTED))
         self.contradictions: list[str] = []
         if later is not None:
-            in_token = line.quarantine(later.quarantine)
+            reported = records_of(lineage.quarantined.answered(Answer.ACCEPTED, *_UNSURE))
+            in_token = line.quarantine(later.quarantine, reported, lineage.segments)
             if denied := ((bad & required) - begun - in_token).count:
                 self.contradictions.append(
                     f"the logs have {denied} record(s) in quarantine that a token has as trained on"

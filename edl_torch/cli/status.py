@@ -180,7 +180,9 @@ _BAD: _Columns = {  # of one record, in all the epochs that met it
     "BAD RECORD": lambda *met: met[0].name,
     "INDEX": lambda *met: str(met[0].index),
     "EPOCHS": lambda *met: (
-        ",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS)
+        _met_in(met[0])
+        if met[0].passes
+        else (",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS))
     ),
     "REASON": lambda *met: " ".join(met[-1].cause.split()),
 }
@@ -201,9 +203,16 @@ def _quarantine(dataset: DatasetStatus) -> Iterator[str]:
         records.setdefault((item.name, item.index), []).append(item)
     yield ""
     yield from _table(_BAD, islice(records.values(), MOST_BAD_RECORDS))
-    hidden = len(records) - MOST_BAD_RECORDS + dataset.quarantined - len(dataset.quarantine)
+    told = sum([bad.times for bad in dataset.quarantine])
+    hidden = len(records) - MOST_BAD_RECORDS + dataset.quarantined - told
     if hidden > 0:
         yield f"… and {hidden} more: see --json"
+
+
+def _met_in(bad: QuarantinedRecord) -> str:
+    """Return the passes that met a record of a mixture."""
+    runs = [f"{first}" if after == first + 1 else f"{first}–{after - 1}" for first, after in bad.runs()]
+    return ",".join(runs[:MOST_EPOCHS]) + "…" * (len(runs) > MOST_EPOCHS)
 
 
 def _table(columns: _Columns, rows: Iterable[Sequence[object]]) -> Iterator[str]:

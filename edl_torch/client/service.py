@@ -268,7 +268,8 @@ class DataShardService:
         raises what `progress` does.
         """
         status: DatasetStatus = self.progress()
-        if len(status.quarantine) < status.quarantined:  # of long ones trainers are told the beginning
+        told = sum([bad.times for bad in status.quarantine])
+        if told < status.quarantined:  # of long ones trainers are told the beginning
             whole = self._session.master.status().datasets
             (status,) = [dataset for dataset in whole if dataset.dataset == self.dataset_name]
         found: dict[tuple[str, int], QuarantinedRecord] = {}

@@ -33,7 +33,7 @@ from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
 from edl_torch.core.mixture import Segments, alters, parts_by_name
-from edl_torch.core.quarantine import QuarantinedRecord, token_bytes
+from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.registration import check_batch_size, new_spec, reconcile
 from edl_torch.core.state import MasterState, Rollback
 from edl_torch.core.status import DatasetStatus, EventKind, MasterStatus, Measures
@@ -219,10 +219,8 @@ class Dispatcher(MasterState):
             call = self.limits.with_short_reasons(call)
             new = ledger.unreadable(call.session, call.failures)
             if new:  # a repeated call adds none
-                there = ledger.quarantine
-                self.limits.check_quarantine(
-                    call.dataset, records=len(there) + len(new), size=there.bytes + token_bytes(new)
-                )
+                records, size = ledger.quarantine.with_more(new)
+                self.limits.check_quarantine(call.dataset, records=records, size=size)
         if len(call.failures) + len(call.acknowledgements) + len(call.give_backs) > 1:
             check_report(ledger.leases, call)  # a single part is checked as it is applied
         takes_part = call.dataset in member.datasets  # else nobody would ever forget the number

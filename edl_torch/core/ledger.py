@@ -310,9 +310,17 @@ class ShardLedger:
         return [self._bad(*new) for new in new_failures(self.leases, session, failures)]
 
     def _bad(self, lease: Lease, position: int, reason: str) -> QuarantinedRecord:
-        name, index = self.plan.locate(lease.epoch, lease.shard, position)
+        cut = Slice(epoch=lease.epoch, shard=lease.shard, skip=position, limit=1)
+        found = self.plan.indices(cut)
+        (name, index), turns = found[0], found.passes
         return QuarantinedRecord(
-            epoch=lease.epoch, shard=lease.shard, position=position, name=name, index=index, reason=reason
+            epoch=lease.epoch,
+            shard=lease.shard,
+            position=position,
+            name=name,
+            index=index,
+            reason=reason,
+            passes=() if turns is None else (int(turns[0]), int(turns[0]) + 1),
         )
 
     def give_back(
@@ -421,6 +429,7 @@ class ShardLedger:
         token.check_within(plan)
         token.check_epochs(plan)
         plan = self._with_new_weights(plan, token)
+        token.check_passes(plan)
         if plan is not self.plan:
             self.plan = plan
             self._mark("dataset")
@@ -483,7 +492,10 @@ class ShardLedger:
         return min(self.epoch, last)
 
     def slices_by_state(self, epoch: int) -> dict[str, list[Slice]]:
-        """Return the slices of an epoch that are lent, came back or are in quarantine, by these names."""
+        """Return the slices of an epoch that are lent, came back or are in quarantine, by these names.
+
+        Of a mixture's bad records each is there where it was met first.
+        """
         lent = (item for lease in self.leases if lease.epoch == epoch for item in lease.slices())
         back = (item for item in self.backlog.came_back() if item.epoch == epoch)
         bad = (

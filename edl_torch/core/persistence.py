@@ -13,7 +13,7 @@ A page has the leases of one session among `leases.PAGE` tasks: a hundred leases
 | `waiting`, dataset, number | remainder or not, attempt, epoch, shard, skip, limit |
 | `leases`, dataset, session, page | of each: task, attempt, epoch, shard, done, stop[, handed, |
 | | holes, returned]: of each range the first position, and the one after the last |
-| `bad`, dataset, number | epoch, shard, position, name, index, reason |
+| `bad`, dataset, number | epoch, shard, position, name, index, reason[, runs of passes: first, end, …] |
 | `session`, session | worker id, number of its membership |
 | `next`, `member` | the number of the next member |
 | `next`, `gaps` | the numbers below it that were never given: of each run the first, and the one after it |
@@ -39,7 +39,7 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Lease
 from edl_torch.core.ledger import Head, ShardLedger
 from edl_torch.core.members import Patience
-from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.quarantine import quarantine_row, quarantined
 from edl_torch.core.registration import check_batch_size
 from edl_torch.shard import DatasetSpec, Slice
 
@@ -75,7 +75,7 @@ def _keys(dispatcher: Dispatcher) -> Iterator[Key]:
         yield from (("dataset", name), ("head", name))
         yield from (("waiting", name, number) for number in ledger.backlog.numbers())
         yield from (("leases", name, session, page) for session, page in ledger.leases.pages())
-        yield from (("bad", name, number) for number in range(len(ledger.quarantine)))
+        yield from (("bad", name, number) for number in range(len(ledger.quarantine.records)))
         yield from ((kind, name, m.session) for m in members for kind in ("member", "answer", "report"))
 
 
@@ -130,7 +130,8 @@ def _part(dispatcher: Dispatcher, ledger: ShardLedger, kind: str | int, *rest: A
             return None if found is None else (int(found[0]), found[1].attempt, *row_of(found[1].slice))
         case "bad":
             (number,) = rest
-            return row_of(ledger.quarantine[number]) if number < len(ledger.quarantine) else None
+            bad = ledger.quarantine.records
+            return quarantine_row(bad[number]) if number < len(bad) else None
         case "member":
             batch_size = ledger.participants.batch_size(*rest)
             return None if batch_size is None else (batch_size,)
@@ -215,7 +216,7 @@ def _resume(ledger: ShardLedger, of_it: _Parts) -> None:
         Head(*head),
         leases=(_lease_from(session, row) for (session, _), rows in of_it["leases"].items() for row in rows),
         waiting={number: _waiting_from(row) for number, row in of_it["waiting"].items()},
-        quarantine=(from_row(QuarantinedRecord, row) for _, row in sorted(of_it["bad"].items())),
+        quarantine=(quarantined(row) for _, row in sorted(of_it["bad"].items())),
         batch_sizes=batch_sizes,
         closed={
             session: {int(task): int(attempt) for task, attempt in closed}

@@ -15,7 +15,7 @@ import numpy as np
 from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.quarantine import QuarantinedRecord, quarantine_row, quarantined
 from edl_torch.core.registration import but_data, data_differences, differences, identity
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN, Fingerprint
@@ -76,7 +76,12 @@ class Token:
     def abandoned(self) -> int:
         """Records of the epochs begun that have no outcome: what `onto` abandons."""
         begun = (self._next_epoch - self.first_epoch) * int(str(self.identity["size"]))
-        return begun - self.acknowledged - self.dropped - len(self.quarantine)
+        return begun - self.acknowledged - self.dropped - self.quarantined
+
+    @property
+    def quarantined(self) -> int:
+        """Outcomes that are bad records."""
+        return sum([bad.times for bad in self.quarantine])
 
     @property
     def _next_epoch(self) -> int:
@@ -175,18 +180,30 @@ class Token:
             if (s.epoch, s.shard) == (before.epoch, before.shard) and s.skip < before.stop:
                 raise InvalidArgument(f"{s} overlaps another slice")
 
+    def check_passes(self, plan: Plan) -> None:
+        """Raise TokenError where a bad record of a mixture was met in a pass of which it is open."""
+        bad = {(q.name, q.index): q for q in self.quarantine}
+        for s in (*self.open, *self.remainders) if bad and plan.mixed is not None else ():
+            found = plan.indices(s)
+            assert found.passes is not None
+            for record, number in zip(found, found.passes.tolist(), strict=True):
+                if record in bad and bad[record].was_met_in(number):
+                    raise TokenError(
+                        f"damaged token of dataset {plan.spec.name!r}: {s} has a record that is in quarantine"
+                    )
+
     def _check_counts(self, plan: Plan) -> None:
         epochs = self.epoch - self.first_epoch
         before = epochs * plan.size + plan.records_before(self.epoch, self.position) + self.offset
         if before > MOST:
             raise InvalidArgument(f"the cursor is behind {before} records; no job comes further than {MOST}")
         waiting = sum(s.limit for s in (*self.open, *self.remainders))
-        placed = self.acknowledged + self.dropped + len(self.quarantine) + waiting
+        placed = self.acknowledged + self.dropped + self.quarantined + waiting
         if placed != before:
             raise InvalidArgument(
                 f"{before} records lie before the cursor, but {placed} are accounted for: "
                 f"{self.acknowledged} acknowledged, {self.dropped} dropped, "
-                f"{len(self.quarantine)} in quarantine, {waiting} open"
+                f"{self.quarantined} in quarantine, {waiting} open"
             )
 
     def encode(self) -> str:
@@ -200,7 +217,7 @@ class Token:
                 "cursor": [self.epoch, self.position, self.offset],
                 "open": [row_of(s) for s in self.open],
                 "crumbs": [row_of(s) for s in self.remainders],  # as tokens have called them from the first
-                "quarantine": [row_of(bad) for bad in self.quarantine],
+                "quarantine": [quarantine_row(bad) for bad in self.quarantine],
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
                 **({"weights": [row_of(change) for change in self.weights]} if self.weights else {}),
@@ -238,7 +255,7 @@ class Token:
             offset=offset,
             open=_records(Slice, value["open"]),
             remainders=_records(Slice, value["crumbs"]),
-            quarantine=_records(QuarantinedRecord, value["quarantine"]),
+            quarantine=tuple(map(quarantined, _checked(value["quarantine"]))),
             acknowledged=_count(value["acknowledged"]),
             dropped=_count(value["dropped"]),
             weights=_records(MixtureWeights, value.get("weights", ())),
@@ -290,8 +307,12 @@ def _count(value: Any) -> int:
 
 def _records(kind: type[R], rows: Iterable[Any], *, least: int = 0) -> tuple[R, ...]:
     """Return the records of rows. Raises ValueError for a number below `least`, or beyond the wire's."""
+    return tuple(from_row(kind, row) for row in _checked(rows, least=least))
+
+
+def _checked(rows: Iterable[Any], *, least: int = 0) -> Iterable[Any]:
     for value in chain.from_iterable(rows):
         for number in value if isinstance(value, list) else (value,):
             if isinstance(number, int) and not least <= number <= MOST:
                 raise ValueError("it has something that is not a count where one belongs")
-    return tuple(from_row(kind, row) for row in rows)
+    return rows

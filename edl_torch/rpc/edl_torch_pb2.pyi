@@ -417,7 +417,8 @@ class QuarantinedRecord(_message.Message):
     name: str
     index: int
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., position: _Optional[int] = ..., name: _Optional[str] = ..., index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    passes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., position: _Optional[int] = ..., name: _Optional[str] = ..., index: _Optional[int] = ..., reason: _Optional[str] = ..., passes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
     dataset: str

@@ -1,6 +1,6 @@
 """A trainer of a mixture as a process that may be killed at any moment.
 
-    python mixture_process.py ADDRESS AUDIT_DIR LOADER_WORKERS
+    python mixture_process.py ADDRESS AUDIT_DIR LOADER_WORKERS BATCHES_OF_ONE_COMPONENT
 
 It trains to the end, and prints each record before it is acknowledged: component, pass, number, in a line.
 """
@@ -17,9 +17,10 @@ RECORDS = 12_000
 BATCH = 10
 
 
-def main(address: str, audit_dir: str, workers: str) -> None:
+def main(address: str, audit_dir: str, workers: str, by_turns: str) -> None:
     """Train."""
-    mixture = Mixture({name: range(size) for name, size in SIZES.items()}, WEIGHTS, num_records=RECORDS)
+    parts = {name: range(size) for name, size in SIZES.items()}
+    mixture = Mixture(parts, WEIGHTS, num_records=RECORDS, one_component=by_turns == "True")
     with (
         MasterClient(address, f"trainer-{sys.argv[0]}", master_timeout_s=60.0) as client,
         ElasticDataLoader(
@@ -40,6 +41,8 @@ def main(address: str, audit_dir: str, workers: str) -> None:
                 for (name, number), turn, value in zip(indices, indices.passes.tolist(), batch, strict=True):
                     assert value == number
                     lines.append(f"{name.partition(':')[0]} {turn} {number}")
+                if by_turns == "True":
+                    assert len({line.split()[0] for line in lines}) == 1, lines
                 print("\n".join(lines), flush=True)
 
 

@@ -10,6 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from mixture_proof import prove
 from test_mixtures import (
@@ -25,22 +29,13 @@ from test_mixtures import (
     mixture,
     records_of,
     tensors,
+    turns_of,
 )
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.core.calls import LeaseCall
 from edl_torch.errors import DatasetConflict, InvalidArgument, TokenError
 from edl_torch.shard import Slice
-
-
-def turns_of(book: Book, turns: int, turn: int) -> list[Found]:
-    """The records of so many turns, by a book of turns."""
-    seen, found = Counter[str](), []
-    for name, _, _ in book.upto(turns).found[:turns]:
-        numbers = range(seen[name], seen[name] + turn)
-        found += [(name, number // SIZES[name], number % SIZES[name]) for number in numbers]
-        seen[name] += turn
-    return found
 
 
 def batches(one: ElasticDataLoader, most: int | None = None) -> list[list[Found]]:
@@ -301,3 +296,31 @@ def test_a_torn_record_of_a_batch_of_its_own_is_the_batch() -> None:
     more: dict[str, Any] = {"on_bad_record": "quarantine", "max_bad_records": 1}
     with loader(Mixture(parts, WEIGHTS, num_records=100, one_component=1), batch_size=1, **more) as one:
         assert len(batches(one)) == 98
+
+
+@pytest.mark.parametrize("reading", READING, ids=str)
+def test_images_columns_and_records_are_batched_by_component(reading: dict[str, Any], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": range(90)}), tmp_path / "rows.parquet", row_group_size=15)
+    for label in ("cat", "dog"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for number in range(10):
+            picture = np.full((6, 8, 3), number, np.uint8)
+            cv2.imwrite(str(tmp_path / "pictures" / label / f"{number}.png"), picture)
+    parts = {
+        "numbers": range(50),
+        "pictures": MixtureComponent(str(tmp_path / "pictures"), transform=np.asarray),
+        "rows": str(tmp_path / "rows.parquet"),
+    }
+    mixed = Mixture(parts, {"numbers": 1, "pictures": 2, "rows": 3}, num_records=240, one_component=True)
+    kinds: Counter[str] = Counter()
+    with ElasticDataLoader(mixed, 10, shuffle=True, seed=3, **reading) as one:
+        for batch in one:
+            (name,) = {source.partition(":")[0] for source, _ in one.records}
+            kinds[name] += 1
+            if name == "pictures":
+                assert (batch[0].shape, batch[1].shape) == ((10, 6, 8, 3), (10,))
+            elif name == "rows":
+                assert batch["n"].tolist() == [number for _, number in one.records]
+            else:
+                assert batch.tolist() == [number for _, number in one.records]
+    assert kinds == {"numbers": 4, "pictures": 8, "rows": 12}

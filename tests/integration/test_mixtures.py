@@ -127,6 +127,16 @@ class Book:
         return self
 
 
+def turns_of(book: Book, turns: int, turn: int) -> list[Found]:
+    """The records of so many turns, by a book of turns."""
+    seen, found = Counter[str](), []
+    for name, _, _ in book.upto(turns).found[:turns]:
+        numbers = range(seen[name], seen[name] + turn)
+        found += [(name, number // SIZES[name], number % SIZES[name]) for number in numbers]
+        seen[name] += turn
+    return found
+
+
 class Proof(NamedTuple):
     """What a program that knows nothing of the package makes of audit logs."""
 
@@ -1003,8 +1013,10 @@ def test_an_audit_of_a_lineage_that_was_left_and_would_have_ended_later(
 
 @pytest.mark.parametrize("who", ["all", "rank 0"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts: int) -> None:
+@pytest.mark.parametrize("turn", [1, 10])
+def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts: int, turn: int) -> None:
     """Models in `parts`: of these ranks one holds the leases, and the others get its batches."""
+    mixed = mixture(one_component=turn > 1)
     new = WEIGHTS | {"web": 3}
     starts: list[int] = []
     tokens: list[Any] = []
@@ -1012,10 +1024,11 @@ def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts
     lock = threading.Lock()
 
     def train(peers: ThreadPeers, master: LocalMaster, *, stop: int) -> None:
-        with loader(master_client=master, synchronous=peers, records_per_shard=20) as one:
+        with loader(mixed, master_client=master, synchronous=peers, records_per_shard=20) as one:
             if tokens:
                 one.load_state_dict(tokens[0])
             for number, batch in enumerate(one, 1):
+                assert turn == 1 or len({value // 1000 for value in batch}) == 1
                 if one.weight and peers.rank % parts == 0:
                     with lock:
                         found.update(records_of(one, batch))
@@ -1054,9 +1067,9 @@ def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts
             raise failed[0]
         tokens = kept
     assert len(set(starts)) == 1
-    book = Book(WEIGHTS).upto(starts[0])
+    book = Book(WEIGHTS).upto(starts[0] // turn)
     book.weigh(new)
-    assert found == Counter(book.upto(1000).found)
+    assert found == Counter(turns_of(book, 1000 // turn, turn))
 
 
 class Torn(Numbers):
@@ -1211,3 +1224,35 @@ def _open_below(folder: Path) -> int:
         with suppress(OSError):  # that of the folder that is being read
             found += str(descriptor.readlink()).startswith(f"{folder}/")
     return found
+
+
+def test_a_bad_record_that_a_thousand_passes_meet_is_kept_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the ledger, its journal and tokens; the logs have each time, and agree with the token's passes."""
+    parts = {"small": Torn(0, 3), "large": Numbers(1000, 4000)}
+    mixed = Mixture(parts, {"small": 1, "large": 1}, num_records=6000)
+    more: dict[str, Any] = {"batch_size": 50, "shuffle": True, "audit_dir": tmp_path}
+    more |= {"on_bad_record": "quarantine", "max_bad_records": 1}
+    kept, token = [], None
+    with loader(mixed, **more) as one:
+        for number, _ in enumerate(one, 1):
+            if number % 20 == 0:
+                one.stepped()
+                token = one.state_dict()["token"]
+                kept.append(len(json.dumps(json.loads(token)["quarantine"])))
+            if number == 85:  # five more are rolled back
+                break
+    assert token is not None
+    with loader(mixed, **more) as one:
+        one.load_state_dict(token)
+        trained = [value for batch in one for value in batch]
+        status = one.service.session.master.dataset_status("training")
+        assert [(bad.index, bad.passes) for bad in one.quarantined()] == [(2, (0, 1000))]
+        assert "0–999" in as_table(one.service.session.master.status())
+    assert kept[-1] - kept[0] < 10
+    assert (status.quarantined, status.acknowledged, len(status.quarantine)) == (1000, 5000, 1)
+    assert trained
+    said = audit(tmp_path, capsys)
+    assert (said["records"], said["quarantined"], said["lost"], said["doubled"]) == (6000, 1000, 0, 0)
+    assert (said["verdict"], prove([str(tmp_path)])["quarantined"]) == ("DELIVERED", 1000)

@@ -16,7 +16,7 @@ import preloaded
 import pytest
 from master_kit import EDL, MasterProcess
 from mixture_process import BATCH, RECORDS, WEIGHTS
-from test_mixtures import Book, Found, loader, proven, records_of
+from test_mixtures import Book, Found, loader, proven, records_of, turns_of
 
 from edl_torch.cli.main import main
 from edl_torch.errors import MasterUnavailable
@@ -34,8 +34,9 @@ CHANGES = [
 class Job:
     """Trainers that come and go around one master."""
 
-    def __init__(self, master: MasterProcess, folder: Path) -> None:
+    def __init__(self, master: MasterProcess, folder: Path, *, by_turns: bool) -> None:
         self.master = master
+        self.by_turns = by_turns
         self.folder = folder
         self.trainers: list[Any] = []
         self.killed: set[int] = set()
@@ -46,7 +47,7 @@ class Job:
         place = self._output(len(self.trainers))
         self.workers.append(workers)
         with place.open("w") as output, place.with_suffix(".log").open("w") as log:
-            arguments = [self.master.address, str(self.folder / "audit"), str(workers)]
+            arguments = [self.master.address, str(self.folder / "audit"), str(workers), str(self.by_turns)]
             self.trainers.append(
                 preloaded.Popen(
                     [sys.executable, "-W", "ignore", str(TRAINER), *arguments],
@@ -103,12 +104,13 @@ class Job:
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(2, 30)))]
 
 
+@pytest.mark.parametrize("by_turns", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
-    start_master: Callable[..., MasterProcess], tmp_path: Path, seed: int
+    start_master: Callable[..., MasterProcess], tmp_path: Path, seed: int, by_turns: bool
 ) -> None:
     noise = random.Random(seed)
-    job = Job(start_master("--grace-s", "0.2", durable=True), tmp_path)
+    job = Job(start_master("--grace-s", "0.2", durable=True), tmp_path, by_turns=by_turns)
     for _ in range(3):
         job.start(noise.choice((0, 0, 2)))
     events = ["weights"] * 3 + ["trainer"] * 3 + ["master"] * 2
@@ -130,10 +132,10 @@ def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
         if number not in job.killed:
             assert one.wait(120) == 0, (tmp_path / f"trainer-{number}.log").read_text()[-3000:]
 
-    book = Book(WEIGHTS)
+    book, turn = Book(WEIGHTS), BATCH if by_turns else 1
     for start, weights in zip(job.starts, CHANGES, strict=False):
-        book.upto(start).leave(weights)
-    expected = Counter(book.upto(RECORDS).found)
+        book.upto(start // turn).leave(weights)
+    expected = Counter(turns_of(book, RECORDS // turn, turn))
     printed = {number: job.printed(number) for number in range(len(job.trainers))}
     ended = sum((found for number, found in printed.items() if number not in job.killed), Counter[Found]())
     everything = sum(printed.values(), Counter[Found]())

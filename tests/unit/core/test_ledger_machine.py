@@ -103,7 +103,7 @@ class LedgerMachine(LedgerBesideModel):
         if position in lease.positions:
             self.state[lease.record(position)] = BAD
             lease.positions.remove(position)
-            last = self.ledger.quarantine[-1]
+            last = self.ledger.quarantine.records[-1]
             assert (last.epoch, last.shard, last.position) == lease.record(position)
             only = Slice(epoch=last.epoch, shard=last.shard, skip=position, limit=1)
             assert self.ledger.plan.indices(only)[0] == (last.name, last.index)

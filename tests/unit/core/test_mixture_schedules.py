@@ -22,6 +22,7 @@ from test_mixture import Chairman
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    Failure,
     GiveBack,
     Grant,
     LeaseCall,
@@ -41,6 +42,7 @@ from edl_torch.shard import Component, MixtureSegment, MixtureWeights, Registrat
 SIZES = {"a": 3, "b": 17, "c": 50, "d": 9, "e": 7}
 JOINS, LEAVES = "e", "c"  # later, in this order
 LIMITED, PASSES = "b", 3
+BAD = "a", 1  # component and record: no pass can read it
 SIZE = 900
 Record = tuple[str, int, int]
 Changed = list[tuple[int, tuple[int, ...], tuple[Fraction, ...]]]
@@ -116,6 +118,7 @@ def registration(parts: tuple[int, ...], *, limited: bool, without: bool, turn: 
         components=components,
         weights=(MixtureWeights(start=0, parts=parts),),
         turn=turn,
+        max_bad_records=1,
     )
 
 
@@ -254,15 +257,26 @@ class Job:
         task = self.noise.choice(list(member.grants))
         grant, position = member.grants[task]
         upto = min(position + 4, grant.slice.stop)
+        indices = member.plan.indices(replace(grant.slice, skip=position, limit=upto - position))
+        assert indices.passes is not None
+        named = {"task": task, "attempt": grant.attempt}
+        each = [
+            (place, (name.partition(":")[0], n) == BAD) for place, (name, n) in enumerate(indices, position)
+        ]
         call = ReportCall(
             **self.common(member),
             request=member.reported + 1,
-            acknowledgements=(Acknowledgement(task=task, attempt=grant.attempt, start=position, upto=upto),),
+            acknowledgements=tuple(
+                Acknowledgement(**named, start=place, upto=place + 1) for place, is_bad in each if not is_bad
+            ),
+            failures=tuple(
+                Failure(**named, position=place, reason="torn") for place, is_bad in each if is_bad
+            ),
         )
         assert not self.master.report(call, 0.0).stale
+        if self.noise.random() < 0.2:  # the answer was lost
+            assert not self.master.report(call, 0.0).stale
         member.reported += 1
-        indices = member.plan.indices(replace(grant.slice, skip=position, limit=upto - position))
-        assert indices.passes is not None
         first, _ = member.plan.indices_of(replace(grant.slice, skip=position, limit=upto - position))
         for index, (name, number), turn in zip(
             range(first, SIZE), indices, indices.passes.tolist(), strict=False
@@ -404,8 +418,13 @@ def test_each_record_of_the_plan_has_one_outcome_whatever_happens(seed: int) -> 
     job = Job(seed)
     job.run(400)
     assert list(map(job.done.get, range(SIZE))) == job.book.records()
-    status = job.master.dataset_status("m")
-    assert status.acknowledged == SIZE
+    status, ledger = job.master.dataset_status("m"), job.master.find_ledger("m")
+    assert ledger is not None
+    met = sorted(turn for name, turn, number in job.done.values() if (name, number) == BAD)
+    assert (status.acknowledged, status.quarantined) == (SIZE - len(met), len(met))
+    assert [sorted(turn for run in bad.runs() for turn in range(*run)) for bad in ledger.quarantine] == [met][
+        : len(met)
+    ]
     done = Counter(name for name, _, _ in job.done.values())
     assert {one.name: one.given for one in status.components} == {name: done[name] for name in job.names}
     assert not any(one.open for one in status.components)
