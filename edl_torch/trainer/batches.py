@@ -276,13 +276,14 @@ class Batches:
         self._in_pass.clear()
         self._expected = set(self._names)
 
-    def gathered_to_the_end(self, number: int) -> None:
-        """Note, as the loop has left a pass, that optimizer `number` has no gradients.
+    def gathered_to_the_end(self, number: int, backwards: int) -> None:
+        """Note, as the loop has left a pass, that optimizer `number` has no gradients; so many backward
+        passes have reached it after the end.
 
         It may have stepped once on all that a silent wrapper had read ahead: nobody can say of which.
         """
-        mine = self._in_pass.get(number)
-        if not self.ended or not self.reads_far or mine is None or not mine.after:
+        mine, may_be_all = self._in_pass.get(number), backwards >= self._newest - self._at_the_end
+        if not (self.ended and self.reads_far and may_be_all) or mine is None or not mine.after:
             return
         for batch in (*self.unfinished, *self.ahead):
             if batch.number > self._stepped[number]:

@@ -280,8 +280,8 @@ class Program(Value):
             return False
         if self.loader.plain:  # which worker's batch a report means is proved by later ones, which never come
             return self.loader.workers > 1
-        plans = self._deciding
-        return self.take < max((plan.every or self.take + 1 for plan in plans), default=2)
+        plans = self._deciding  # a step at the head of the body leaves the batch in hand out
+        return self.take < max((plan.every or self.take + 1 for plan in plans), default=2) + self.delayed
 
     @property
     def saves_exactly(self) -> bool:

@@ -15,9 +15,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("EDL_LOOPS", "0"))
-# Of loops that the model calls exact, so many may not be proven. The last percent are some that are left
-# between the steps of several optimizers: the few that are drawn each time have none of those.
-DEMOTED = 0.02 if TIMES else 0.01
+DEMOTED = 0.01  # of loops that the model calls exact, so many may not be proven; 3 of 1,852 were not
 
 _LOG, _RUNS, _BEGAN = os.environ.get("EDL_LOOPS_LOG", ""), count(1), time.monotonic()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import sim_cluster
+from cases import cases
 from mixture_proof import prove
 from run import mixture_options, options
 from sim_cluster import Cluster
@@ -93,7 +94,7 @@ def test_logs_of_trainers_under_random_faults_prove_every_record(
             assert verdict.acknowledged == model.done
 
 
-@pytest.mark.parametrize("restores", [0, 3])
+@cases("restores", [3], [0, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_logs_of_a_mixture_prove_shares_and_records(tmp_path: Path, seed: int, restores: int) -> None:
     job = replace(mixture_options(seed, shards=400, faults=100, restores=restores), audit_dir=tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from sim_model import BrokenPromise
 from sim_model_job import FAULTS, ModelJob, ModelOptions, ModelResult, model_options
 from sim_model_trainer import Fates
@@ -55,31 +56,31 @@ def test_model_and_token_never_differ(seed: int, window: int | None) -> None:
     assert result.compared > result.saved > 0
 
 
-@pytest.mark.parametrize("seed", [19, 2])
+@cases("seed", [19], [19, 2])
 def test_a_trainer_superseded_inside_a_save_leaves_nothing_wrong(seed: int) -> None:
     """It went on with a model of 640 records and took a token of 648."""
     run(job(seed, SUPERSEDED, Fates(at="save", stop=0.1, kill=0.0, delay=0.0)))
 
 
-@pytest.mark.parametrize("seed", [3, 5])
+@cases("seed", [3], [3, 5])
 def test_a_late_restore_does_not_take_the_job_back(seed: int) -> None:
     """The living trainer's next token was of the checkpoint that a superseded one had loaded."""
     run(job(seed, SUPERSEDED, Fates(at="load", stop=0.4, kill=0.0, delay=0.0)))
 
 
-@pytest.mark.parametrize("seed", [28, 30])
+@cases("seed", [28], [28, 30])
 def test_a_superseded_trainer_is_not_told_that_all_is_finished(seed: int) -> None:
     """It had trained on 832 of 4746 records."""
     run(job(seed, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0, delay=0.0)))
 
 
-@pytest.mark.parametrize("seed", [1, 22])
+@cases("seed", [1], [1, 22])
 def test_a_trainer_that_slept_after_its_step_saves_no_token(seed: int) -> None:
     """Its model has a batch whose acknowledgement was refused: the records come again."""
     run(job(seed, {"stop": 1}, QUIET))
 
 
-@pytest.mark.parametrize("seed", [1, 60, 306])
+@cases("seed", [1], [1, 60, 306])
 def test_a_journal_that_went_back_is_not_taken_for_the_newest(seed: int) -> None:
     """By a transaction or by seconds: tokens did not count what models had learnt since."""
     result = run(job(seed, {"rollback": 3, "stop": 1, "cut": 1, "supersede": 1}))
@@ -110,7 +111,7 @@ def test_a_seed_fixes_every_event_of_a_job_with_a_model() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.parametrize(("seed", "forgets"), [(1, 0.0), (6, 0.0), (10, 0.0), (3, 0.15), (5, 0.15)])
+@cases("seed, forgets", [(6, 0.0), (5, 0.15)], [(1, 0.0), (6, 0.0), (10, 0.0), (3, 0.15), (5, 0.15)])
 def test_the_verdict_is_proven_just_where_one_model_learnt_each_record(
     tmp_path: Path, seed: int, forgets: float
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import sim_cluster
+from cases import cases
 from run import mixture_options, options
 from sim_cluster import Cluster
 from sim_master import SimMaster
@@ -53,9 +54,7 @@ def test_whatever_happens_every_promise_holds(seed: int) -> None:
 MIXED = {"shards": 500, "faults": 100, "restores": 3}
 
 
-@pytest.mark.parametrize(
-    "seed", [1, 4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, *range(5, 60)))]
-)
+@cases("seed", [1], range(1, 60))
 def test_each_index_of_a_mixture_is_the_record_of_its_book_whatever_happens(seed: int) -> None:
     cluster = Cluster(mixture_options(seed, **MIXED))
     cluster.run()
@@ -83,6 +82,7 @@ def _push_s(count: int = 100_000) -> float:
     return (time.process_time() - began) / count
 
 
+@pytest.mark.long
 def test_hundreds_of_trainers() -> None:
     result = Cluster(options(4, trainers=400, shards=3000, faults=20, restores=0)).run()
     assert result.doubled <= result.allowed
