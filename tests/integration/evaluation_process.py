@@ -4,7 +4,7 @@
 
 One trainer for each delay, forked before anything runs. Each writes one line to OUT.<number> for each record
 that its loop was done with: dataset, epoch, record. `--dies TRAINER:EPOCH:BATCHES` kills one in
-that evaluation.
+that evaluation, and the others wait for that in their first batch of it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset, TaskType
 from edl_torch.readers import open_reader
+from edl_torch.testing import wait_until
 
 
 def main() -> int:
@@ -52,10 +54,21 @@ def work(options: argparse.Namespace, number: int, delay: float, out: TextIO) ->
                 time.sleep(delay)  # the training step
             batches = eval_loader.through(train_loader.epoch)
             for count, _ in enumerate(batches, 1):
-                if options.dies == f"{number}:{eval_loader.epoch}:{count}":
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if options.dies:
+                    die_or_wait(options, number, eval_loader.epoch, count)
                 note(out, "evaluation", eval_loader)
                 time.sleep(delay)
+
+
+def die_or_wait(options: argparse.Namespace, number: int, epoch: int, count: int) -> None:
+    """Die in the batch that `--dies` names; where another one does, wait for it as that epoch begins."""
+    who, when, batches = map(int, options.dies.split(":"))
+    died = Path(f"{options.out}-died")
+    if (who, when, batches) == (number, epoch, count):
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif who != number and (when, 1) == (epoch, count):
+        wait_until(died.exists, timeout_s=60.0)
 
 
 def loader_of(service: DataShardService, path: str) -> ElasticDataLoader:

@@ -37,8 +37,11 @@ def job(folder: Path) -> None:
         one.set_weights({"web": 0.2, "code": 0.3, "math": 0.5})
         trained(one, 9)
         one.set_weights({"web": 0.7, "code": 0.1, "math": 0.2})
-        trained(one, 7)
-        token = one.state_dict()  # in the middle of a lease
+        for _ in one:
+            one.stepped()
+            token = one.state_dict()
+            if master.dataset_status("training").leased:  # in the middle of a lease
+                break
     with loader(**more) as one:
         one.load_state_dict(token)
         trained(one, 20)
@@ -109,7 +112,7 @@ BREAKS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (miscounted, "begins with"),
     (given_back_whole, "were acknowledged twice"),
     (more_in_the_token, "and no log of before it has"),
-    (old_weights_in_the_token, "at the checkpoint at 320 the weights are"),
+    (old_weights_in_the_token, r"at the checkpoint at \d+ the weights are"),
 ]
 
 
