@@ -430,11 +430,10 @@ class ShardLedger:
         token.check_epochs(plan)
         plan = self._with_new_weights(plan, token)
         token.check_passes(plan)
+        if token.fingerprint and not plan.spec.fingerprint:  # the first known one binds the dataset
+            plan = Plan(replace(plan.spec, fingerprint=token.fingerprint))
         if plan is not self.plan:
             self.plan = plan
-            self._mark("dataset")
-        if token.fingerprint and not self.spec.fingerprint:  # the first known one binds the dataset
-            self.plan = Plan(replace(self.spec, fingerprint=token.fingerprint))
             self._mark("dataset")
         self.leases.clear()
         self.participants.nobody_waits()
@@ -488,8 +487,7 @@ class ShardLedger:
     @property
     def shown_epoch(self) -> int:
         """Epoch whose picture says most: the oldest one with waiting records, or the last."""
-        last = self.spec.num_epochs - 1 if self.spec.num_epochs else self.epoch
-        return min(self.epoch, last)
+        return min(self.epoch, self.spec.num_epochs - 1) if self.spec.num_epochs else self.epoch
 
     def slices_by_state(self, epoch: int) -> dict[str, list[Slice]]:
         """Return the slices of an epoch that are lent, came back or are in quarantine, by these names.
@@ -564,7 +562,6 @@ class ShardLedger:
     def head(self) -> Head:
         """Numbers of the ledger."""
         epoch, position, offset = self.backlog.cursor
-        member, request = self.opened_by
         return Head(
             lineage=self.lineage,
             first_epoch=self.backlog.first_epoch,
@@ -575,8 +572,8 @@ class ShardLedger:
             dropped=self.dropped,
             next_task=self.leases.next_task,
             next_bundle=self._lending.next_bundle,
-            opened_by_member=member,
-            opened_by_request=request,
+            opened_by_member=self.opened_by[0],
+            opened_by_request=self.opened_by[1],
         )
 
     def resume(
