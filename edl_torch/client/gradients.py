@@ -521,7 +521,8 @@ def _listening(
 
     graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
     has_graph, begun, came, one = torch.is_grad_enabled, held.open, held.came, weakref.ref(held)
-    leave_alone = (lambda hook: hook) if is_uncompiled(__name__) else uncompiled
+    ours = [is_uncompiled(module) for module in (__name__, type(batches).__module__)]
+    leave_alone = (lambda hook: hook) if all(ours) else uncompiled
 
     def ended() -> None:
         ending = begun.pop(graph_task(), None)

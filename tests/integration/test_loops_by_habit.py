@@ -6,8 +6,10 @@ The model counts how often it learnt each record; nothing asks the loader.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import edl_torch
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.cli.verdict_words import headline, inexact, undecided
@@ -909,6 +912,36 @@ def test_a_compiled_step_is_proven(what: str, attach: bool, tmp_path: Path, capl
     model, verdict = judged(tmp_path, loop, attach=attach)
     assert (model.is_exact, headline(verdict)) == (True, "PROVEN")
     assert "edl_torch" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_a_compiled_body_behind_a_wrapper_compiles_nothing_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last steps come after the end of the pass, and then hooks ask what the wrapper had read ahead."""
+    from torch._dynamo import convert_frame
+
+    compiled: set[str] = set()
+    convert = convert_frame.ConvertFrameAssert.__call__
+
+    def noted(self: Any, frame: Any, *args: Any, **options: Any) -> Any:
+        compiled.add(frame.f_code.co_filename)
+        return convert(self, frame, *args, **options)
+
+    def loop(loader: Any, model: Counts, optimizer: Any) -> None:
+        body = torch.compile(partial(learn, model, optimizer), backend="eager")
+        ahead: list[torch.Tensor] = []
+        for batch in loader:
+            ahead.append(batch)
+            if len(ahead) > 1:
+                body(ahead.pop(0))
+        body(ahead.pop(0))
+
+    monkeypatch.setattr(convert_frame.ConvertFrameAssert, "__call__", noted)
+    model, verdict = judged(tmp_path, loop, lookahead=1)
+    assert (model.is_exact, headline(verdict)) == (True, "PROVEN")
+    assert __file__ in compiled
+    assert not [file for file in compiled if file.startswith(os.path.dirname(edl_torch.__file__))]
 
 
 def test_a_step_at_the_head_of_the_body_is_no_error_without_attach(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pickle
@@ -10,9 +11,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from stores import BUCKET, SECRET, Place, Request, put, web_server
 
 from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
@@ -232,6 +235,39 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
 # Many at once --------------------------------------------------------------------------------------------
 
 
+class Unmade(MemoryFileSystem):
+    """A file system that fails as it is made: as HDFS does without Java, or as the network does once."""
+
+    cachable = False
+    fails: ClassVar[list[OSError]] = []
+
+    def __init__(self, **options: Any) -> None:
+        if self.fails:
+            raise self.fails.pop()
+        super().__init__(**options)
+
+
+@pytest.mark.parametrize(
+    ("fails", "left"),
+    [
+        ([OSError("Unable to load libjvm")] * 3, 2),
+        ([ConnectionRefusedError("later"), OSError(errno.ENETUNREACH, "later")], 0),
+    ],
+)
+def test_a_file_system_that_cannot_be_made_is_an_error_at_once_but_for_the_network(
+    fails: list[OSError], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("unmade", Unmade, clobber=True)
+    monkeypatch.setattr(Unmade, "fails", fails)
+    storage = Storage(None, patience_s=60)
+    if left:
+        with pytest.raises(ReaderError, match=r"cannot be reached .*libjvm"):
+            storage.look("unmade://data/none")
+    else:
+        assert storage.look("unmade://data/none") is None
+    assert len(fails) == left
+
+
 def test_many_requests_are_under_way(weed, bucket, proxy):
     """The store answers none before 96 have come: as many threads ask, and the one that waits may, too."""
     put(bucket, {f"many/{n}": b"x" * 100 for n in range(300)})
@@ -284,6 +320,24 @@ def test_bytes_under_way_are_bounded(weed, bucket, proxy, monkeypatch):
     proxy.log.clear()
     assert sum(map(len, storage.read_many([(one, 0, one.size) for one in found]))) == 12_000
     assert max(one.under_way for one in proxy.gets()) <= 4
+
+
+def test_of_large_answers_two_are_asked_for_while_nobody_waits(monkeypatch):
+    """Each is more than half of what there is room for: the next one but one is asked for as one is taken."""
+    monkeypatch.setattr("edl_torch.readers.storage.requests.MOST_BYTES", 1000)
+    monkeypatch.setattr("edl_torch.readers.storage.requests._threads", None)
+    asked: list[int] = []
+
+    def job(number: int) -> Fetch:
+        asked.append(number)
+        return Fetch(lambda: b"", 600)
+
+    ahead = Ahead(9, job)
+    assert asked == [0, 1]
+    for number in range(5):
+        ahead.take(number)
+        assert asked == [*range(number + 3)]
+    ahead.close()
 
 
 def test_what_nobody_takes_is_given_up(weed, bucket, proxy):

@@ -4,10 +4,9 @@ Of a map-style dataset no record is asked for: it may be drawn at random, cost m
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
 that have as many entries as the dataset has records, datasets inside it, as `Subset` has, and what its code
 names of its class and modules. One may be filled as it is used: what a dataset lacks at one time, and has at
-another, is no difference. Numbers that it was made with, and constants of its class and
-modules, are those of the first look: what a loop makes of them later is the program's. Samples of all are
-claimed only where no other attribute may hold records or say where they lie, and no entry looks like a path:
-what is in its file was not looked at. It must not import torch.
+another, is no difference. Numbers and constants are those of the first look: what a loop makes of them later
+is the program's. Samples of all are claimed only where no other attribute may hold records or say where they
+lie, and no entry looks like a path: what is in its file was not looked at. It must not import torch.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from datetime import date, timedelta
 from enum import Enum, IntEnum
+from itertools import pairwise
 from numbers import Number
 from pathlib import PurePath
 from types import CodeType, FunctionType, ModuleType
@@ -133,11 +133,9 @@ class _MadeOf:
     @property
     def strength(self) -> str:
         """How well its records are known."""
-        if self._untold is _Untold.RECORDS:
+        if self._untold is _Untold.RECORDS or (self._untold and not self._are_names):
             return "partly"
-        if self._are_names:
-            return "names"
-        return "partly" if self._untold else "sampled"
+        return "names" if self._are_names else "sampled"
 
     def look_at(self, found: Any, name: str) -> None:
         """Look at an array, a table or a list, or at the attributes of any other dataset, however deep."""
@@ -217,14 +215,10 @@ class _MadeOf:
 
 
 def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
-    """What an object of so many records has, by name: its own attributes, lists of as many entries of its
-    classes, numbers and such lists and datasets that a function of it holds, as a lambda or
-    `functools.partial`, and what the code that makes its records names.
-
-    And what of it is one for all records, and stays: numbers that a function holds, or that have the name of
-    an argument or are of its class, and that no other method writes to; numbers, lists and dicts of plain
-    values that code which makes records names, and does not write to.
-    """
+    """What an object of so many records has, by name, in its classes, its functions and what its code names
+    too; and what of it is one for all records, and stays: numbers that a function holds, that have the name
+    of an argument, or that its code names; lists and dicts of plain values that this names. Nothing that is
+    written to, as by other methods, stays."""
     own = getattr(found, "__dict__", {})
     held = {
         f"{name}.{inner}": value
@@ -251,12 +245,13 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
 
 @functools.lru_cache(maxsize=256)
 def _arguments_of(kind: type) -> frozenset[str]:
-    """Names of attributes that are named as an argument of a class, or are numbers of its own, and that are
-    written to as it is made alone: none that tells of the process."""
+    """Names of attributes that are named as an argument of a class, or are numbers of its own that code which
+    makes records names, and that are written to as it is made alone: none that tells of the process."""
     names, written = set[str](), set[str]()
+    named = {name for function in _makers_of(kind) for name in _names_in(function.__code__)}
     for base in kind.__mro__:
         for name, member in vars(base).items():
-            if _is_number(member) and not name.startswith("__"):
+            if _is_number(member) and name in named:
                 names |= {name} - OF_A_PROCESS
             for one in (member.fget, member.fset) if isinstance(member, property) else (member,):
                 function = inspect.unwrap(one) if isinstance(one, FunctionType) else None
@@ -299,24 +294,24 @@ def _is_name(value: Any) -> bool:
 
 
 def _named_in_code(found: Any) -> tuple[dict[str, Any], set[str]]:
-    """Containers, numbers and texts of modules and classes that the code names which makes an object's
-    records, by name, and the names of containers that it may write to. Those of one name in several modules
-    are numbered."""
+    """Containers, numbers and texts of modules and classes that code names which makes an object's records,
+    by name, numbered where several have one; and the names of containers that it may write to."""
     held: defaultdict[str, list[Any]] = defaultdict(list)
     written = set[int]()
     for function in _makers_of(type(found)):
         code, scope = function.__code__, function.__globals__
         names = sorted(name for name in _names_in(code) if not name.startswith("__"))
-        each = {
-            name: scope[name] for name in names if name in scope and name in _named_by(code, "LOAD_GLOBAL")
-        }
-        modules = {name: vars(value) for name, value in each.items() if isinstance(value, ModuleType)}
-        for module, inside in modules.items():
-            each |= {f"{module}.{name}": inside[name] for name in names if name in inside}
-        each = {f"global {path}": value for path, value in each.items()}
+        known = sorted(_named_by(code, "LOAD_GLOBAL") & scope.keys() & {*names})
+        each = {f"global {name}": scope[name] for name in known}
+        modules = {name: vars(scope[name]) for name in known if isinstance(scope[name], ModuleType)}
+        for (opcode, module), (then, name) in pairwise(_instructions(code)):
+            is_read = opcode == "LOAD_GLOBAL" and then in ("LOAD_ATTR", "LOAD_METHOD")
+            if is_read and name in names and name in modules.get(module, ()):
+                each[f"global {module}.{name}"] = modules[module][name]
         for kind in reversed(type(found).__mro__):
             each |= {name: vars(kind)[name] for name in names if name in vars(kind)}
         stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
+        into = _named_by(code, "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL") | _WRITERS.intersection(names)
         for path, value in each.items():
             name = path.rpartition(".")[2].removeprefix("global ")
             is_plain = _is_number(value) or isinstance(value, str)
@@ -324,7 +319,7 @@ def _named_in_code(found: Any) -> tuple[dict[str, Any], set[str]]:
             is_data = _may_be_data(value)
             if (is_told or is_data) and all(value is not one for one in held[path]):
                 held[path].append(value)
-            if is_data and _writes(code):
+            if is_data and into:
                 written.add(id(value))
     named = {
         f"{path} ({number})" if number else path: value
@@ -337,10 +332,11 @@ def _named_in_code(found: Any) -> tuple[dict[str, Any], set[str]]:
 def _makers_of(kind: type) -> Iterator[FunctionType]:
     """Yield what makes an object's records: its `__getitem__`, and methods and functions of its modules that
     this calls."""
-    ahead = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
+    ahead: list[Any] = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
     met = set[int]()
     while ahead:
-        function = inspect.unwrap(ahead.pop())  # type: ignore[arg-type]  # None has nothing either
+        member = ahead.pop()
+        function = inspect.unwrap(getattr(member, "fget", member))
         if not isinstance(function, FunctionType) or id(function) in met:
             continue
         met.add(id(function))
@@ -353,22 +349,22 @@ def _makers_of(kind: type) -> Iterator[FunctionType]:
         ]
 
 
-def _writes(code: CodeType) -> bool:
-    """Whether code writes into a list or dict, or calls a method that does."""
-    stored = _named_by(code, "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL")
-    return bool(stored or not _WRITERS.isdisjoint(_names_in(code)))
-
-
 def _names_in(code: CodeType) -> set[str]:
     """The names of globals and attributes in code."""
     return {name for one in _codes(code) for name in one.co_names}
 
 
-@functools.lru_cache(maxsize=1024)
-def _named_by(code: CodeType, *opcodes: str) -> frozenset[str]:
+def _named_by(code: CodeType, *opcodes: str) -> set[str]:
     """What some instructions of code name."""
+    return {name for opcode, name in _instructions(code) if opcode in opcodes}
+
+
+@functools.lru_cache(maxsize=1024)
+def _instructions(code: CodeType) -> list[tuple[str, str]]:
+    """The instructions of code, each with what it names."""
     each = (instruction for one in _codes(code) for instruction in dis.get_instructions(one))
-    return frozenset(str(one.argval) for one in each if one.opname in opcodes)
+    named = ((one.opname, one.argval if isinstance(one.argval, str) else "") for one in each)
+    return [one for one in named if one[0] != "EXTENDED_ARG"]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -386,7 +382,8 @@ def _may_be_data(value: Any) -> bool:
 
 
 def _held_by(function: Any) -> list[tuple[str, Any]]:
-    """What a function has beside its arguments, by name; cells that are still empty have nothing."""
+    """What a function has beside its arguments, by name, but numbers that it writes to, as it counts calls;
+    cells that are still empty have nothing."""
     if isinstance(function, functools.partial):
         given = [(str(number), value) for number, value in enumerate(function.args)]
         return [*_held_by(function.func), *given, *function.keywords.items()]
@@ -397,7 +394,9 @@ def _held_by(function: Any) -> list[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
             held.append((name, cell.cell_contents))
-    return held
+    functions = [function, *(value for _, value in held if isinstance(value, FunctionType))]
+    written = {name for one in functions for name in _named_by(one.__code__, "STORE_DEREF")}
+    return [pair for pair in held if not (pair[0] in written and _is_number(pair[1]))]
 
 
 def _is_to_be_filled(value: Sequence[Any]) -> bool:
@@ -412,9 +411,9 @@ def _is_table(value: Any, count: int) -> bool:
         return False
     if isinstance(value, Mapping):
         return list(value.values()) == [*range(len(value))] and all(isinstance(key, str) for key in value)
-    if all(_is_name(each) or (isinstance(value, tuple) and isinstance(each, Number)) for each in value):
-        return True
-    return all(type(each) is int for each in value) and value[-1] == count and sorted(value) == list(value)
+    are_bounds = all(type(each) is int for each in value) and value[-1] == count and sorted(value) == [*value]
+    is_fixed = isinstance(value, tuple)
+    return are_bounds or all(_is_name(each) or (is_fixed and isinstance(each, Number)) for each in value)
 
 
 def _untold(value: Any, count: int) -> _Untold:

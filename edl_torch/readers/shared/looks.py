@@ -91,7 +91,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         of_data = sorted(pair for pair in function.keywords.items() if pair[0] not in OF_A_PROCESS)
         plain = [*enumerate(function.args), *of_data]
-        given += "".join(f" {name}={value!r}" for name, value in plain if isinstance(value, int | float))
+        given += "".join(f" {name}={_said(value)}" for name, value in plain if isinstance(value, int | float))
         function = function.func
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '')}:{named.__qualname__}{given}"
@@ -231,6 +231,9 @@ def below(paths: Sequence[str]) -> list[str]:
 ARRAYS_OWN = (TypeError, ValueError, RuntimeError, LookupError)  # what array-likes say that they cannot do
 
 
+_LONG_BITS = 2048  # Python may refuse to write longer integers in decimal
+
+
 class Unlike(Exception):
     """Error: a value whose bytes say nothing, such as an object of a class of the user's."""
 
@@ -257,7 +260,7 @@ def _add(digest: Any, value: Any, depth: int) -> None:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if value is None or isinstance(value, bool | int | float | str | bytes | date | timedelta):
-        digest.update(f"{type(value).__name__} {value!r};".encode("utf-8", "surrogatepass"))
+        digest.update(f"{type(value).__name__} {_said(value)};".encode("utf-8", "surrogatepass"))
     elif isinstance(value, Mapping):
         digest.update(b"{%d" % len(value))
         for key, item in value.items():
@@ -269,6 +272,12 @@ def _add(digest: Any, value: Any, depth: int) -> None:
             _add(digest, item, depth - 1)
     else:
         _add_array(digest, value, depth)
+
+
+def _said(value: Any) -> str:
+    """A plain value as text."""
+    is_large = isinstance(value, int) and value.bit_length() > _LONG_BITS
+    return hex(value) if is_large else repr(value)
 
 
 def _add_array(digest: Any, value: Any, depth: int) -> None:

@@ -490,13 +490,17 @@ class FileSystem:
         connection or an event loop is dead.
         """
         core = required("fsspec.core", f"'{name}' needs fsspec: pip install 'edl-torch[parquet]' (or fsspec)")
+        made = None
         try:
-            yield core.url_to_fs(name, **self._options)
+            made = core.url_to_fs(name, **self._options)
+            yield made
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
             raise Missing(str(exc)) from exc
         except PermissionError as exc:
             raise CredentialsRefused(str(exc)) from exc
-        except (OSError, TimeoutError) as exc:
+        except OSError as exc:
+            if not (made or exc.errno or isinstance(exc, ConnectionError | TimeoutError)):
+                raise storage_error(exc, name) from exc  # as HDFS without Java: there will be none later
             raise Transient(f"{type(exc).__name__}: {exc}") from exc
         except Exception as exc:
             raise storage_error(exc, name) from exc

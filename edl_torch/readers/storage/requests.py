@@ -270,6 +270,9 @@ class Ahead:
         finally:
             if known:
                 self._threads.drop(job)
+            if len(self._under_way) < 2 and not self.is_all_asked:  # answers are large, and there is room now
+                with self._lock:
+                    self._refill()
 
     def _refill(self) -> None:
         while self._next < self._count and len(self._under_way) < self._most:

@@ -1069,3 +1069,82 @@ def test_records_in_globals_of_a_module_are_looked_at_or_not_known_well(
     assert "changed 'global ROWS'" in describe_change(
         then, reader_fingerprint(MapDatasetReader(OfGlobals("rows")))
     )
+
+
+def counting(factor: int) -> Callable[[int], int]:
+    """A function that counts its calls, itself and by another one."""
+    calls = inner_calls = 0
+
+    def count() -> None:
+        nonlocal inner_calls
+        inner_calls += 1
+
+    def scaled(value: int) -> int:
+        nonlocal calls
+        calls += 1
+        count()
+        return value * factor + 0 * inner_calls
+
+    return scaled
+
+
+def test_a_number_that_a_function_counts_by_makes_no_other_data() -> None:
+    then = reader_fingerprint(MapDatasetReader(Held(data=ARRAY, by=counting(2))))
+    used = counting(2)
+    used(1)
+    assert then == reader_fingerprint(MapDatasetReader(Held(data=ARRAY, by=used)))
+    other = reader_fingerprint(MapDatasetReader(Held(data=ARRAY, by=counting(3))))
+    assert "changed 'by.factor'" in describe_change(then, other)
+
+
+class OfAProperty(Held):
+    scale, log_every = 2, 100
+
+    @property
+    def factor(self) -> int:
+        return self.scale
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] * self.factor
+
+
+def test_numbers_of_a_class_that_no_code_names_make_no_other_data() -> None:
+    def look(**of_class: int) -> str:
+        kind = type("Kind", (OfAProperty,), of_class)
+        return reader_fingerprint(MapDatasetReader(kind(data=ARRAY)))
+
+    assert look() == look(log_every=10)
+    assert "changed 'scale'" in describe_change(look(), look(scale=3))
+
+
+def test_names_of_modules_and_of_attributes_are_not_crossed() -> None:
+    code = (
+        "class Kind(Held):\n  def __getitem__(self, index):\n"
+        "    return self.data[index] * settings.scale, os.getpid(), self.name, self.zone, (settings, index)"
+    )
+
+    def look(scale: int, zone: int) -> str:
+        settings = module_of("settings", "", scale=scale, zone=zone, index=zone)
+        made = module_of("made", code, Held=Held, os=os, settings=settings)
+        return reader_fingerprint(MapDatasetReader(made.Kind(data=ARRAY)))
+
+    assert strength_of(look(1, 2)) == "sampled", "os.name is not named"
+    assert look(1, 2) == look(1, 3)
+    assert "changed 'global settings.scale'" in describe_change(look(1, 2), look(2, 2))
+
+
+class OfAPrime(Held):
+    prime = 2**20_000
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] + self.prime
+
+
+def test_integers_too_long_to_be_written_are_told_apart() -> None:
+    def look(kind: type[Held]) -> str:
+        return reader_fingerprint(MapDatasetReader(kind(data=ARRAY)))
+
+    other = type("Other", (OfAPrime,), {"prime": OfAPrime.prime + 1})
+    assert "changed 'prime'" in describe_change(look(OfAPrime), look(other))
+    of_long = [name_of_function(partial(print, number)) for number in (OfAPrime.prime, other.prime)]
+    assert of_long[0] != of_long[1]
