@@ -19,14 +19,7 @@ from edl_torch.core.calls import NEW_PASS, Failure, Grant, LeaseId, PassState
 from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_failures
 from edl_torch.core.members import Participants
-from edl_torch.core.mixture import (
-    check_left,
-    is_due_of_left,
-    needed,
-    restored,
-    reweighed,
-    widened,
-)
+from edl_torch.core.mixture import check_left, goes_on, is_due_of_left, needed, restored, reweighed, widened
 from edl_torch.core.plan import Plan
 from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
 from edl_torch.core.registration import identity
@@ -117,10 +110,11 @@ class ShardLedger:
         except InvalidArgument as exc:
             raise DatasetConflict(str(exc)) from exc
         index = self.backlog.passed
-        is_changed = spec.weights != self.spec.weights or is_due_of_left(spec, index)
-        if is_changed and not self.backlog.past_end:
-            spec = reweighed(spec, index, oldest=self._oldest_index())
-        return spec
+        if index >= self.plan.size:  # all is lent, maybe up to the middle of a turn
+            return spec
+        if goes_on(self.spec.weights, self.spec.mean_lengths, spec) and not is_due_of_left(spec, index):
+            return spec
+        return reweighed(spec, index, oldest=self._oldest_index())
 
     def set_weights(self, parts: tuple[int, ...], key: str) -> MixtureSegment:
         """Begin a segment with other weights at the cursor, behind which the mixture has records. Returns it.
@@ -413,6 +407,7 @@ class ShardLedger:
             acknowledged=self.acknowledged,
             dropped=self.dropped,
             weights=self.spec.weights,
+            mean_lengths=self.spec.mean_lengths,
             segments=needed(self.plan.mixed.segments, self._oldest_index()) if self.plan.mixed else (),
         )
 
@@ -452,13 +447,14 @@ class ShardLedger:
             return self.plan
         try:
             wider = [component.name for component in self.spec.components]  # others may have joined since
-            return Plan(restored(self.spec, widened(token.segments, token.components, wider)))
+            segments = widened(token.segments, token.components, wider)
+            return Plan(restored(self.spec, segments, token.mean_lengths))
         except InvalidArgument as exc:
             raise TokenError(f"damaged token of dataset {self.spec.name!r}: {exc}") from exc
 
     def _with_new_weights(self, plan: Plan, token: Token) -> Plan:
-        """The plan with a segment from the cursor on, where the program gives other weights than then, or a
-        component that had some has left."""
+        """The plan with a segment from the cursor on, where the program gives other weights or mean lengths
+        than then, or a component that had some has left."""
         if not token.segments:
             return plan
         waiting = list(map(plan.indices_of, (*token.open, *token.remainders)))
@@ -469,7 +465,7 @@ class ShardLedger:
             raise TokenError(f"the checkpoint's {exc}") from exc
         if token.epoch or index >= plan.size:
             return plan
-        if token.weights == self.spec.weights and not is_due_of_left(plan.spec, index):
+        if goes_on(token.weights, token.mean_lengths, plan.spec) and not is_due_of_left(plan.spec, index):
             return plan
         oldest = min((first for first, _ in waiting), default=index)
         return Plan(reweighed(plan.spec, index, oldest=oldest))

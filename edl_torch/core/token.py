@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from typing import Any, TypeVar
 
@@ -39,8 +40,9 @@ class Token:
 
     `identity` is that of the dataset; with it alone the token is the beginning of the data. Nothing is
     counted of epochs before `first_epoch`, which were of other data; the token with which they were left is
-    `before`, in the token that began these. Of a mixture there are the weights that its program gave, and the
-    segments that records without outcome are in, or will be.
+    `before`, in the token that began these. Of a mixture there are the weights that its program gave, the
+    mean lengths of components where weights are of tokens, and the segments that records without outcome are
+    in, or will be.
     """
 
     identity: Mapping[str, object]
@@ -55,6 +57,7 @@ class Token:
     acknowledged: int = 0
     dropped: int = 0
     weights: tuple[MixtureWeights, ...] = ()
+    mean_lengths: Mapping[str, float] = field(default_factory=dict)
     segments: tuple[MixtureSegment, ...] = ()
 
     @property
@@ -66,6 +69,10 @@ class Token:
     def components(self) -> list[str]:
         """The names of a mixture's components, in order."""
         return list(dict[str, Any](self.identity).get("components", ()))
+
+    @property
+    def _of_each_component(self) -> list[float]:
+        return [self.mean_lengths.get(name, 0.0) for name in self.components]
 
     def option(self, name: str) -> Any:
         """The option of that name which a dataset must have to go on from here; None where it is open."""
@@ -221,6 +228,7 @@ class Token:
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
                 **({"weights": [row_of(change) for change in self.weights]} if self.weights else {}),
+                **({"mean_lengths": self._of_each_component} if self.mean_lengths else {}),
                 **({"segments": [row_of(segment) for segment in self.segments]} if self.segments else {}),
             },
             separators=(",", ":"),
@@ -259,6 +267,7 @@ class Token:
             acknowledged=_count(value["acknowledged"]),
             dropped=_count(value["dropped"]),
             weights=_records(MixtureWeights, value.get("weights", ())),
+            mean_lengths=_mean_lengths(identity, value.get("mean_lengths", ())),
             segments=_records(MixtureSegment, value.get("segments", ()), least=-MOST),
         )
 
@@ -297,6 +306,16 @@ def _unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
             for c, name in enumerate(names)
         }
     return found
+
+
+def _mean_lengths(identity: Mapping[str, Any], row: list[float]) -> dict[str, float]:
+    """The mean lengths of a mixture's components by name, where they are known."""
+    if not row:
+        return {}
+    if not all(type(length) is float and 0 <= length < math.inf for length in row):
+        raise ValueError("it has something that is not a mean length where one belongs")
+    by_name = zip(identity["components"], row, strict=True)
+    return {name: length for name, length in by_name if length}
 
 
 def _count(value: Any) -> int:
