@@ -411,7 +411,10 @@ class MixedRecords:
     A record's name is that of its source, behind the component's: `code:/data/code/0.parquet`.
     """
 
-    __slots__ = ("_blocks", "_components", "_places", "_plans", "_whole", "below", "names", "segments")
+    __slots__ = (
+        *("below", "folders", "names", "segments"),
+        *("_blocks", "_components", "_places", "_plans", "_whole"),
+    )
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.segments = Segments(spec.segments)
@@ -429,7 +432,8 @@ class MixedRecords:
         self.names = tuple(names)
         self._whole: list[tuple[tuple[str, ...], IndexArray] | None] = [None] * len(self._plans)
         self._blocks: list[_Blocks] = []
-        # The names as they are wherever the data lie.
+        # Where the data of each component lie, and the names as they are wherever that is.
+        self.folders = {plan.spec.name: plan.folder for plan in self._plans if plan is not None}
         self.below = tuple(
             mixed_name(component.name, name.removeprefix(plan.folder))
             for component, plan, where in zip(spec.components, self._plans, self._places, strict=True)

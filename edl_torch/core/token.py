@@ -7,7 +7,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, pairwise
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import QuarantinedRecord, quarantine_row, quarantined
+from edl_torch.core.quarantine import QuarantinedRecord, places_of, quarantine_row, quarantined
 from edl_torch.core.registration import but_data, data_differences, differences, identity
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN, Fingerprint
@@ -30,6 +30,7 @@ _ON_OTHER_DATA = (
     '. With data_changed="new_epoch" the job goes on with the new data in its next epoch, and abandons what '
     "is left of this one"
 )
+_BLOCK = 1 << 16  # records that are looked up together
 _MOST_UNPACKED = 1 << 28  # bytes of what says which components a mixture has
 MOST = MAX_SIZE  # of any number, the records of all epochs included: so all of them fit the wire
 
@@ -42,7 +43,8 @@ class Token:
     counted of epochs before `first_epoch`, which were of other data; the token with which they were left is
     `before`, in the token that began these. Of a mixture there are the weights that its program gave, the
     mean lengths of components where weights are of tokens, and the segments that records without outcome are
-    in, or will be.
+    in, or will be; its bad records have names without the folders of its components, which may lie elsewhere
+    when it is loaded.
     """
 
     identity: Mapping[str, object]
@@ -141,6 +143,7 @@ class Token:
         try:
             self._check_cursor(plan)
             self._check_slices(plan)
+            self._check_quarantine(plan)
             self._check_counts(plan)
         except InvalidArgument as exc:
             raise TokenError(f"damaged token of dataset {plan.spec.name!r}: {exc}") from exc
@@ -187,14 +190,19 @@ class Token:
             if (s.epoch, s.shard) == (before.epoch, before.shard) and s.skip < before.stop:
                 raise InvalidArgument(f"{s} overlaps another slice")
 
+    def _check_quarantine(self, plan: Plan) -> None:
+        if any(bool(bad.passes) != (plan.mixed is not None) for bad in self.quarantine):
+            raise InvalidArgument("bad records of a mixture have passes, and of other datasets none")
+        records = {(bad.name, bad.index) for bad in self.quarantine}
+        if plan.mixed is not None and len(records) < len(self.quarantine):
+            raise InvalidArgument("a bad record of a mixture is there twice")
+
     def check_passes(self, plan: Plan) -> None:
         """Raise TokenError where a bad record of a mixture was met in a pass of which it is open."""
-        bad = {(q.name, q.index): q for q in self.quarantine}
-        for s in (*self.open, *self.remainders) if bad and plan.mixed is not None else ():
-            found = plan.indices(s)
-            assert found.passes is not None
-            for record, number in zip(found, found.passes.tolist(), strict=True):
-                if record in bad and bad[record].was_met_in(number):
+        for s in (*self.open, *self.remainders) if self.quarantine and plan.mixed is not None else ():
+            for skip in range(s.skip, s.stop, _BLOCK):
+                part = replace(s, skip=skip, limit=min(_BLOCK, s.stop - skip))
+                if places_of(self.quarantine, plan.seeding(part)):
                     raise TokenError(
                         f"damaged token of dataset {plan.spec.name!r}: {s} has a record that is in quarantine"
                     )
