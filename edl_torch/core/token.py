@@ -7,7 +7,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from typing import Any, TypeVar
 
@@ -199,10 +199,15 @@ class Token:
 
     def check_passes(self, plan: Plan) -> None:
         """Raise TokenError where a bad record of a mixture was met in a pass of which it is open."""
-        for s in (*self.open, *self.remainders) if self.quarantine and plan.mixed is not None else ():
-            for skip in range(s.skip, s.stop, _BLOCK):
-                part = replace(s, skip=skip, limit=min(_BLOCK, s.stop - skip))
-                if places_of(self.quarantine, plan.seeding(part)):
+        if plan.mixed is None or not self.quarantine:
+            return
+        met: dict[str, list[tuple[int, ...]]] = {}
+        for bad in self.quarantine:
+            met.setdefault(bad.name.partition(":")[0], []).append(bad.passes)
+        for s in (*self.open, *self.remainders):
+            for start in range(*(bounds := plan.indices_of(s)), _BLOCK):
+                again = plan.mixed.met_again(start, min(start + _BLOCK, bounds[1]), met)
+                if any(places_of(self.quarantine, found) for found in again):
                     raise TokenError(
                         f"damaged token of dataset {plan.spec.name!r}: {s} has a record that is in quarantine"
                     )
