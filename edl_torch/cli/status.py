@@ -176,10 +176,10 @@ _GONE: _Columns = {
     "TRAINED ON": lambda item, _: str(item.trained),
     "WENT BACK": lambda item, _: str(item.records),
 }
-_BAD: _Columns = {  # of one record, in all the epochs that met it
+_BAD: _Columns = {  # of one record, in all the epochs, or of a mixture passes, that met it
     "BAD RECORD": lambda *met: met[0].name,
     "INDEX": lambda *met: str(met[0].index),
-    "EPOCHS": lambda *met: (
+    "MET IN": lambda *met: (
         _met_in(met[0])
         if met[0].passes
         else (",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS))

@@ -28,7 +28,7 @@ from edl_torch.core.mixture import (
     widened,
 )
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
+from edl_torch.core.quarantine import Quarantine, QuarantinedRecord, moved
 from edl_torch.core.registration import identity
 from edl_torch.core.status import ComponentStatus, DatasetStatus
 from edl_torch.core.token import Token
@@ -106,7 +106,10 @@ class ShardLedger:
             )
         if spec.components:
             spec = self._with_components(spec)
+        before = self.plan
         self._replan(spec)
+        if before.mixed is not None and self.plan.mixed is not None:
+            self.quarantine.replace(moved(self.quarantine, before.mixed.folders, self.plan.mixed.folders))
 
     def _with_components(self, spec: DatasetSpec) -> DatasetSpec:
         """A mixture as its program is now: components may have joined and left, and weights be others."""
@@ -400,7 +403,7 @@ class ShardLedger:
     def snapshot(self) -> Token:
         """Return the whole position: cursor, slices without outcome, remainders, quarantine, counts."""
         epoch, position, offset = self.backlog.cursor
-        lent = [item for lease in self.leases for item in lease.slices()]
+        lent, mixed = [item for lease in self.leases for item in lease.slices()], self.plan.mixed
         return Token(
             identity=identity(self.spec),
             first_epoch=self.backlog.first_epoch,
@@ -409,11 +412,11 @@ class ShardLedger:
             offset=offset,
             open=(*lent, *self.backlog.returned()),
             remainders=tuple(self.backlog.remainders()),
-            quarantine=tuple(self.quarantine),
+            quarantine=moved(self.quarantine, mixed.folders, {}) if mixed else tuple(self.quarantine),
             acknowledged=self.acknowledged,
             dropped=self.dropped,
             weights=self.spec.weights,
-            segments=needed(self.plan.mixed.segments, self._oldest_index()) if self.plan.mixed else (),
+            segments=needed(mixed.segments, self._oldest_index()) if mixed else (),
         )
 
     def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0), step: int = 1) -> None:
@@ -439,7 +442,7 @@ class ShardLedger:
         self.participants.nobody_waits()
         self.backlog.replan(self.plan)
         self.backlog.restore(token)
-        self.quarantine.replace(map(self._named_here, token.quarantine))
+        self.quarantine.replace(self._named_here(token.quarantine))
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += step
         self.opened_by = opened_by
@@ -474,15 +477,12 @@ class ShardLedger:
         oldest = min((first for first, _ in waiting), default=index)
         return Plan(reweighed(plan.spec, index, oldest=oldest))
 
-    def _named_here(self, bad: QuarantinedRecord) -> QuarantinedRecord:
-        """Return a bad record of a token by its name here: the same data may have lain elsewhere.
-
-        Of a mixture it keeps its name: the weights of then, which say what it is, are kept no more.
-        """
+    def _named_here(self, records: Iterable[QuarantinedRecord]) -> Iterable[QuarantinedRecord]:
+        """Return bad records of a token by their names here: the same data may have lain elsewhere."""
         if self.plan.mixed is not None:
-            return bad
-        name, index = self.plan.locate(bad.epoch, bad.shard, bad.position)
-        return replace(bad, name=name, index=index)
+            return moved(records, {}, self.plan.mixed.folders)
+        found = ((bad, *self.plan.locate(bad.epoch, bad.shard, bad.position)) for bad in records)
+        return [replace(bad, name=name, index=index) for bad, name, index in found]
 
     @property
     def shown_epoch(self) -> int:
