@@ -202,8 +202,8 @@ class Component:
     """One of the datasets that a mixture is made of, and the order of its records in each pass over it.
 
     Its shards are as long as the mixture's where a registration gives 0. After `max_passes` passes its share
-    is the others'; 0: it has no end. One that has `left` gives nothing more: of it there is the name alone,
-    for what it gave before counts. Where shares are of tokens `mean_length` is how many a record has.
+    is the others'; 0: it has no end. One that has `left` gives nothing more: of it there is the name, for
+    what it gave before counts. Where shares are of tokens `mean_length` is how many a record has, or had.
     """
 
     name: str
@@ -316,6 +316,11 @@ class DatasetSpec:
     def size(self) -> int:
         """Records in one epoch."""
         return sum(source.count for source in self.sources)
+
+    @property
+    def mean_lengths(self) -> dict[str, float]:
+        """How many tokens a record of each component of a mixture has, where weights are of them."""
+        return {one.name: one.mean_length for one in self.components if one.mean_length}
 
     @property
     def order(self) -> Shuffle:

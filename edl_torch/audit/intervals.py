@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edl_torch.core.plan import MixedRecords, Plan
-from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.core.quarantine import QuarantinedRecord, places_of
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
-from edl_torch.shard import DatasetSpec, IndexArray, MixtureSegment, Slice
+from edl_torch.shard import DatasetSpec, IndexArray, Indices, MixtureSegment, Slice
 
 _NOTHING: IndexArray = np.empty(0, dtype=np.int64)
 
@@ -198,16 +198,14 @@ class Coordinates:
         have `told` of them. `segments` are those of who told."""
         records = tuple(records)
         first = self.slices(Slice(epoch=q.epoch, shard=q.shard, skip=q.position, limit=1) for q in records)
-        again = {(q.name, q.index): q for q in records if q.times > 1}
+        again = [q for q in records if q.times > 1]
         if not again:
             return first
         mixed, found = MixedRecords(replace(self.plan.spec, segments=segments)), []
         for start, end in told:
             indices = mixed.many(start, end)
-            assert indices.passes is not None
-            for number, record, turn in zip(range(start, end), indices, indices.passes.tolist(), strict=True):
-                if record in again and again[record].was_met_in(turn):
-                    found.append((number, number + 1))
+            named = Indices(mixed.below, indices.numbers, indices.sources, indices.passes)
+            found += [(start + place, start + place + 1) for place in places_of(again, named)]
         return first | Intervals.of(found)
 
     def done(self, token: Token) -> Intervals:

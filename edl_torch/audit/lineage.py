@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -89,28 +88,57 @@ class DatasetHistory:
     components_known_by: Mapping[str, str] = field(default_factory=dict)  # the same of a mixture's, by name
     unordered: tuple[str, ...] = ()  # ledgers that may be the last one, where nothing tells which is
     untouched: tuple[str, ...] = ()  # ledgers that began with nothing, and in which nothing was learnt
-    beside: tuple[str, ...] = ()  # ledgers of other data or settings under its name, judged for themselves
-    chapters: list[_Placed] = field(default_factory=list)  # of that name, of other data or settings too
+    alike: Set[str] = frozenset()  # ledgers of which all that has outcomes is in these lineages
+    runs: Runs  # all under that name
 
     def of(self, token: Token) -> DatasetHistory:
         """Return the history of other data, which a token is of. Raises AuditError where no log has any."""
-        same = [c for c in self.chapters if not differences(identity(c[2].dataset), token.identity)]
-        if not same:
+        ledgers = {
+            chapter.ledger
+            for _, _, chapter in self.runs.chapters
+            if chapter.dataset.task_type is self.spec.task_type
+            and not differences(identity(chapter.dataset), token.identity)
+        }
+        if not ledgers:
             raise AuditError(
                 f"dataset {self.spec.name!r} had other data before, and no log is of those: give the audit "
                 f"directories of all earlier runs of the job too"
             )
-        return replace(_history(same, self.sessions, None, ()), unordered=(), chapters=self.chapters)
+        return replace(self.runs.history(ledgers & self.runs.used or ledgers), unordered=())
 
 
-def histories(
-    logs: Sequence[Log], last: Mapping[str, str | None], came: Sequence[Sequence[str]] = ()
-) -> list[DatasetHistory]:
-    """Return the histories of each dataset, by name; `last` has the id of its last ledger, where one knows.
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All that lies in the logs under one name, of unlike data, settings and tasks too."""
 
-    A name has more than one where unlike data were learnt under it. `came` are runs of ledgers' ids in the
-    order of their coming. Raises AuditError when logs contradict each other.
-    """
+    chapters: list[_Placed]
+    sessions: list[str]  # of all logs, by place
+    earlier: Mapping[str, Set[str]]  # the ledgers that came before each
+
+    @property
+    def used(self) -> set[str]:
+        """Ledgers that went on from a token, or in which something was learnt."""
+        return {chapter.ledger for _, _, chapter in self.chapters if _is_used(chapter)}
+
+    def history(self, ledgers: Set[str], last: str | None = None) -> DatasetHistory:
+        """Return the history of the last of `ledgers`, or of `last`, which somebody knows to be it."""
+        known = last if last in self.earlier else None
+        perhaps_last = [known] if known is not None else self._last(ledgers)
+        # Where several may be the last, that is named; one that a clock says is the last is as good as any.
+        began = {one: min(c.began for _, _, c in self.chapters if c.ledger == one) for one in perhaps_last}
+        found = _history(self, max(perhaps_last, key=began.__getitem__))
+        unordered = [] if known is not None else self._last(ledgers & found.alike)
+        return replace(found, unordered=tuple(unordered if len(unordered) > 1 else ()))
+
+    def _last(self, ledgers: Set[str]) -> list[str]:
+        """Those that none of the others is later than; where there is none, the last of all that began."""
+        earlier = self.earlier
+        followed = {one for name in ledgers for one in earlier[name] if name not in earlier[one]}
+        return sorted(ledgers - followed) or _by_age(earlier)[-1:]
+
+
+def runs_of(logs: Sequence[Log], came: Sequence[Sequence[str]] = ()) -> dict[str, Runs]:
+    """Return what lies in the logs by dataset; `came` are runs of ledgers' ids as they came."""
     datasets: defaultdict[str, list[_Placed]] = defaultdict(list)
     for place, log in enumerate(logs):
         for chapter in log.chapters:
@@ -120,72 +148,28 @@ def histories(
             "the audit logs are of trainers that never joined a dataset: there is nothing to audit"
         )
     sessions = [log.session for log in logs]
-    found: list[DatasetHistory] = []
-    for name in sorted(datasets):
-        every = datasets[name]
-        jobs, idle = _apart(every)
-        for job in jobs:
-            chapters = [placed for placed in every if placed[2].ledger in job | idle]
-            history = _history(chapters, sessions, last.get(name), came)
-            others = sorted(set().union(*jobs) - job)
-            found.append(replace(history, beside=tuple(others), chapters=every))
-    return found
-
-
-def _apart(chapters: list[_Placed]) -> tuple[list[set[str]], set[str]]:
-    """Return the ledgers of each job under one name, and those of no job.
-
-    Ledgers are of one job if their data, settings and task are alike, or one left the other's data on
-    purpose. Those in which nothing was learnt are of none, while there are others.
-    """
-    identities: defaultdict[str, list[Mapping[str, object]]] = defaultdict(list)
-    for _, _, chapter in chapters:
-        found: list[Mapping[str, object]] = []
-        found.append(identity(replace(chapter.dataset, components=_data_of(chapter.dataset, chapters))))
-        with suppress(TokenError):  # which the chain says
-            found.append(Token.decode(saved_with(chapter.token or "")).identity)
-        known, kind = identities[chapter.ledger], {"task_type": chapter.dataset.task_type}
-        known += [one for each in found if (one := {**each, **kind}) not in known]
-    tied: list[tuple[set[str], list[Mapping[str, object]]]] = []
-    for ledger, mine in identities.items():
-        job, others = ({ledger}, mine), tied
-        tied = []
-        for ledgers, known in others:
-            if any(_alike(one, other) for one in known for other in mine):
-                job[0].update(ledgers)
-                mine += [one for one in known if one not in mine]
-            else:
-                tied.append((ledgers, known))
-        tied.append(job)
-    jobs = [ledgers for ledgers, _ in tied]
-    used = {chapter.ledger for _, _, chapter in chapters if _is_used(chapter)}
-    learnt = [job for job in jobs if job & used]
-    return (learnt, identities.keys() - set().union(*learnt)) if learnt else ([set(identities)], set())
-
-
-def _alike(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether two identities are of the same data and settings; of mixtures either may be the older."""
-    return not all(
-        differences(*pair, asked_is_older=True, may_change=True) for pair in ((one, other), (other, one))
-    )
+    return {name: Runs(every, sessions, _earlier(every, came)) for name, every in sorted(datasets.items())}
 
 
 def _is_used(chapter: Chapter) -> bool:
     return chapter.token is not None or bool((chapter.runs.kinds <= Kind.QUARANTINED).any())
 
 
-def _history(
-    chapters: list[_Placed], sessions: list[str], last: str | None, came: Sequence[Sequence[str]]
-) -> DatasetHistory:
-    ledgers, perhaps_last, untouched = _ordered(chapters, came)
-    if last in ledgers:
-        perhaps_last = [last]
-    # Where several may be the last, that is named, and one that a clock says is the last is as good as any.
-    ledger = max(perhaps_last, key=lambda name: min(c.began for _, _, c in chapters if c.ledger == name))
+def _history(runs: Runs, ledger: str) -> DatasetHistory:
+    sessions, order, used = runs.sessions, _by_age(runs.earlier), runs.used
+    # What is nearest to the ledger says of components that have left what they were.
+    near = {name: (name in runs.earlier[ledger]) + 2 * (name == ledger) for name in order}
+    chapters = sorted(runs.chapters, key=lambda placed: near[placed[2].ledger])
     newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.member))
     spec, data = newest.dataset, _data_of(newest.dataset, chapters)
     # A ledger of other data under the same name shares no record with the final one.
-    same = [placed for placed in chapters if _agrees(placed, replace(spec, components=data), ledger)]
+    final_identity = identity(replace(spec, components=data))
+    same, others = [], set()
+    for placed in runs.chapters:
+        if _agrees(placed, final_identity, newest):
+            same.append(placed)
+        elif _is_used(placed[2]):
+            others.add(placed[2].ledger)
     if spec.components:
         final = [
             placed for placed in same if (placed[2].ledger, placed[2].lineage) == (ledger, newest.lineage)
@@ -219,7 +203,7 @@ def _history(
         spec=spec,
         coordinates=coordinates,
         lineages={
-            key: _lineage(key, parts, lines[key[0]], ledgers.index(key[0])) for key, parts in lineages.items()
+            key: _lineage(key, parts, lines[key[0]], order.index(key[0])) for key, parts in lineages.items()
         },
         final=(ledger, newest.lineage),
         taken=taken,
@@ -227,9 +211,9 @@ def _history(
         sessions=sessions,
         known_by=weakest([*of_each.values(), *own]) if of_each else known_by(prints, own),
         components_known_by=of_each,
-        unordered=tuple(perhaps_last if len(perhaps_last) > 1 else ()),
-        untouched=tuple(name for name in untouched if name != ledger),
-        chapters=chapters,
+        untouched=tuple(name for name in order if name not in used | {ledger}),
+        alike={placed[2].ledger for placed in same} - others,
+        runs=runs,
     )
 
 
@@ -241,15 +225,12 @@ def _data_of(spec: DatasetSpec, chapters: list[_Placed]) -> tuple[Component, ...
     return tuple(whole.get(one.name, one) if one.left else one for one in spec.components)
 
 
-def _ordered(
-    chapters: list[_Placed], came: Sequence[Sequence[str]]
-) -> tuple[list[str], list[str], list[str]]:
-    """Return the ledgers, the oldest first, those that may be the last, and those that nothing came of.
+def _earlier(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> dict[str, set[str]]:
+    """Return the ledgers that came before each.
 
     One is later than another where a session came to it from that, where its trainers came later to a folder
     of logs, or, if nothing of this says otherwise, where it began from a token of that. No clock is asked:
-    those of several machines differ. A ledger that began from no token, and in which nothing was learnt, is
-    not the last while there are others: a start that found the wrong model, say, made no model.
+    those of several machines differ.
     """
     before: dict[str, set[str]] = {chapter.ledger: set() for _, _, chapter in chapters}
     came_from: dict[int, str] = {}
@@ -267,12 +248,12 @@ def _ordered(
         if chapter.token is not None:  # which others may have taken since, at the same position
             of_it = taken[token_digest(saved_with(chapter.token))] & before.keys()
             before[chapter.ledger] |= {one for one in of_it if chapter.ledger not in earlier[one]}
-    earlier = _all_before(before)
-    used = {chapter.ledger for _, _, chapter in chapters if _is_used(chapter)}
-    order = sorted(earlier, key=lambda name: (len(earlier[name]), name))
-    followed = {one for name in used for one in earlier[name] if name not in earlier[one]}
-    last = [name for name in order if name in used and name not in followed]
-    return order, last or order[-1:], [name for name in order if name not in used]
+    return _all_before(before)
+
+
+def _by_age(earlier: Mapping[str, Set[str]]) -> list[str]:
+    """The ledgers, the oldest first."""
+    return sorted(earlier, key=lambda name: (len(earlier[name]), name))
 
 
 def saved_with(text: str) -> str:
@@ -303,17 +284,20 @@ def _most_epochs(chapters: list[_Placed], ledger: str) -> int:
     return 0 if 0 in said else max(said)
 
 
-def _agrees(placed: _Placed, spec: DatasetSpec, ledger: str) -> bool:
+def _agrees(placed: _Placed, final: Mapping[str, object], newest: Chapter) -> bool:
+    """Whether a chapter is of the task, data and settings of the final ledger, whose `newest` is given."""
     _, log, chapter = placed
     there = [component for component in chapter.dataset.components if not component.left]
     own = identity(replace(chapter.dataset, components=tuple(there)) if there else chapter.dataset)
-    differing = differences(identity(spec), own, asked_is_older=True, may_change=True)
-    if differing and chapter.ledger == ledger:
+    differing = differences(final, own, asked_is_older=True, may_change=True)
+    if chapter.ledger != newest.ledger:
+        return not differing and chapter.dataset.task_type is newest.dataset.task_type
+    if differing:
         raise AuditError(
-            f"{str(log.path)!r} describes dataset {spec.name!r} of ledger {ledger} otherwise than "
-            f"the other logs: {'; '.join(differing)}"
+            f"{str(log.path)!r} describes dataset {chapter.dataset.name!r} of ledger {chapter.ledger} "
+            f"otherwise than the other logs: {'; '.join(differing)}"
         )
-    return not differing
+    return True
 
 
 def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int) -> Lineage:

@@ -12,8 +12,9 @@ together, and where the user says that it is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +93,7 @@ class Models:
         return len(self.shares) <= 1 and not self.unattached and not self.reasons
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _Learner:
     """A model of one session in one lineage: the records that count, and what it looked like."""
 
@@ -111,6 +112,30 @@ class _Learner:
     def began(self) -> Seen:
         """What it looked like before its first step: what was loaded by then is in it."""
         return [self.seen[0], *(seen for seen in self.seen if not seen.steps)][-1]
+
+    @cached_property
+    def by_steps(self) -> dict[int, Seen]:
+        """The last sample at each number of steps."""
+        return {seen.steps: seen for seen in self.seen}
+
+    @cached_property
+    def moved(self) -> Set[int]:
+        """The numbers of steps after which it was not what it began as."""
+        return {steps for steps, seen in self.by_steps.items() if is_copy(seen, self.began) is False}
+
+    @cached_property
+    def shards(self) -> dict[int, int]:
+        """By the number of steps, the places that its shard has, as bits."""
+        return {
+            steps: int.from_bytes(np.packbits(~np.isnan(seen.places)).tobytes())
+            for steps, seen in self.by_steps.items()
+        }
+
+    def shares(self, other: _Learner, steps: int) -> bool:
+        """Whether both have a value of one place, or are no shards of one model."""
+        mine, its = self.by_steps[steps], other.by_steps[steps]
+        comparable = mine.shape != its.shape or not mine.shape
+        return comparable or bool(self.shards[steps] & other.shards[steps])
 
 
 Values = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -221,15 +246,20 @@ def _unattached(part: Part, learner: _Learner) -> int:
 def _groups(learners: Sequence[_Learner]) -> list[_Group]:
     """Return the learners of one lineage, those with one model together."""
     groups: list[_Group] = []
+    firsts: list[dict[tuple[str, int], _Learner]] = []  # of each group, the first with each shard
     for learner in learners:
         # Of shards the first may be another than this one, and say nothing of it.
-        most = None if learner.began.sharded else 1
-        alike = (group for group in groups if all(_is_one(one, learner) for one in group[:most]))
-        group = next(alike, None)
-        if group is None:
-            groups.append([learner])
+        began = learner.began
+        shard = (began.shape, learner.shards[began.steps]) if began.sharded else ("", 0)
+        for group, first in zip(groups, firsts, strict=True):
+            others = first.values() if began.sharded else group[:1]
+            if all(_is_one(one, learner) for one in others):
+                group.append(learner)
+                first.setdefault(shard, learner)
+                break
         else:
-            group.append(learner)
+            groups.append([learner])
+            firsts.append({shard: learner})
     learnt = [group for group in groups if any(one.records for one in group)]
     return learnt or groups
 
@@ -243,23 +273,19 @@ def _is_one(one: _Learner, other: _Learner) -> bool:
         return True
     if one.place == other.place:
         return False
-    mine, its = _by_steps(one), _by_steps(other)
+    mine, its = one.by_steps, other.by_steps
     agreed = covered = False
     for steps in mine.keys() & its.keys():
-        same = are_replicas(mine[steps], its[steps], one.began)
+        same = are_replicas(mine[steps], its[steps], one.began) if one.shares(other, steps) else None
         if same is False:
             return False
-        moved = is_copy(mine[steps], one.began) is False
         agreed = agreed or same is True
-        covered = covered or (moved and mine[steps].line >= one.last and its[steps].line >= other.last)
+        covered = covered or (
+            mine[steps].line >= one.last and its[steps].line >= other.last and steps in one.moved
+        )
     both_sharded = one.began.sharded and other.began.sharded
     untrained = not (one.records or other.records)  # they have what they loaded
     return (covered or untrained) and (agreed or both_sharded)
-
-
-def _by_steps(learner: _Learner) -> dict[int, Seen]:
-    """The last sample at each number of steps."""
-    return {seen.steps: seen for seen in learner.seen}
 
 
 def _goes_on(group: _Group, taken: Sequence[_Learner]) -> bool:
@@ -288,7 +314,7 @@ def _had_learnt(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
     Whichever data that had: they may share records with these, as where one was added, or the order changed.
     """
     others: defaultdict[tuple[int, Key], list[Seen]] = defaultdict(list)
-    for place, _, chapter in history.chapters:
+    for place, _, chapter in history.runs.chapters:
         others[place, (chapter.ledger, chapter.lineage)] += chapter.seen
     return any(
         seen.steps and is_copy(learner.began, seen) and not is_copy(seen, samples[0])

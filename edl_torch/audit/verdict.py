@@ -18,7 +18,7 @@ saved inexactly after a loop may have trained on it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
@@ -28,7 +28,7 @@ import numpy as np
 from edl_torch.audit.chain import FinalWord, LineageChain
 from edl_torch.audit.findings import Finding, Findings
 from edl_torch.audit.intervals import Intervals
-from edl_torch.audit.lineage import DatasetHistory, Key, histories
+from edl_torch.audit.lineage import DatasetHistory, Key, Runs, runs_of
 from edl_torch.audit.models import Models, models_of
 from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs, read_order
@@ -149,7 +149,9 @@ class Verdict:
         self.unordered = history.unordered  # ledgers of which nothing tells which is the last
         self.untouched = history.untouched  # ledgers of starts that learnt nothing
         self.left_out = _left_out(history, used)  # records of runs that this did not go on from, by ledger
-        self.beside = history.beside  # ledgers of unlike runs under its name, with a verdict of their own
+        self.beside: tuple[
+            str, ...
+        ] = ()  # ledgers of unlike runs under its name, which other verdicts are on
         doubts = (f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt)
         self.doubts = tuple(doubts)  # why tokens that the model went through are inexact
         self.inexact_tokens = len(self.doubts)
@@ -236,12 +238,8 @@ def judge(
     """Return what `audit` does, and with each verdict the sets of records that it counts."""
     logs, words = _read(directories, words or {})
     found: list[Judgement] = []
-    last = {name: word.ledger for name, word in words.items()}
-    for history in histories(logs, last, read_order(directories)):
-        word = words.get(history.spec.name)
-        if word is not None and word.ledger in history.beside:
-            word = None  # which is on other data
-        found += _judge_all(history, word, unfinished=unfinished, listed=listed)
+    for name, runs in runs_of(logs, read_order(directories)).items():
+        found += _judge_all(runs, words.get(name, FinalWord()), unfinished=unfinished, listed=listed)
     return found
 
 
@@ -265,12 +263,37 @@ def _read(
     return logs, said
 
 
-def _judge_all(
-    history: DatasetHistory, word: FinalWord | None, *, unfinished: bool, listed: int
-) -> Iterator[Judgement]:
-    """Judge one dataset, and before it the data that it had earlier. Raises AuditError when the logs do not
-    reach back to its beginning."""
-    word = word or FinalWord()
+def _judge_all(runs: Runs, word: FinalWord, *, unfinished: bool, listed: int) -> list[Judgement]:
+    """Judge what lies under one name: the last run, then the last of what that does not account for, and so
+    on until nothing is left. The oldest comes first.
+
+    The master's `word` is on the run that it names, which is the last then, or on the last.
+    """
+    found: list[Judgement] = []
+    left = runs.used
+    while not found or left:
+        eras = _eras(runs.history(left, word.ledger), word)
+        used = {part.lineage.key for era in eras for part in era.parts}
+        # Of earlier data, what is not known to have come before this run is a run of its own.
+        before = runs.earlier[eras[0].history.final[0]] | {ledger for ledger, _ in used}
+        accounted = set(eras[0].history.alike).union(*(era.history.alike & before for era in eras))
+        left -= accounted
+        earlier: list[Judgement] = []
+        for number in reversed(range(len(eras))):
+            # The model went through the lineages of all data before, too.
+            models = models_of([(era.history, part) for era in eras[number:] for part in era.parts])
+            said, is_open = (FinalWord(), False) if number else (word, unfinished)
+            judgement = _judge(eras[number], said, models, used, unfinished=is_open, listed=listed)
+            judgement.verdict.beside = tuple(sorted(runs.used - accounted))
+            earlier.append(judgement)
+        found = earlier + found
+        word = FinalWord()
+    return found
+
+
+def _eras(history: DatasetHistory, word: FinalWord) -> list[Era]:
+    """Return the eras of a run, the last first. Raises AuditError when the logs do not reach back to its
+    beginning."""
     chain = LineageChain(history, word)
     eras = [Era(history, chain, chain.parts())]
     while (left := _token_of(eras[-1].parts[-1])) is not None and left.before:
@@ -281,12 +304,7 @@ def _judge_all(
         if not parts:
             break
         eras.append(Era(earlier, chain, parts, before))
-    used = {part.lineage.key for era in eras for part in era.parts}
-    for number in reversed(range(len(eras))):
-        # The model went through the lineages of all data before, too.
-        models = models_of([(era.history, part) for era in eras[number:] for part in era.parts])
-        said = FinalWord() if number else word
-        yield _judge(eras[number], said, models, used, unfinished=unfinished and not number, listed=listed)
+    return eras
 
 
 def _token_of(part: Part) -> Token | None:
@@ -375,7 +393,7 @@ def _rolled_back(history: DatasetHistory, parts: list[Part], used: Set[Key]) -> 
 def _left_out(history: DatasetHistory, used: Set[Key]) -> dict[str, int]:
     ledgers, found = {ledger for ledger, _ in used}, defaultdict[str, int](int)
     for (ledger, _), lineage in history.lineages.items():
-        if ledger not in ledgers and (learnt := lineage.acknowledged.records):
+        if ledger not in ledgers and (learnt := lineage.outcomes.records):
             found[ledger] += learnt
     return dict(found)
 

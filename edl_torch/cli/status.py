@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from edl_torch.cli.main import DEFAULT_ADDRESS
 from edl_torch.core.limits import printable
 from edl_torch.core.quarantine import QuarantinedRecord
-from edl_torch.core.status import DatasetStatus, MasterStatus, TrainerState, TrainerStatus, plain
+from edl_torch.core.status import (
+    ComponentStatus,
+    DatasetStatus,
+    MasterStatus,
+    TrainerState,
+    TrainerStatus,
+    plain,
+)
 from edl_torch.errors import MasterUnavailable
 
 if TYPE_CHECKING:
@@ -90,7 +97,8 @@ def _lines(status: MasterStatus) -> Iterator[str]:
             yield from _table(_COMPONENT, [(dataset.dataset, item) for item in dataset.components])
         if tokens := sum(item.tokens for item in dataset.components):
             # As many tokens as the shares of records are to make now, of one record.
-            now = sum(item.share * item.mean_length for item in dataset.components)
+            # None of those that have a length may have a share, as at the end of what has left since.
+            now = sum(item.share * item.mean_length for item in dataset.components) or 1.0
             yield ""
             yield from _table(_TOKENS, [(dataset.dataset, item, now, tokens) for item in dataset.components])
     for why, names in reasons.items():
@@ -148,11 +156,11 @@ _COMPONENT: _Columns = {  # of a mixture
 _TOKENS: _Columns = {  # of a mixture whose weights are of them
     "MIXTURE": lambda name, *_: name,
     "COMPONENT": lambda _, item, *__: item.name,
-    "MEAN LENGTH": lambda _, item, *__: f"{item.mean_length:.1f}",
-    "SHARE": lambda _, item, now, __: f"{item.share * item.mean_length / now:.4g}",
-    "WANTED": lambda _, item, *__: f"{item.wanted * item.mean_length:.0f}",
-    "TOKENS": lambda _, item, *__: f"{item.tokens:.0f}",
-    "OF ALL": lambda _, item, __, tokens: f"{item.tokens / tokens:.4g}",
+    "MEAN LENGTH": lambda _, item, *__: _if_known(item, f"{item.mean_length:.1f}"),
+    "SHARE": lambda _, item, now, __: _if_known(item, f"{item.share * item.mean_length / now:.4g}"),
+    "WANTED": lambda _, item, *__: _if_known(item, f"{item.wanted * item.mean_length:.0f}"),
+    "TOKENS": lambda _, item, *__: _if_known(item, f"{item.tokens:.0f}"),
+    "OF ALL": lambda _, item, __, tokens: _if_known(item, f"{item.tokens / tokens:.4g}"),
 }
 TRAINER: _Columns = {
     "TRAINER": lambda item: item.worker_id,
@@ -176,16 +184,21 @@ _GONE: _Columns = {
     "TRAINED ON": lambda item, _: str(item.trained),
     "WENT BACK": lambda item, _: str(item.records),
 }
-_BAD: _Columns = {  # of one record, in all the epochs that met it
+_BAD: _Columns = {  # of one record, in all the epochs, or of a mixture passes, that met it
     "BAD RECORD": lambda *met: met[0].name,
     "INDEX": lambda *met: str(met[0].index),
-    "EPOCHS": lambda *met: (
+    "MET IN": lambda *met: (
         _met_in(met[0])
         if met[0].passes
         else (",".join(str(item.epoch) for item in met[:MOST_EPOCHS]) + "…" * (len(met) > MOST_EPOCHS))
     ),
     "REASON": lambda *met: " ".join(met[-1].cause.split()),
 }
+
+
+def _if_known(item: ComponentStatus, shown: str) -> str:
+    """Return a figure in tokens; a dash of a component that left before its length was known."""
+    return shown if item.mean_length else "-"
 
 
 def trainer_state(item: TrainerStatus) -> str:

@@ -78,7 +78,7 @@ def _shares(verdict: Verdict) -> Iterator[str]:
     wanted = sum(one.wanted * one.mean_length for one in verdict.components)
     for one in verdict.components[:_MOST_COMPONENTS]:
         said = f"{one.name} {one.acknowledged:,} of {one.wanted:,.1f} wanted, in {one.passes:,.2f} passes"
-        if given:
+        if given and wanted:
             tokens = one.acknowledged * one.mean_length
             of_all = f"{tokens / given:.2%} of all, {one.wanted * one.mean_length / wanted:.2%} wanted"
             said += f", {tokens:,.0f} tokens ({of_all})"

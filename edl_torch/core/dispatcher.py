@@ -32,7 +32,7 @@ from edl_torch.core.calls import (
 from edl_torch.core.leases import check_report
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.members import Member
-from edl_torch.core.mixture import Segments, alters, parts_by_name
+from edl_torch.core.mixture import Segments, alters, parts_of, weights_by_name
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.registration import check_batch_size, new_spec, reconcile
 from edl_torch.core.state import MasterState, Rollback
@@ -313,7 +313,8 @@ class Dispatcher(MasterState):
                 return segment
         names, left = ([c.name for c in spec.components if c.left >= least] for least in (False, True))
         lengths = [c.mean_length for c in spec.components]
-        parts = parts_by_name(f"mixture {spec.name!r}", names, call.weights, left=left, lengths=lengths)
+        weights = weights_by_name(f"mixture {spec.name!r}", names, call.weights, left=left)
+        parts = parts_of(weights, names, lengths)
         index = ledger.backlog.passed
         if index >= spec.size:  # all is lent: they would hold from the end on
             return replace(spec.segments[-1], start=spec.size, parts=parts, key=call.key)

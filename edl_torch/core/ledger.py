@@ -19,16 +19,9 @@ from edl_torch.core.calls import NEW_PASS, Failure, Grant, LeaseId, PassState
 from edl_torch.core.changes import Mark, Version, unrecorded
 from edl_torch.core.leases import Lease, LeaseRequest, Leases, Lending, new_failures
 from edl_torch.core.members import Participants
-from edl_torch.core.mixture import (
-    check_left,
-    is_due_of_left,
-    needed,
-    restored,
-    reweighed,
-    widened,
-)
+from edl_torch.core.mixture import check_left, goes_on, is_due_of_left, needed, restored, reweighed, widened
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import Quarantine, QuarantinedRecord
+from edl_torch.core.quarantine import Quarantine, QuarantinedRecord, moved
 from edl_torch.core.registration import identity
 from edl_torch.core.status import ComponentStatus, DatasetStatus
 from edl_torch.core.token import Token
@@ -106,7 +99,10 @@ class ShardLedger:
             )
         if spec.components:
             spec = self._with_components(spec)
+        before = self.plan
         self._replan(spec)
+        if before.mixed is not None and self.plan.mixed is not None:
+            self.quarantine.replace(moved(self.quarantine, before.mixed.folders, self.plan.mixed.folders))
 
     def _with_components(self, spec: DatasetSpec) -> DatasetSpec:
         """A mixture as its program is now: components may have joined and left, and weights be others."""
@@ -117,10 +113,11 @@ class ShardLedger:
         except InvalidArgument as exc:
             raise DatasetConflict(str(exc)) from exc
         index = self.backlog.passed
-        is_changed = spec.weights != self.spec.weights or is_due_of_left(spec, index)
-        if is_changed and not self.backlog.past_end:
-            spec = reweighed(spec, index, oldest=self._oldest_index())
-        return spec
+        if index >= self.plan.size:  # all is lent, maybe up to the middle of a turn
+            return spec
+        if goes_on(self.spec.weights, self.spec.mean_lengths, spec) and not is_due_of_left(spec, index):
+            return spec
+        return reweighed(spec, index, oldest=self._oldest_index())
 
     def set_weights(self, parts: tuple[int, ...], key: str) -> MixtureSegment:
         """Begin a segment with other weights at the cursor, behind which the mixture has records. Returns it.
@@ -400,7 +397,7 @@ class ShardLedger:
     def snapshot(self) -> Token:
         """Return the whole position: cursor, slices without outcome, remainders, quarantine, counts."""
         epoch, position, offset = self.backlog.cursor
-        lent = [item for lease in self.leases for item in lease.slices()]
+        lent, mixed = [item for lease in self.leases for item in lease.slices()], self.plan.mixed
         return Token(
             identity=identity(self.spec),
             first_epoch=self.backlog.first_epoch,
@@ -409,11 +406,12 @@ class ShardLedger:
             offset=offset,
             open=(*lent, *self.backlog.returned()),
             remainders=tuple(self.backlog.remainders()),
-            quarantine=tuple(self.quarantine),
+            quarantine=moved(self.quarantine, mixed.folders, {}) if mixed else tuple(self.quarantine),
             acknowledged=self.acknowledged,
             dropped=self.dropped,
             weights=self.spec.weights,
-            segments=needed(self.plan.mixed.segments, self._oldest_index()) if self.plan.mixed else (),
+            mean_lengths=self.spec.mean_lengths,
+            segments=needed(mixed.segments, self._oldest_index()) if mixed else (),
         )
 
     def restore(self, token: Token | None, opened_by: tuple[int, int] = (0, 0), step: int = 1) -> None:
@@ -439,7 +437,7 @@ class ShardLedger:
         self.participants.nobody_waits()
         self.backlog.replan(self.plan)
         self.backlog.restore(token)
-        self.quarantine.replace(map(self._named_here, token.quarantine))
+        self.quarantine.replace(self._named_here(token.quarantine))
         self.acknowledged, self.dropped = token.acknowledged, token.dropped
         self.lineage += step
         self.opened_by = opened_by
@@ -452,13 +450,14 @@ class ShardLedger:
             return self.plan
         try:
             wider = [component.name for component in self.spec.components]  # others may have joined since
-            return Plan(restored(self.spec, widened(token.segments, token.components, wider)))
+            segments = widened(token.segments, token.components, wider)
+            return Plan(restored(self.spec, segments, token.mean_lengths))
         except InvalidArgument as exc:
             raise TokenError(f"damaged token of dataset {self.spec.name!r}: {exc}") from exc
 
     def _with_new_weights(self, plan: Plan, token: Token) -> Plan:
-        """The plan with a segment from the cursor on, where the program gives other weights than then, or a
-        component that had some has left."""
+        """The plan with a segment from the cursor on, where the program gives other weights or mean lengths
+        than then, or a component that had some has left."""
         if not token.segments:
             return plan
         waiting = list(map(plan.indices_of, (*token.open, *token.remainders)))
@@ -469,20 +468,17 @@ class ShardLedger:
             raise TokenError(f"the checkpoint's {exc}") from exc
         if token.epoch or index >= plan.size:
             return plan
-        if token.weights == self.spec.weights and not is_due_of_left(plan.spec, index):
+        if goes_on(token.weights, token.mean_lengths, plan.spec) and not is_due_of_left(plan.spec, index):
             return plan
         oldest = min((first for first, _ in waiting), default=index)
         return Plan(reweighed(plan.spec, index, oldest=oldest))
 
-    def _named_here(self, bad: QuarantinedRecord) -> QuarantinedRecord:
-        """Return a bad record of a token by its name here: the same data may have lain elsewhere.
-
-        Of a mixture it keeps its name: the weights of then, which say what it is, are kept no more.
-        """
+    def _named_here(self, records: Iterable[QuarantinedRecord]) -> Iterable[QuarantinedRecord]:
+        """Return bad records of a token by their names here: the same data may have lain elsewhere."""
         if self.plan.mixed is not None:
-            return bad
-        name, index = self.plan.locate(bad.epoch, bad.shard, bad.position)
-        return replace(bad, name=name, index=index)
+            return moved(records, {}, self.plan.mixed.folders)
+        found = ((bad, *self.plan.locate(bad.epoch, bad.shard, bad.position)) for bad in records)
+        return [replace(bad, name=name, index=index) for bad, name, index in found]
 
     @property
     def shown_epoch(self) -> int:

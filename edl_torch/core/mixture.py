@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from itertools import zip_longest
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,6 +31,7 @@ ENDLESS = MAX_SIZE  # the size of a mixture that nothing ends
 # `max_passes` of all that have weights.
 FIRST_EXHAUSTED, ALL_EXHAUSTED, SPENT = "first_exhausted", "all_exhausted", "max_passes"
 MOST_LIMITED = 64  # components with `max_passes`: each is a segment more
+NO_LENGTHS: Mapping[str, float] = MappingProxyType({})
 Limits = Sequence[int | None]  # records that each component gives at most
 
 
@@ -66,12 +68,10 @@ def parts_of(
     that is less than a part of 2**20.
     """
     called = [repr(name) for name in names] or [f"number {place}" for place in range(len(weights))]
-    exact = [_exact(weight, name) for weight, name in zip(weights, called, strict=True)]
+    exact = _exact_all(weights, called)
     if any(lengths):
         exact = [each and each / Fraction(str(length)) for each, length in zip(exact, lengths, strict=True)]
     total = sum(exact)
-    if not total:
-        raise InvalidArgument("weights are all 0: give one component at least a positive weight")
     shares = [weight / total for weight in exact]
     period = math.lcm(*(share.denominator for share in shares))
     if period > PERIOD:
@@ -87,6 +87,13 @@ def parts_of(
     return _rounded(shares, period)
 
 
+def _exact_all(weights: Sequence[float | Fraction], called: Sequence[str]) -> list[Fraction]:
+    exact = [_exact(weight, name) for weight, name in zip(weights, called, strict=True)]
+    if not any(exact):
+        raise InvalidArgument("weights are all 0: give one component at least a positive weight")
+    return exact
+
+
 def _exact(weight: float | Fraction, name: str) -> Fraction:
     try:
         found = weight if isinstance(weight, Fraction) else Fraction(str(weight))
@@ -97,18 +104,13 @@ def _exact(weight: float | Fraction, name: str) -> Fraction:
     return found
 
 
-def parts_by_name(
-    who: str,
-    names: Sequence[str],
-    weights: Mapping[str, float],
-    *,
-    left: Iterable[str] = (),
-    lengths: Sequence[float] = (),
-) -> tuple[int, ...]:
-    """Return weights by the names of a mixture's components as parts in their order.
+def weights_by_name(
+    who: str, names: Sequence[str], weights: Mapping[str, float], *, left: Iterable[str] = ()
+) -> list[Fraction]:
+    """Return weights by the names of a mixture's components in their order, exactly.
 
-    Those that have `left` have none. Raises InvalidArgument as `parts_of`, and where another component has
-    none, or a name is of none.
+    Those that have `left` have none. Raises InvalidArgument for weights of which none is positive, one is
+    negative or no number, and where another component has none, or a name is of none.
     """
     weights = dict.fromkeys(left, 0.0) | dict(weights)
     missing = [name for name in names if name not in weights]
@@ -124,7 +126,7 @@ def parts_by_name(
         raise InvalidArgument(
             f"{', '.join(back)} has left {who}: give it no weight, and what comes back another name"
         )
-    return parts_of([weights[name] for name in names], names, lengths)
+    return _exact_all([weights[name] for name in names], [repr(name) for name in names])
 
 
 def _rounded(shares: Sequence[Fraction], period: int) -> tuple[int, ...]:
@@ -382,11 +384,15 @@ def _limits(spec: DatasetSpec) -> Limits:
     return [component.most for component in spec.components]
 
 
-def restored(spec: DatasetSpec, segments: Sequence[MixtureSegment]) -> DatasetSpec:
+def restored(
+    spec: DatasetSpec, segments: Sequence[MixtureSegment], mean_lengths: Mapping[str, float] = NO_LENGTHS
+) -> DatasetSpec:
     """Return a mixture with the segments of a token, or without any its first ones. Their numbers are new.
+    Components that have left have the mean lengths of the token.
 
     Raises InvalidArgument for segments that this mixture cannot have had.
     """
+    spec = with_lengths_of_left(spec, mean_lengths)
     number = Segments(spec.segments).newest + 1
     if not segments:
         limits = _limits(spec)
@@ -435,6 +441,28 @@ def check_left(spec: DatasetSpec, runs: Iterable[tuple[int, int]]) -> None:
             f"{', '.join(waiting)}. Give these their data once more, with weight 0, until all that was lent "
             f"is trained on"
         )
+
+
+def goes_on(
+    weights: tuple[MixtureWeights, ...], mean_lengths: Mapping[str, float], spec: DatasetSpec
+) -> bool:
+    """Return whether a mixture's program gives the weights of then, to components as long as then."""
+    there = [component for component in spec.components if not component.left]
+    return weights == spec.weights and all(
+        component.mean_length == mean_lengths.get(component.name, 0.0) for component in there
+    )
+
+
+def with_lengths_of_left(spec: DatasetSpec, mean_lengths: Mapping[str, float]) -> DatasetSpec:
+    """Return a mixture whose components that have left have the mean lengths of then, unless known: their
+    program does not say them any more."""
+    if not spec.mean_lengths:  # its weights are of records now
+        return spec
+    components = tuple(
+        replace(one, mean_length=mean_lengths.get(one.name, 0.0)) if one.left and not one.mean_length else one
+        for one in spec.components
+    )
+    return replace(spec, components=components)
 
 
 def is_due_of_left(spec: DatasetSpec, index: int) -> bool:

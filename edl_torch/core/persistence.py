@@ -43,7 +43,7 @@ from edl_torch.core.quarantine import quarantine_row, quarantined
 from edl_torch.core.registration import check_batch_size
 from edl_torch.shard import DatasetSpec, Slice
 
-VERSION = 5  # of the meaning of rows; older ones were never released
+VERSION = 6  # of the meaning of rows; older ones were never released
 
 Rows = dict[Key, Row]
 Update = dict[Key, Row | None]  # None: there is no such part any more

@@ -6,7 +6,7 @@ Knows numbers and names only: not who leases a shard, what has been trained on, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -411,7 +411,10 @@ class MixedRecords:
     A record's name is that of its source, behind the component's: `code:/data/code/0.parquet`.
     """
 
-    __slots__ = ("_blocks", "_components", "_places", "_plans", "_whole", "below", "names", "segments")
+    __slots__ = (
+        *("below", "folders", "names", "segments"),
+        *("_blocks", "_components", "_places", "_plans", "_whole"),
+    )
 
     def __init__(self, spec: DatasetSpec) -> None:
         self.segments = Segments(spec.segments)
@@ -429,7 +432,8 @@ class MixedRecords:
         self.names = tuple(names)
         self._whole: list[tuple[tuple[str, ...], IndexArray] | None] = [None] * len(self._plans)
         self._blocks: list[_Blocks] = []
-        # The names as they are wherever the data lie.
+        # Where the data of each component lie, and the names as they are wherever that is.
+        self.folders = {plan.spec.name: plan.folder for plan in self._plans if plan is not None}
         self.below = tuple(
             mixed_name(component.name, name.removeprefix(plan.folder))
             for component, plan, where in zip(spec.components, self._plans, self._places, strict=True)
@@ -466,6 +470,27 @@ class MixedRecords:
                 epoch,
             )
             at += len(run)
+
+    def met_again(
+        self, first: int, after: int, met: Mapping[str, Sequence[tuple[int, ...]]]
+    ) -> Iterator[Indices]:
+        """Yield the records of some indices, by their names below, of passes over components that were `met`:
+        of each component there are runs of passes."""
+        components, ranks = self.segments.at(first, after)
+        for c, plan in enumerate(self._plans):
+            runs = met.get(self._components[c].name)
+            if plan is None or not runs or not len(own := ranks[components == c]):
+                continue
+            passes = np.arange(own[0] // plan.size, own[-1] // plan.size + 1)
+            are_met = np.zeros(len(passes), bool)
+            for edges in runs:
+                are_met |= np.searchsorted(edges, passes, side="right") % 2 == 1
+            for number in passes[are_met].tolist():
+                low, high = max(own[0], number * plan.size), min(own[-1] + 1, (number + 1) * plan.size)
+                found = [run for _, run in plan.stream(int(low), int(high))]
+                sources = [np.full(len(run), self._sources_of(c, run)) for run in found]
+                numbers = np.concatenate([run.numbers for run in found])
+                yield Indices(self.below, numbers, np.concatenate(sources), np.full(len(numbers), number))
 
     def storage(self, first: int, after: int, wanted: Container[int]) -> Iterator[tuple[int, bool, Shard]]:
         """Yield where records of some indices lie: the component, whether it is read in order, and a shard.

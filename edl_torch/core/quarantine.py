@@ -9,14 +9,20 @@ Knows no leases; it keeps what it is told.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from edl_torch.core.changes import Mark, unrecorded
 from edl_torch.core.codec import Row, from_row, row_of
-from edl_torch.shard import DatasetSpec
+from edl_torch.core.mixture import mixed_name
+from edl_torch.shard import DatasetSpec, Indices
+
+_RUN_BYTES = 40  # of a token, that a run of passes takes at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,7 @@ class QuarantinedRecord:
 
     def was_met_in(self, number: int) -> bool:
         """Whether a pass over its component met it."""
-        return any(first <= number < after for first, after in self.runs())
+        return bisect_right(self.passes, number) % 2 == 1  # behind the beginning of a run, before its end
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Return the runs of passes that met it."""
@@ -84,6 +90,38 @@ def quarantined(row: Sequence[Any]) -> QuarantinedRecord:
     ):
         raise ValueError("a bad record's passes are no runs of such")
     return bad
+
+
+def moved(
+    records: Iterable[QuarantinedRecord], before: Mapping[str, str], now: Mapping[str, str]
+) -> tuple[QuarantinedRecord, ...]:
+    """Return bad records of a mixture by their names once its data lie elsewhere.
+
+    The folders of its components were `before`, and are `now`; one that is none of these has ''.
+    """
+    found = []
+    for bad in records:
+        component, _, source = bad.name.partition(":")
+        below = source.removeprefix(before.get(component, ""))
+        found.append(replace(bad, name=mixed_name(component, now.get(component, "") + below)))
+    return tuple(found)
+
+
+def places_of(records: Iterable[QuarantinedRecord], indices: Indices) -> list[int]:
+    """Return the places in a mixture's `indices` at which passes met bad records, by these names."""
+    bad = {(each.name, each.index): each for each in records}
+    names = {name for name, _ in bad}
+    assert indices.passes is not None
+    may_be = np.isin(indices.numbers, [index for _, index in bad])
+    if indices.sources is not None:
+        sources = [place for place, name in enumerate(indices.names) if name in names]
+        may_be &= np.isin(indices.sources, sources)
+    found = []
+    for place in np.flatnonzero(may_be).tolist():
+        record = bad.get(indices[place])
+        if record is not None and record.was_met_in(int(indices.passes[place])):
+            found.append(place)
+    return found
 
 
 def token_bytes(records: Iterable[QuarantinedRecord]) -> int:
@@ -130,15 +168,14 @@ class Quarantine:
 
     def with_more(self, new: Iterable[QuarantinedRecord]) -> tuple[int, int]:
         """Return how many records and bytes there would be with these, too."""
+        new = list(new)
         rows = [bad for bad in new if self._known(bad) is None]
-        return len(self.records) + len(rows), self.bytes + token_bytes(rows)
+        runs = _RUN_BYTES * (len(new) - len(rows))
+        return len(self.records) + len(rows), self.bytes + token_bytes(rows) + runs
 
     def _known(self, bad: QuarantinedRecord) -> int | None:
         """The number of the record of which another pass over its component met this one, if any."""
-        number = self._bad.get((bad.name, bad.index)) if bad.passes else None
-        if number is None or any(map(self.records[number].was_met_in, bad.passes[::2])):
-            return None  # a source that is there twice has it twice in a pass
-        return number
+        return self._bad.get((bad.name, bad.index)) if bad.passes else None
 
     def replace(self, records: Iterable[QuarantinedRecord]) -> None:
         """Keep these records only."""

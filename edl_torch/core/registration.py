@@ -22,6 +22,7 @@ from edl_torch.core.mixture import (
     component_spec,
     first_turn,
     reweighed,
+    with_lengths_of_left,
 )
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
@@ -239,7 +240,7 @@ def reconcile(registered: DatasetSpec, asked: Registration, *, alone: bool) -> D
         given["components"] = _whole(asked.components, registered.records_per_shard)
     if registered.stops:
         given.pop("sources", None)  # its length follows
-    wanted = replace(registered, **given)
+    wanted = with_lengths_of_left(replace(registered, **given), registered.mean_lengths)
     old, new = identity(registered), identity(wanted)
     differing = differences(old, new, may_change=alone)
     if differing and asked.components and not differences(old, new, may_change=True):
@@ -331,10 +332,10 @@ def _check_mixture(who: str, spec: DatasetSpec) -> None:
             validate_spec(component_spec(component, spec.seed))
     if len(set(names)) < len(names):
         raise InvalidArgument(f"{who}: two components have one name: {', '.join(names)}")
-    there = [component for component in spec.components if not component.left]
-    if any(component.mean_length for component in there):
-        for component in there:
-            if not 0 < component.mean_length < math.inf:
+    if spec.mean_lengths:
+        for component in spec.components:
+            may_be_unknown = component.left and not component.mean_length
+            if not may_be_unknown and not 0 < component.mean_length < math.inf:
                 raise InvalidArgument(
                     f"{who}, component {component.name!r}: its records have a mean length of "
                     f"{component.mean_length}: where one has a length, give each a number above 0"

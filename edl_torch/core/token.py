@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import numpy as np
 from edl_torch.core.codec import from_row, row_of
 from edl_torch.core.permutation import MAX_SIZE
 from edl_torch.core.plan import Plan
-from edl_torch.core.quarantine import QuarantinedRecord, quarantine_row, quarantined
+from edl_torch.core.quarantine import QuarantinedRecord, places_of, quarantine_row, quarantined
 from edl_torch.core.registration import but_data, data_differences, differences, identity
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.fingerprint import UNKNOWN, Fingerprint
@@ -29,6 +30,7 @@ _ON_OTHER_DATA = (
     '. With data_changed="new_epoch" the job goes on with the new data in its next epoch, and abandons what '
     "is left of this one"
 )
+_BLOCK = 1 << 16  # records that are looked up together
 _MOST_UNPACKED = 1 << 28  # bytes of what says which components a mixture has
 MOST = MAX_SIZE  # of any number, the records of all epochs included: so all of them fit the wire
 
@@ -39,8 +41,10 @@ class Token:
 
     `identity` is that of the dataset; with it alone the token is the beginning of the data. Nothing is
     counted of epochs before `first_epoch`, which were of other data; the token with which they were left is
-    `before`, in the token that began these. Of a mixture there are the weights that its program gave, and the
-    segments that records without outcome are in, or will be.
+    `before`, in the token that began these. Of a mixture there are the weights that its program gave, the
+    mean lengths of components where weights are of tokens, and the segments that records without outcome are
+    in, or will be; its bad records have names without the folders of its components, which may lie elsewhere
+    when it is loaded.
     """
 
     identity: Mapping[str, object]
@@ -55,6 +59,7 @@ class Token:
     acknowledged: int = 0
     dropped: int = 0
     weights: tuple[MixtureWeights, ...] = ()
+    mean_lengths: Mapping[str, float] = field(default_factory=dict)
     segments: tuple[MixtureSegment, ...] = ()
 
     @property
@@ -66,6 +71,10 @@ class Token:
     def components(self) -> list[str]:
         """The names of a mixture's components, in order."""
         return list(dict[str, Any](self.identity).get("components", ()))
+
+    @property
+    def _of_each_component(self) -> list[float]:
+        return [self.mean_lengths.get(name, 0.0) for name in self.components]
 
     def option(self, name: str) -> Any:
         """The option of that name which a dataset must have to go on from here; None where it is open."""
@@ -134,6 +143,7 @@ class Token:
         try:
             self._check_cursor(plan)
             self._check_slices(plan)
+            self._check_quarantine(plan)
             self._check_counts(plan)
         except InvalidArgument as exc:
             raise TokenError(f"damaged token of dataset {plan.spec.name!r}: {exc}") from exc
@@ -180,14 +190,24 @@ class Token:
             if (s.epoch, s.shard) == (before.epoch, before.shard) and s.skip < before.stop:
                 raise InvalidArgument(f"{s} overlaps another slice")
 
+    def _check_quarantine(self, plan: Plan) -> None:
+        if any(bool(bad.passes) != (plan.mixed is not None) for bad in self.quarantine):
+            raise InvalidArgument("bad records of a mixture have passes, and of other datasets none")
+        records = {(bad.name, bad.index) for bad in self.quarantine}
+        if plan.mixed is not None and len(records) < len(self.quarantine):
+            raise InvalidArgument("a bad record of a mixture is there twice")
+
     def check_passes(self, plan: Plan) -> None:
         """Raise TokenError where a bad record of a mixture was met in a pass of which it is open."""
-        bad = {(q.name, q.index): q for q in self.quarantine}
-        for s in (*self.open, *self.remainders) if bad and plan.mixed is not None else ():
-            found = plan.indices(s)
-            assert found.passes is not None
-            for record, number in zip(found, found.passes.tolist(), strict=True):
-                if record in bad and bad[record].was_met_in(number):
+        if plan.mixed is None or not self.quarantine:
+            return
+        met: dict[str, list[tuple[int, ...]]] = {}
+        for bad in self.quarantine:
+            met.setdefault(bad.name.partition(":")[0], []).append(bad.passes)
+        for s in (*self.open, *self.remainders):
+            for start in range(*(bounds := plan.indices_of(s)), _BLOCK):
+                again = plan.mixed.met_again(start, min(start + _BLOCK, bounds[1]), met)
+                if any(places_of(self.quarantine, found) for found in again):
                     raise TokenError(
                         f"damaged token of dataset {plan.spec.name!r}: {s} has a record that is in quarantine"
                     )
@@ -221,6 +241,7 @@ class Token:
                 "acknowledged": self.acknowledged,
                 "dropped": self.dropped,
                 **({"weights": [row_of(change) for change in self.weights]} if self.weights else {}),
+                **({"mean_lengths": self._of_each_component} if self.mean_lengths else {}),
                 **({"segments": [row_of(segment) for segment in self.segments]} if self.segments else {}),
             },
             separators=(",", ":"),
@@ -259,6 +280,7 @@ class Token:
             acknowledged=_count(value["acknowledged"]),
             dropped=_count(value["dropped"]),
             weights=_records(MixtureWeights, value.get("weights", ())),
+            mean_lengths=_mean_lengths(identity, value.get("mean_lengths", ())),
             segments=_records(MixtureSegment, value.get("segments", ()), least=-MOST),
         )
 
@@ -297,6 +319,16 @@ def _unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
             for c, name in enumerate(names)
         }
     return found
+
+
+def _mean_lengths(identity: Mapping[str, Any], row: list[float]) -> dict[str, float]:
+    """The mean lengths of a mixture's components by name, where they are known."""
+    if not row:
+        return {}
+    if not all(type(length) is float and 0 <= length < math.inf for length in row):
+        raise ValueError("it has something that is not a mean length where one belongs")
+    by_name = zip(identity["components"], row, strict=True)
+    return {name: length for name, length in by_name if length}
 
 
 def _count(value: Any) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any, Literal, NamedTuple
 
 from edl_torch.client.service import DataShardService
-from edl_torch.core.mixture import ENDLESS, SPENT, parts_by_name, parts_of
+from edl_torch.core.mixture import ENDLESS, SPENT, parts_of, weights_by_name
 from edl_torch.core.permutation import Permutation, derive_key
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset, transformed
 from edl_torch.data.reading.sample_reading import Transform
@@ -68,13 +69,14 @@ class Mixture:
         components: Datasets by name; of one with options of its own a `MixtureComponent`, of one that has
             left None. No colon in names.
         weights: A weight for each component, in any unit; decimals are exact. A list of `(index, weights)`,
-            the first one with 0, changes them as the mixture comes to these indices. Default: by size.
+            the first one with 0, changes them as the mixture comes to these indices. Default: by size in
+            records.
         stopping_strategy: "first_exhausted" ends with the first pass over any component that is complete,
             "all_exhausted" when each has had one.
         num_records: Records after which the mixture ends. With neither it is endless, and the loop ends it,
             or it ends when each component with a weight has had its `max_passes`, where all have some.
-        temperature: Without weights: shares go by size to the power of 1/temperature. 1 is by size; the
-            larger, the more alike the shares.
+        temperature: Without weights: shares go by size, in tokens with `unit="tokens"`, to the power of
+            1/temperature. 1 is by size; the larger, the more alike the shares.
         with_component: Samples are pairs of the component's name and the sample.
         one_component: Each batch is of one component, for samples of other shapes: True, or a number of
             records that `batch_size` divides, for jobs that are to go on with other batch sizes. Components
@@ -140,8 +142,9 @@ class Mixture:
         self._size = ENDLESS if num_records is None else num_records
         self._temperature = 1.0 if temperature is None else float(temperature)
         self._lengths = self._lengths_by(unit, length)
-        self._given = weights
-        self._weights = None if weights is None else self._scheduled(weights)
+        self._changes = None if weights is None else self._in_order(weights)
+        if not self._lengths:
+            self._weights()  # that they make parts: those of tokens make some by lengths
 
     def _lengths_by(self, unit: str, length: Any) -> dict[str, Length]:
         """How the mean length of each component is known; of none where shares are of records."""
@@ -162,19 +165,16 @@ class Mixture:
             what += [f"{', '.join(sorted(map(str, unknown)))}: no component"] * bool(unknown)
             raise InvalidArgument(f"length= is by component: {'; '.join(what)}. Give each that has data one")
         for name, one in by_name.items():
-            is_mean = (
-                isinstance(one, int | float) and not isinstance(one, bool) and isinstance(length, Mapping)
-            )
-            if not (isinstance(one, str) or callable(one) or (is_mean and 0 < one < math.inf)):
+            is_mean = isinstance(length, Mapping) and 0 < _number(one) < math.inf
+            if not (isinstance(one, str) or callable(one) or is_mean):
                 raise InvalidArgument(
                     f"the length of {name!r} is {one!r}: give its mean length, a number above 0, by name, or "
                     f"the field of a record or a function of one"
                 )
         return {name: by_name[name] for name in there}
 
-    def _scheduled(
-        self, weights: ShareOf | Sequence[tuple[int, ShareOf]], lengths: Sequence[float] = ()
-    ) -> tuple[MixtureWeights, ...]:
+    def _in_order(self, weights: ShareOf | Sequence[tuple[int, ShareOf]]) -> list[tuple[int, list[Fraction]]]:
+        """The changes of weights, each with those of all components, exactly."""
         changes = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
         if not all(isinstance(change, tuple) and len(change) == 2 for change in changes):
             each = ", ".join(f"{name!r}: …" for name in islice(self.components, 3))
@@ -182,14 +182,23 @@ class Mixture:
                 f"weights are given by name, as {{{each}}}, or as [(0, {{…}}), (index, {{…}})]"
             )
         names = list(self.components)
-        found = []
-        for start, shares in changes:
-            parts = parts_by_name("the mixture", names, shares, left=self._left, lengths=lengths)
-            found.append(MixtureWeights(start=start, parts=parts))
-        starts = [change.start for change in found]
+        found = [
+            (start, weights_by_name("the mixture", names, shares, left=self._left))
+            for start, shares in changes
+        ]
+        starts = [start for start, _ in found]
         if starts[:1] != [0] or any(one >= other for one, other in pairwise(starts)):
             raise InvalidArgument(f"weights begin at {starts}: give some from 0 on, then at later indices")
-        return tuple(found)
+        return found
+
+    def _weights(self, lengths: Sequence[float] = ()) -> tuple[MixtureWeights, ...] | None:
+        """The changes of weights in parts of records; None where weights go by size."""
+        if self._changes is None:
+            return None
+        return tuple(
+            MixtureWeights(start=start, parts=parts_of(weights, list(self.components), lengths))
+            for start, weights in self._changes
+        )
 
     def open(
         self, parts: Sequence[ComponentReader], batch_size: int, task_type: TaskType, *, tagged: bool
@@ -205,7 +214,6 @@ class Mixture:
                 f"one_component={turn} makes batches of one component, and batch_size={batch_size} does not "
                 f"divide it: give a multiple of the batch size, or True"
             )
-        weights = self._weights
         means: list[float] = []
         if self._lengths:
             means = [0.0 if part.left else self._mean_length(part, task_type) for part in parts]
@@ -213,33 +221,49 @@ class Mixture:
                 replace(part, order={**part.order, "mean_length": mean})
                 for part, mean in zip(parts, means, strict=True)
             ]
-            weights = None if self._given is None else self._scheduled(self._given, means)
+        weights = self._weights(means)
         if weights is None:
-            sizes = [
-                0 if part.left else sum(s.count for s in reader_sources(part.reader, task_type))
-                for part in parts
-            ]
-            if self._temperature == 1:
-                shares, means = sizes, []
-            else:
-                of_each = means or [1.0] * len(sizes)
-                power = 1 / self._temperature
-                shares = [(size * mean) ** power for size, mean in zip(sizes, of_each, strict=True)]
-            parts_of_all = parts_of(shares, [part.name for part in parts], means)
-            weights = (MixtureWeights(start=0, parts=parts_of_all),)
+            weights = (MixtureWeights(start=0, parts=self._by_size(parts, means, task_type)),)
         return MixtureReader(
             parts, weights=weights, size=self._size, stops=self._stops, turn=turn, tagged=tagged
         )
 
+    def _by_size(
+        self, parts: Sequence[ComponentReader], means: Sequence[float], task_type: TaskType
+    ) -> tuple[int, ...]:
+        """Return shares of records by size, or with a temperature of tokens where these are known."""
+        names = [part.name for part in parts]
+        sizes = [
+            0 if part.left else sum(source.count for source in reader_sources(part.reader, task_type))
+            for part in parts
+        ]
+        if self._temperature == 1:
+            return parts_of(sizes, names)
+        longest = max(means, default=1.0) or 1.0
+        tokens = [
+            size * (mean / longest) for size, mean in zip(sizes, means or [1.0] * len(sizes), strict=True)
+        ]
+        most = max(tokens) or 1.0
+        # Of the largest, so that none overflows.
+        shares = [(one / most) ** (1 / self._temperature) for one in tokens]
+        lost = [name for name, size, share in zip(names, sizes, shares, strict=True) if size and not share]
+        if lost:
+            raise InvalidArgument(
+                f"temperature={self._temperature:g} leaves nothing to {', '.join(lost)}: give a larger one, "
+                f"or weights"
+            )
+        return parts_of(shares, names, means)
+
     def _mean_length(self, part: ComponentReader, task_type: TaskType) -> float:
         """Return the mean length of a component's records: given, or taken of some, the same everywhere."""
         by = self._lengths[part.name]
-        if isinstance(by, int | float):
-            return float(by)
+        if not (isinstance(by, str) or callable(by)):
+            return _number(by)
         who = f"component {part.name!r}"
         sources = reader_sources(part.reader, task_type)
         error: Exception | None = None
         lengths = []
+        are_single = True
         for name, number in _sampled(sources):
             try:
                 record = read_alone(part.reader, name, number)
@@ -248,12 +272,21 @@ class Mixture:
                     raise
                 error = exc
             else:
-                lengths.append(_length_of(record, by, f"record {number} of {name!r}, {who}"))
-        if not sum(lengths):
+                where = f"record {number} of {name!r}, {who}"
+                found = _found_in(record, by, where)
+                lengths.append(_length_of(found, where))
+                are_single = are_single and getattr(found, "shape", None) == (1,)
+        total = sum(lengths)
+        if not 0 < total < math.inf:
             raise InvalidArgument(
-                f"{who} has no mean length: its {len(lengths)} records that were read have 0 together"
+                f"{who} has no mean length: its {len(lengths)} records that were read have {total:g} together"
             ) from error
-        return sum(lengths) / len(lengths)
+        if are_single:
+            raise InvalidArgument(
+                f"{who}: each record has an array of one number as its length. Give a function that says "
+                f"which it is, that number or 1: length=lambda record: int(record[…][0])"
+            )
+        return total / len(lengths)
 
     def __repr__(self) -> str:
         return f"<Mixture {', '.join(self.components)}>"
@@ -272,24 +305,41 @@ def _sampled(sources: Sequence[Source]) -> Iterator[tuple[str, int]]:
         first += source.count
 
 
-def _length_of(record: Any, by: str | Callable[[Any], float], who: str) -> float:
+def _found_in(record: Any, by: str | Callable[[Any], float], who: str) -> Any:
+    """Return what is the length of a record, or has it."""
     if callable(by):
-        found: Any = by(record)
-    else:
-        try:
-            found = record[by]
-        except (LookupError, TypeError, ValueError) as exc:
-            fields = f"it has {', '.join(map(str, record))}" if isinstance(record, Mapping) else "it has none"
-            raise InvalidArgument(
-                f"{who}, has no field {by!r}: {fields}. Give another, or a function"
-            ) from exc
+        return by(record)
+    try:
+        return record[by]
+    except (LookupError, TypeError, ValueError) as exc:
+        fields = f"it has {', '.join(map(str, record))}" if isinstance(record, Mapping) else "it has none"
+        raise InvalidArgument(f"{who}, has no field {by!r}: {fields}. Give another, or a function") from exc
+
+
+def _length_of(found: Any, who: str) -> float:
+    shape = tuple(getattr(found, "shape", ()))
+    if len(shape) > 1:
+        raise InvalidArgument(
+            f"{who}, has an array of {len(shape)} dimensions as its length: give a function that says "
+            f"which of {shape} it is"
+        )
     try:
         length = float(len(found))
     except TypeError:  # it is the length
-        length = float(found) if hasattr(found, "__float__") else math.nan
+        length = _number(found)
     if not 0 <= length < math.inf:
         raise InvalidArgument(f"{who}, has the length {found!r}: it is to be a number, 0 or more")
     return length
+
+
+def _number(value: Any) -> float:
+    """Return a number of any kind as a float; NaN for what is none, or too large for one."""
+    if isinstance(value, bool) or not hasattr(value, "__float__") or getattr(value, "ndim", 0) > 0:
+        return math.nan
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError):
+        return math.nan
 
 
 class MixtureDataset(ShardedDataset):

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from edl_torch.core.calls import Fence, FencedCall, ProgressCall, RestoreCall, SnapshotCall, StatusCall
+from edl_torch.core.mixture import goes_on
 from edl_torch.core.plan import Plan
 from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.core.token import Token
@@ -21,11 +22,11 @@ FIRST_LINEAGE = 1
 
 
 def _moved(spec: DatasetSpec, found: Token, moved: Token) -> str:
-    goes_on = f"goes on with epoch {moved.epoch}"
+    then = f"goes on with epoch {moved.epoch}"
     if 0 < spec.num_epochs <= moved.epoch:
-        goes_on = f"has no epoch left for them (give num_epochs={moved.epoch + 1} or more)"
+        then = f"has no epoch left for them (give num_epochs={moved.epoch + 1} or more)"
     return (
-        f"dataset {spec.name!r} has other data than the checkpoint's: it {goes_on}, and "
+        f"dataset {spec.name!r} has other data than the checkpoint's: it {then}, and "
         f"{found.abandoned:,} record(s) of the epochs before it are abandoned"
     )
 
@@ -161,8 +162,8 @@ class Position:
         return lineage
 
     def _say_reweighed(self, plan: Plan, found: Token) -> None:
-        """Log that the program gives a mixture other weights than the one did that took the token."""
-        if not found.segments or found.weights == plan.spec.weights:
+        """Log that the program gives a mixture other weights, or mean lengths, than those of the token."""
+        if not found.segments or goes_on(found.weights, found.mean_lengths, plan.spec):
             return
         index = plan.records_before(0, found.position) + found.offset
         self._state.facts.append(

@@ -291,6 +291,38 @@ def test_a_batch_ends_with_a_lease_that_ends_within_a_turn(
     assert found[1][0] == 114
 
 
+@pytest.mark.parametrize(
+    "end", [{"num_records": 30}, {"num_records": None, "stopping_strategy": "first_exhausted"}]
+)
+def test_new_weights_at_an_end_within_a_turn_begin_no_segment_and_the_checkpoint_is_loaded(
+    end: dict[str, Any],
+) -> None:
+    """All is lent to one that leaves; the next has other weights, which nothing is left for."""
+    master = LocalMaster()
+    options: dict[str, Any] = {"batch_size": 2, "records_per_shard": 4}
+    parts = {"a": Numbers(0, 23), "b": Numbers(1000, 50)}
+
+    def job(weights: dict[str, float], **more: Any) -> ElasticDataLoader:
+        return loader(Mixture(parts, weights, one_component=4, **end), **options, **more)
+
+    with job({"a": 1, "b": 1}, master_client=master) as one:
+        pulled = iter(one)
+        next(pulled)
+        size = master.status().datasets[0].size
+        assert size % 4
+        while master.status().datasets[0].todo:
+            next(pulled)
+    (left,) = master.status().datasets
+    assert left.acknowledged < size  # no step was taken with the last batch: it came back
+    with job({"a": 1, "b": 3}, master_client=master) as one:
+        token = one.state_dict()
+        first = [value for batch in one for value in batch]
+    with job({"a": 1, "b": 3}) as one:
+        one.load_state_dict(token)
+        assert sorted(value for batch in one for value in batch) == sorted(first)
+    assert len(first) == size - left.acknowledged
+
+
 def test_a_torn_record_of_a_batch_of_its_own_is_the_batch() -> None:
     parts = {name: (Torn if name == "math" else Numbers)(STARTS[name], size) for name, size in SIZES.items()}
     more: dict[str, Any] = {"on_bad_record": "quarantine", "max_bad_records": 1}

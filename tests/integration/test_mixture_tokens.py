@@ -8,14 +8,17 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from master_kit import MasterProcess
 from mixture_proof import prove
 
@@ -245,11 +248,21 @@ def test_one_that_has_left_needs_no_length() -> None:
             ({"web": wrong, "code": 2, "math": 3}, f"the length of 'web' is {wrong!r}")
             for wrong in (0, -3, float("nan"), float("inf"), True, None)
         ),
+        *(
+            ({"web": wrong, "code": 2, "math": 3}, "the length of 'web' is ")
+            for wrong in (10**400, np.array([3.0]), torch.tensor([3]), b"7")
+        ),
         ("tokens", "component 'code', has no field 'tokens': it has of, ids. Give another, or a function"),
         ("of", None),
         (lambda record: -1, "has the length -1"),
         (lambda record: float("nan"), "has the length nan"),
         (lambda record: None, "has the length None"),
+        (lambda record: True, "has the length True"),
+        (lambda record: 10**400, "has the length 1000"),
+        (lambda record: 1.5e308, "its 60 records that were read have inf together"),
+        (lambda record: np.array([512]), "'code': each record has an array of one number as its length"),
+        (lambda record: torch.tensor([512]), "'code': each record has an array of one number as its length"),
+        (lambda record: np.zeros((1, 512)), r"has an array of 2 dimensions .* which of \(1, 512\) it is"),
         (lambda record: 0, "component 'code' has no mean length: its 60 records that were read have 0"),
     ],
 )
@@ -272,6 +285,48 @@ def test_lengths_that_are_none_are_refused(length: Any, said: str | None) -> Non
 def test_units_that_are_none_are_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         Mixture(texts(), **more)
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.float32(3), torch.tensor(3), Fraction(3)])
+def test_numbers_of_any_kind_are_lengths(number: Any) -> None:
+    given = {
+        "web": number,
+        "code": lambda record: number,
+        "math": lambda record: np.zeros(len(record["ids"])),
+    }
+    parts = texts()
+    with loader(parts, given) as one:
+        next(iter(one))
+        components = one.service.session.master.status().datasets[0].components
+    assert [item.mean_length for item in components] == [3, parts["math"].mean, 3]
+
+
+def test_texts_of_one_token_are_arrays_of_one_number_like_others() -> None:
+    def one_of_three(record: dict[str, Any]) -> Any:
+        return np.zeros(1 if len(record["ids"]) % 3 == 0 else 2)
+
+    loader(texts(), one_of_three).close()
+
+
+def test_a_temperature_makes_shares_of_any_sizes_or_says_which_is_too_small() -> None:
+    parts = texts()
+    given = {"web": 1e308, "code": 1e308, "math": 1e308}
+    with loader(parts, given, weights=None, temperature=0.01) as one:
+        assert Counter(name for name, _ in walk(one)) == dict.fromkeys(parts, 1000)
+    with pytest.raises(InvalidArgument, match=r"temperature=0\.01 leaves nothing to math"):
+        loader(parts, given | {"math": 1}, weights=None, temperature=0.01)
+
+
+def test_weights_of_tokens_are_judged_as_shares_of_records() -> None:
+    """`b` is one record in 101, and less than a token in a million."""
+    parts = {"a": Texts("web", 60), "b": Texts("math", 60)}
+    with loader(parts, {"a": 100000.0, "b": 1.0}, weights={"a": 1, "b": 1e-7}, num_records=1010) as one:
+        assert Counter(name for name, _ in walk(one)) == {"web": 1000, "math": 10}
+    for wrong in ({"a": 0, "b": 0}, {"a": -1, "b": 1}, {"a": 1}, [(5, {"a": 1, "b": 1})]):
+        with pytest.raises(InvalidArgument, match="weight"):
+            Mixture(parts, wrong, unit="tokens", length="ids")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="of all weights"):
+        Mixture(parts, {"a": 1, "b": 1e-7})
 
 
 def test_a_share_of_tokens_that_is_less_than_a_record_in_a_million_is_refused() -> None:
@@ -305,3 +360,96 @@ def test_json_has_tokens() -> None:
         said = json.loads(as_json(one.service.session.master.status()))
     for item in said["datasets"][0]["components"]:
         assert item["tokens"] == item["given"] * item["mean_length"] > 0
+
+
+# Means that change, and components that leave ------------------------------------------------------------
+
+
+def test_who_has_left_keeps_its_mean_and_its_tokens_stay_in_all_figures() -> None:
+    parts, master = texts(), LocalMaster()
+    gone = parts | {"math": None}
+    with loader(parts, weights=WEIGHTS, records_per_shard=20, master_client=master) as one:
+        loop = iter(one)
+        for _ in range(100):
+            next(loop)
+        one.stepped()
+        before = {item.name: item for item in master.status().datasets[0].components}["math"]
+        token = one.state_dict()
+    for on_its_master in (True, False):
+        again = master if on_its_master else LocalMaster()
+        with loader(gone, weights=WEIGHTS | {"math": 0}, records_per_shard=20, master_client=again) as one:
+            if not on_its_master:
+                one.load_state_dict(token)
+            next(iter(one))
+            after = {item.name: item for item in again.status().datasets[0].components}["math"]
+            assert (after.mean_length, after.size) == (before.mean_length, 0)
+            assert after.tokens == before.tokens > 0
+            one.stepped()
+            later = one.state_dict()
+        with loader(gone, weights=WEIGHTS | {"math": 0}, records_per_shard=20) as one:
+            one.load_state_dict(later)  # a token of it after it had left knows it, too
+            next(iter(one))
+            (status,) = one.service.session.master.status().datasets
+            assert status.components[1].tokens == before.tokens
+
+
+def test_the_status_of_a_mixture_whose_whole_share_has_left_is_shown() -> None:
+    """`a` has it all to the end, and then leaves: nothing is behind the end, so no weights change."""
+    parts, master = {"a": Texts("web", 60), "b": Texts("math", 60)}, LocalMaster()
+    options: dict[str, Any] = {"num_records": 200, "master_client": master}
+    with loader(parts, weights={"a": 1, "b": 1}, **options) as one:
+        loop = iter(one)
+        next(loop)
+        one.set_weights({"a": 1, "b": 0})
+        for _ in loop:
+            pass
+    for b in (9.0, parts["b"].mean):
+        with loader({"a": None, "b": parts["b"]}, {"b": b}, weights={"a": 0, "b": 1}, **options) as one:
+            assert not list(one)
+            status = master.status()
+    rows = [line.split()[1:] for line in as_table(status).splitlines() if line.startswith("training")]
+    assert ["a", f"{parts['a'].mean:.1f}", "1"] in [row[:3] for row in rows]
+    # One whose length is not known has no figures, and shares of the others are not divided by nothing.
+    (dataset,) = status.datasets
+    unknown = replace(dataset.components[0], mean_length=0.0)
+    status = replace(status, datasets=(replace(dataset, components=(unknown, dataset.components[1])),))
+    rows = [line.split()[1:] for line in as_table(status).splitlines() if line.startswith("training")]
+    assert ["a", "-", "-", "-", "-", "-"] in rows
+    assert ["b", f"{parts['b'].mean:.1f}", "0"] in [row[:3] for row in rows]
+
+
+@pytest.mark.parametrize("goes_on", ["on its master", "from a token"])
+@pytest.mark.parametrize("weights", [None, {"a": 0.5, "b": 0.5}])
+def test_with_other_means_the_weights_of_the_program_begin_where_it_stands(
+    weights: dict[str, float] | None, goes_on: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where these are the same parts as before, as by size; with the same means the call's stay."""
+    parts, master = {"a": Texts("web", 60), "b": Texts("math", 60)}, LocalMaster()
+
+    def begun(means: dict[str, float], **more: Any) -> ElasticDataLoader:
+        return loader(parts, means, weights=weights, num_records=1000, records_per_shard=20, **more)
+
+    with begun({"a": 40, "b": 10}, master_client=master) as one:
+        loop = iter(one)
+        next(loop)
+        one.set_weights({"a": 0.2, "b": 0.8})
+        for _ in range(19):
+            next(loop)
+        one.stepped()
+        token = one.state_dict()
+    for means, is_new in (({"a": 40, "b": 10}, False), ({"a": 40, "b": 80}, True)):
+        again = master if goes_on == "on its master" else LocalMaster()
+        with begun(means, master_client=again) as one, caplog.at_level("WARNING"):
+            if goes_on == "from a token":
+                caplog.clear()
+                one.load_state_dict(token)
+                assert ("this program gives other weights than the checkpoint's" in caplog.text) is is_new
+            walk(islice(one, 20))
+            components = again.status().datasets[0].components
+        shares = {item.name: round(item.share, 3) for item in components}
+        if not is_new:  # those of the call: of records 1 to 16
+            assert shares == {"a": 0.059, "b": 0.941}
+        elif weights is None:
+            assert shares == {"a": 0.5, "b": 0.5}
+        else:
+            assert shares == {"a": 0.667, "b": 0.333}

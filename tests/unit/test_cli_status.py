@@ -27,7 +27,7 @@ def table_of(*quarantine: QuarantinedRecord) -> list[str]:
 def test_a_bad_record_has_one_line_whatever_epochs_met_it() -> None:
     lines = table_of(bad(3, 0, "torn"), bad(4, 0, "empty"), bad(3, 1, "torn"), bad(3, 2, "torn"))
     assert [line.split() for line in lines[-3:]] == [
-        ["BAD", "RECORD", "INDEX", "EPOCHS", "REASON"],
+        ["BAD", "RECORD", "INDEX", "MET", "IN", "REASON"],
         ["a", "3", "0,1,2", "torn"],
         ["a", "4", "0", "empty"],
     ]

@@ -11,7 +11,7 @@ from audited_job import SMALL, WORD, Job, Writer, by, findings, one
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.audit import log
+from edl_torch.audit import log, models
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.intervals import Intervals, covered
 from edl_torch.audit.log import LEDGERS, write_event
@@ -364,6 +364,24 @@ def test_of_shards_replicas_alone_are_compared_and_the_verdict_says_so(
     told = capsys.readouterr().out
     assert told.startswith(f"dataset 'training': {said}")
     assert "parameters were sharded: ranks with the same shard were compared, the others compute" in told
+
+
+def test_of_many_ranks_with_a_shard_each_only_replicas_are_compared(tmp_path, monkeypatch):
+    """The work grows with the ranks, not with the pairs of them."""
+    compared = []
+    monkeypatch.setattr(models, "is_copy", lambda *pair: compared.append(pair) or is_copy(*pair))
+    spec = replace(SMALL, sources=(replace(SMALL.sources[0], count=8 * 60),))
+    for rank in range(60):
+        writer = Writer(tmp_path, f"s{rank}", spec, member=rank + 1)
+        for steps in range(3):
+            mine = np.where(np.arange(32) == rank % 30, BEFORE + steps, np.nan)
+            model = asdict(replace(seen(mine), at="step", sharded=True, steps=steps, sums=b""))
+            model.pop("line")
+            writer.log.model(ModelSeen(**model))
+            if not steps:
+                writer.whole(rank + 1, rank)
+    assert one(tmp_path).proven
+    assert 3 * 30 <= len(compared) <= 10 * 60
 
 
 # When two samples are of one model: to the bit, but for how unlike processors round -------------------------

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from audited_job import BATCH, SMALL, SPEC, Job, Writer, by, findings, one
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edl_torch.audit.chain import FinalWord
-from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.audit.verdict import Outcome, audit, judge
 from edl_torch.cli.verdict_words import grounds, headline
 from edl_torch.core.token import Token
-from edl_torch.errors import AuditError
+from edl_torch.errors import AuditError, TokenError
+from edl_torch.fingerprint import Fingerprint
 from edl_torch.shard import Source, TaskType
 
 
@@ -413,3 +419,129 @@ def test_remainders_of_a_whole_batch_are_lost(tmp_path):
     writer.log.path.write_text(text + "".join(f"{json.dumps(remainder)}\n" for remainder in remainders))
     verdict = one(tmp_path)
     assert (verdict.dropped, verdict.lost) == (0, 4)
+
+
+# Several jobs under one name --------------------------------------------------------------------------------
+
+
+OTHER = replace(SMALL, sources=(Source(name="b.csv", start=0, count=16),))
+
+
+def by_ledger(folder, **options):
+    return {verdict.ledger: verdict for verdict in audit([folder], **options)}
+
+
+def test_a_run_on_other_data_that_the_job_did_not_go_on_from_has_a_verdict(tmp_path):
+    """Its token is of the data that the last run has; so all are one job, and not alike."""
+    job = Job(tmp_path, replace(SMALL, num_epochs=2), trainers=1)
+    job.train_batches(2)
+    token = job.checkpoint(0)
+    spec, job.spec = job.spec, replace(OTHER, num_epochs=2)
+    job.restart(Token.decode(token).onto(job.spec).encode())
+    job.train_batches(2)
+    job.spec = spec
+    job.restart(token)
+    job.finish()
+    verdicts = audit([tmp_path])
+    assert [(v.ledger, v.outcome.label) for v in verdicts if v.lost or v is verdicts[-1]] == [
+        ("ledger2", "REFUTED"),
+        ("ledger3", "PROVEN"),
+    ]
+    assert verdicts[-1].beside == ("ledger2",)
+
+
+def test_a_run_that_is_like_one_that_is_like_the_last_has_a_verdict(tmp_path):
+    """An unknown fingerprint is like any other, so it ties two that differ."""
+    Writer(tmp_path, "one", replace(SMALL, fingerprint=PRINTS[1]), ledger="old").whole(1, 0)
+    Writer(tmp_path, "two", ledger="mid").whole(1, 0)
+    whole_job(tmp_path, "three", spec=replace(SMALL, fingerprint=PRINTS[2]))
+    verdicts = by_ledger(tmp_path)
+    assert {name: verdict.outcome.label for name, verdict in verdicts.items()} == {
+        "old": "REFUTED",
+        "L": "PROVEN",
+    }
+    assert (verdicts["L"].left_out, verdicts["L"].beside) == ({"mid": 8}, ("old",))
+
+
+def test_the_masters_word_on_a_start_that_learnt_nothing_hides_no_run(tmp_path):
+    Writer(tmp_path, "one", replace(SMALL, seed=9), ledger="old").whole(1, 0)
+    whole_job(tmp_path, "two")
+    Writer(tmp_path, "three", replace(SMALL, seed=5), ledger="idle")
+    verdicts = audit([tmp_path], words={"training": FinalWord(ledger="idle")})
+    found = {verdict.ledger: (verdict.outcome.label, verdict.lost) for verdict in verdicts}
+    assert len(verdicts) == 3
+    assert found == {"old": ("REFUTED", 8), "L": ("PROVEN", 0), "idle": ("REFUTED", 16)}
+
+
+def test_an_evaluation_over_data_that_the_job_has_left_is_another_job(tmp_path):
+    job = Job(tmp_path, replace(SMALL, num_epochs=2), trainers=1)
+    job.train_batches(6)
+    token = job.checkpoint(0)
+    spec, job.spec = job.spec, replace(OTHER, num_epochs=2)
+    job.restart(Token.decode(token).onto(job.spec).encode())
+    job.finish()
+    whole = Writer(tmp_path, "z", replace(spec, num_epochs=1, task_type=TaskType.EVALUATION), ledger="z")
+    whole.whole(1, 0)
+    whole.whole(2, 1)
+    found = {ledger: (v.task_type, v.outcome.label) for ledger, v in by_ledger(tmp_path).items()}
+    assert found == {
+        "ledger1": (TaskType.TRAINING, "PROVEN"),
+        "ledger2": (TaskType.TRAINING, "PROVEN"),
+        "z": (TaskType.EVALUATION, "DELIVERED"),
+    }
+
+
+def test_a_run_over_data_that_the_job_has_left_is_another_where_nothing_tells_which_came_later(tmp_path):
+    job = Job(tmp_path / "job", replace(SMALL, num_epochs=2), trainers=1)
+    job.train_batches(6)
+    Writer(tmp_path / "alone", "a", job.spec, ledger="alone").whole(1, 0)
+    token = job.checkpoint(0)
+    job.spec = replace(OTHER, num_epochs=2)
+    job.restart(Token.decode(token).onto(job.spec).encode())
+    job.finish()
+    verdicts = audit([tmp_path / "job", tmp_path / "alone"])
+    found = {verdict.ledger: verdict.outcome.label for verdict in verdicts}
+    assert found == {"alone": "REFUTED", "ledger1": "PROVEN", "ledger2": "PROVEN"}
+
+
+PRINTS = ("", *(Fingerprint.of("whole", [("x", run)]).encode() for run in "ab"))
+RUNS = st.tuples(
+    st.sampled_from(PRINTS),
+    st.sampled_from([0, 9]),
+    st.sampled_from([TaskType.TRAINING, TaskType.EVALUATION]),
+    st.integers(0, 6),  # batches that it learns
+    st.sampled_from(["anew", "from the token", "onto other data"]),
+    st.integers(0, 1),  # folder
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(RUNS, min_size=1, max_size=6), st.none() | st.integers(0, 5))
+def test_no_run_that_learnt_something_is_missing_from_the_verdicts(runs, word):
+    """What the audit refuses, as a token of data that no log has, hides nothing."""
+    with tempfile.TemporaryDirectory() as name, suppress(AuditError):
+        check_that_none_is_missing(Path(name), runs, word)
+
+
+def check_that_none_is_missing(folder, runs, word):
+    tokens, learnt = {}, set()
+    for number, (fingerprint, seed, task_type, batches, start, where) in enumerate(runs):
+        spec = replace(SMALL, fingerprint=fingerprint, seed=seed, task_type=task_type, num_epochs=3)
+        job = Job(folder / str(where), spec, trainers=0)
+        job.sessions, job.ledger_id = 10 * number, f"l{number}"
+        job.trainers = [job.new_trainer()]
+        if task_type in tokens and start != "anew":
+            token = tokens[task_type].onto(spec) if start == "onto other data" else tokens[task_type]
+            with suppress(TokenError):
+                token.check(spec)
+                job.restore(0, token.encode())
+        before = job.ledger.acknowledged
+        job.train_batches(batches)
+        if job.ledger.acknowledged > before:
+            learnt.add(job.ledger_id)
+        tokens[task_type] = Token.decode(job.checkpoint(0))
+    words = {} if word is None else {"training": FinalWord(ledger=f"l{word % len(runs)}")}
+    found = set()
+    for judgement in judge(sorted(folder.iterdir()), words=words):
+        found |= {part.lineage.key[0] for part in judgement.era.parts} | judgement.verdict.left_out.keys()
+    assert learnt <= found

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -473,6 +474,20 @@ def test_a_token_of_a_thousand_components_is_small_and_says_all() -> None:
         told["identity"]["components"] = wrong
         with pytest.raises(TokenError, match="not a data token"):
             Token.decode(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    "wrong", [7, "ab", [1.0], [1.0, 2, 3.0, 4.0, 5.0], [math.nan] * 5, [math.inf] * 5, [-1.0] * 5]
+)
+def test_a_token_has_the_mean_length_of_each_component_that_has_one(wrong: Any) -> None:
+    spec = mixture(600)
+    means = {"c1": 40.5, "c3": 1e-3}
+    token = Token(identity=identity(spec), weights=spec.weights, mean_lengths=means, segments=spec.segments)
+    told = json.loads(token.encode())
+    assert told["mean_lengths"] == [0, 40.5, 0, 1e-3, 0]
+    assert Token.decode(token.encode()).mean_lengths == means
+    with pytest.raises(TokenError, match="not a data token"):
+        Token.decode(json.dumps(told | {"mean_lengths": wrong}))
 
 
 def test_weights_with_which_it_would_never_end_are_refused() -> None:
