@@ -245,7 +245,7 @@ class Mixture:
         ]
         most = max(tokens) or 1.0
         # Of the largest, so that none overflows.
-        shares = [(one / most) ** (1 / self._temperature) for one in tokens]
+        shares = [(one / most) ** (1 / self._temperature) if one else 0.0 for one in tokens]
         lost = [name for name, size, share in zip(names, sizes, shares, strict=True) if size and not share]
         if lost:
             raise InvalidArgument(

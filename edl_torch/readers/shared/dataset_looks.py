@@ -335,11 +335,15 @@ def _makers_of(kind: type) -> Iterator[FunctionType]:
     ahead: list[Any] = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
     met = set[int]()
     while ahead:
-        member = ahead.pop()
-        function = inspect.unwrap(getattr(member, "fget", member))
-        if not isinstance(function, FunctionType) or id(function) in met:
+        function = ahead.pop()
+        if id(function) in met:
             continue
         met.add(id(function))
+        if (inside := _wrapped_by(function)) is not None:
+            ahead.append(inside)
+            continue
+        if not isinstance(function, FunctionType):
+            continue
         yield function
         names = sorted(_names_in(function.__code__))
         ahead += [vars(base).get(name) for base in kind.__mro__ for name in names]
@@ -347,6 +351,15 @@ def _makers_of(kind: type) -> Iterator[FunctionType]:
         ahead += [
             one for one in called if isinstance(one, FunctionType) and one.__module__ == function.__module__
         ]
+
+
+def _wrapped_by(member: Any) -> Any:
+    """What a member of a class wraps. It is not asked: one that holds settings may answer to any name."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, staticmethod | classmethod):
+        return member.__func__
+    return inspect.getattr_static(member, "__wrapped__", None)
 
 
 def _names_in(code: CodeType) -> set[str]:

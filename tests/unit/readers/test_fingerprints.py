@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import operator
 import os
@@ -1138,6 +1139,37 @@ class OfAPrime(Held):
 
     def __getitem__(self, index: int) -> Any:
         return self.data[index] + self.prime
+
+
+class Settings(dict[str, int]):
+    """As many programs have them."""
+
+    def __getattr__(self, name: str) -> int:
+        return self[name]
+
+
+class OfSettings(Held):
+    settings, factor, width = Settings(scale=3), 2, 4
+
+    @functools.lru_cache  # noqa: B019
+    def scaled(self, index: int) -> Any:
+        return self.data[index] * self.settings.scale * self.factor
+
+    @staticmethod
+    def widened(of: Any) -> Any:
+        return of.width
+
+    def __getitem__(self, index: int) -> Any:
+        return self.scaled(index) * self.widened(self)
+
+
+def test_an_object_that_answers_to_any_name_is_not_asked_what_it_wraps() -> None:
+    def look(**of_class: int) -> str:
+        kind = type("Kind", (OfSettings,), of_class)
+        return reader_fingerprint(MapDatasetReader(kind(data=ARRAY)))
+
+    assert "changed 'factor'" in describe_change(look(), look(factor=3))  # which a cached method names
+    assert "changed 'width'" in describe_change(look(), look(width=5))  # and a static one
 
 
 def test_integers_too_long_to_be_written_are_told_apart() -> None:
