@@ -25,6 +25,7 @@ from test_mixtures import (
     Found,
     Numbers,
     Torn,
+    in_any_order,
     loader,
     mixture,
     records_of,
@@ -146,14 +147,7 @@ def test_it_goes_on_with_other_trainers_batch_sizes_and_weights(seed: int, tmp_p
                 loaders[0].load_state_dict(token)
             loops = {one: iter(one) for one in loaders}
             kept = Counter(done)
-            for turn in range(25 if stage < 3 else 10_000):
-                if not loops:
-                    break
-                one = noise.choice(list(loops))
-                batch = next(loops[one], None)
-                if batch is None:
-                    del loops[one]
-                    continue
+            for turn, (one, batch) in enumerate(in_any_order(loops, noise, 25 if stage < 3 else 10_000)):
                 records = records_of(one, batch)
                 assert len({name for name, _, _ in records}) == 1
                 kept.update(records)

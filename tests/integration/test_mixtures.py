@@ -16,7 +16,7 @@ import threading
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
@@ -329,6 +329,21 @@ def test_weights_go_by_size_where_none_are_given() -> None:
     assert max(shares[1e9].values()) - min(shares[1e9].values()) < 3
 
 
+def in_any_order(
+    loops: dict[ElasticDataLoader, Iterator[Any]], noise: random.Random, most: int
+) -> Iterator[tuple[ElasticDataLoader, Any]]:
+    """Yield at most so many batches of loops beside each other; those that have ended are taken out."""
+    for _ in range(most):
+        if not loops:
+            break
+        one = noise.choice(list(loops))
+        batch = next(loops[one], None)
+        if batch is None:
+            del loops[one]
+            continue
+        yield one, batch
+
+
 def test_trainers_share_it_and_go_on_from_a_token_with_others() -> None:
     expected = Counter(Book(WEIGHTS).upto(1000).found)
     noise, done, token = random.Random(5), Counter[Found](), None
@@ -342,14 +357,7 @@ def test_trainers_share_it_and_go_on_from_a_token_with_others() -> None:
                 loaders[0].load_state_dict(token)
             loops = {one: iter(one) for one in loaders}
             kept = Counter(done)
-            for _ in range(18 if stage < 3 else 1000):
-                if not loops:
-                    break
-                one = noise.choice(list(loops))
-                batch = next(loops[one], None)
-                if batch is None:
-                    del loops[one]
-                    continue
+            for one, batch in in_any_order(loops, noise, 18 if stage < 3 else 1000):
                 kept.update(records_of(one, batch))
                 one.stepped()
             for one in loaders:
