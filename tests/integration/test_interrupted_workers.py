@@ -116,6 +116,9 @@ def test_a_worker_leaves_ctrl_c_to_its_trainer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the loop was left:UserWarning")
+@pytest.mark.filterwarnings(  # Python loses an error that comes within a finaliser, and the loop goes on
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_loop_with_workers_that_times_out_anywhere_learns_each_record_once_or_is_refused() -> None:
     """Real signals, at moments of the clock's: worker starts, queues and decisions are among them."""
     seed = time.time_ns()
