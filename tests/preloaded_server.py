@@ -6,7 +6,6 @@ FD is its socket. A fork leaves `serve`, and runs its program as `__main__`. PAD
 line, as /proc has it, for that of each program.
 """
 
-import atexit
 import ctypes
 import gc
 import json
@@ -24,11 +23,10 @@ from typing import NoReturn
 import numpy
 import torch
 import torch._dynamo  # the first optimizer would
+from huge_pages import use_huge_pages
 
 import edl_torch.data.checkpoint
 import edl_torch.data.loader  # noqa: F401
-
-OWN = {"__main__", "edl_torch"} | sys.stdlib_module_names
 
 
 def run(connection: socket.socket) -> NoReturn:
@@ -55,31 +53,17 @@ def run(connection: socket.socket) -> NoReturn:
 def leave_what_is_imported() -> None:
     """Let forks end without freeing it object by object, which costs each 0.1 s of a processor.
 
-    What they import and make themselves goes, and modules of the package and of Python are emptied, as in any
-    interpreter that ends; others stay, and the operators that torch has registered.
+    What they import and make themselves goes, and modules are emptied, as in any interpreter that ends; but
+    the operators that torch has registered stay.
     """
-    foreign = [name for name in sys.modules if name.partition(".")[0] not in OWN]
-    atexit.register(keep, foreign)
     for finalizer in tuple(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(gc.get_objects()))
     gc.freeze()  # nor does the collector look through them
+    use_huge_pages()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc's, which calls it before the destructors of torch's libraries
         libc.on_exit(libc._exit, None)
-
-
-class Kept:
-    """Stands for a module, and has all that it has. Python empties modules alone."""
-
-
-def keep(names: list[str]) -> None:
-    """Let none of these modules be emptied: each page of memory that this writes on is copied."""
-    for name in names:
-        if name in sys.modules:
-            kept = Kept()
-            kept.__dict__ = sys.modules[name].__dict__
-            sys.modules[name] = kept  # type: ignore[assignment]
 
 
 def serve(connection: socket.socket) -> list[str]:
