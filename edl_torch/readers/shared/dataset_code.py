@@ -70,22 +70,28 @@ def _makers_of(kind: type) -> Iterator[FunctionType]:
     ahead: list[Any] = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
     met = set[int]()
     while ahead:
-        function = ahead.pop()
-        if id(function) in met:
+        function = _unwrapped(ahead.pop())
+        if not isinstance(function, FunctionType) or id(function) in met:
             continue
         met.add(id(function))
-        if (inside := _wrapped_by(function)) is not None:
-            ahead.append(inside)
-            continue
-        if not isinstance(function, FunctionType):
-            continue
         yield function
         names = sorted(_names_in(function.__code__))
-        ahead += [vars(base).get(name) for base in kind.__mro__ for name in names]
+        ahead += [vars(base)[name] for base in kind.__mro__ for name in names if name in vars(base)]
         called = (function.__globals__.get(name) for name in names)
         ahead += [
             one for one in called if isinstance(one, FunctionType) and one.__module__ == function.__module__
         ]
+
+
+def _unwrapped(member: Any) -> Any:
+    """The innermost of what a member of a class wraps; None where wrappers wrap each other."""
+    met = set[int]()
+    while (inside := _wrapped_by(member)) is not None:
+        if id(inside) in met:
+            return None
+        met.add(id(inside))
+        member = inside
+    return member
 
 
 def _wrapped_by(member: Any) -> Any:
@@ -109,7 +115,8 @@ def arguments_of(kind: type) -> frozenset[str]:
             if is_number(member) and name in named:
                 names |= {name} - OF_A_PROCESS
             for one in (member.fget, member.fset) if isinstance(member, property) else (member,):
-                function = inspect.unwrap(one) if isinstance(one, FunctionType) else None
+                # A class method that makes an object is none: it may write to any attribute.
+                function = _unwrapped(one) if isinstance(one, FunctionType) else None
                 if not isinstance(function, FunctionType):
                     continue
                 code = function.__code__
