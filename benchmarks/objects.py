@@ -28,7 +28,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,6 +48,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "objects"))
 from stores import BUCKET, KEY, SECRET, Weed, bucket_of, put
 
+BATCH = 32  # records of a batch of an epoch
 PEERS = ("litdata==0.2.76", "s3torchconnector==1.5.0", "zstd")
 Client = Callable[[], int]  # reads all, and returns how many bytes came
 
@@ -101,12 +102,17 @@ def clients(options: argparse.Namespace, weed: Weed, folder: Path) -> None:
     for name, rounds in spent.items():
         each_ms = [1000 * used / options.count for used, _ in rounds]
         wall_ms = statistics.median(1000 * wall / options.count for _, wall in rounds)
-        low, middle, high = statistics.quantiles(each_ms, n=4)
+        low, middle, high = quartiles(each_ms)
         ratio = middle * options.count / 1000 / base
         print(
             f"{name:24} {middle:.3f} [{low:.3f} … {high:.3f}] ms of processor, {wall_ms:.3f} by the clock, "
             f"{ratio:.2f} × bare"
         )
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """Those of one round are its value."""
+    return statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
 
 
 def tar_of(options: argparse.Namespace, number: int) -> bytes:
@@ -196,13 +202,29 @@ def epochs(options: argparse.Namespace, weed: Weed, folder: Path) -> None:
     assert weed.process is not None
     for task in Path(f"/proc/{weed.process.pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {1})
-    ours, theirs = multiprocessing.Pipe()
-    slow = multiprocessing.get_context("spawn").Process(
-        target=relay, args=(theirs, weed.address), daemon=True
-    )
-    slow.start()
-    url = ours.recv()
-    os.sched_setaffinity(0, {0})
+    with relayed(weed.address) as (url, asked):
+        os.sched_setaffinity(0, {0})
+        took, under_way = timed(options, weed, folder, url, asked)
+    print(f"load {os.getloadavg()[0]:.1f}; {np.mean(list(map(len, files.values()))):,.0f} bytes an image")
+    for name, rounds in took.items():
+        local = took[name.split(",")[0] + ", local"]
+        for which, what in enumerate(("clock", "processor")):
+            ratios = [own[which] / other[which] for own, other in zip(local, rounds, strict=True)]
+            low, middle, high = quartiles(ratios)
+            ms = statistics.median(1000 * one[which] for one in rounds)
+            print(
+                f"{name:20} {what:9} {ms:.2f} ms a record, local/this {middle:.2f} [{low:.2f} … {high:.2f}]"
+            )
+    print(f"requests under way, median over the middle 80 %: {statistics.median(under_way):.0f}")
+
+
+Times = dict[str, list[tuple[float, float]]]  # of a record by the clock and by processors, of each round
+
+
+def timed(
+    options: argparse.Namespace, weed: Weed, folder: Path, url: str, asked: Connection
+) -> tuple[Times, list[float]]:
+    """The times of each kind, and requests under way in each epoch of images with 20 ms."""
     kinds = {
         "images, local": (str(folder / "images"), None),
         "images, s3": (f"s3://{BUCKET}/images", weed.options()),
@@ -211,7 +233,7 @@ def epochs(options: argparse.Namespace, weed: Weed, folder: Path) -> None:
         "tars, s3": (f"s3://{BUCKET}/tars", weed.options()),
         "tars, s3 + 20 ms": (f"s3://{BUCKET}/tars", weed.options(url)),
     }
-    took: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    took: Times = {name: [] for name in kinds}
     under_way: list[float] = []
     for number in range(options.rounds + 1):
         for name, (root, given) in kinds.items():
@@ -221,8 +243,8 @@ def epochs(options: argparse.Namespace, weed: Weed, folder: Path) -> None:
             else:
                 reader = ImageFolderReader(root, storage_options=given)
             model = torch.nn.Parameter(torch.zeros(1))
-            ours.send("forget")
-            loader = ElasticDataLoader(reader, batch_size=32, shuffle=True, num_workers=1, collate_fn=len)
+            asked.send("forget")
+            loader = ElasticDataLoader(reader, batch_size=BATCH, shuffle=True, num_workers=1, collate_fn=len)
             with loader:
                 loader.attach(optimizer := torch.optim.SGD([model], 0.1))
                 batches = iter(loader)
@@ -235,62 +257,95 @@ def epochs(options: argparse.Namespace, weed: Weed, folder: Path) -> None:
                     count += size
                 spent = time.perf_counter() - began, processor_s() + children_s() - used
             assert begun + count == options.count
-            ours.send("under way")
-            seen = ours.recv()
+            asked.send("under way")
+            seen = asked.recv()
             if number:
                 took[name].append((spent[0] / count, spent[1] / count))
                 if name == "images, s3 + 20 ms":
                     under_way.append(seen)
-    print(f"load {os.getloadavg()[0]:.1f}; {np.mean(list(map(len, files.values()))):,.0f} bytes an image")
-    for name, rounds in took.items():
-        local = took[name.split(",")[0] + ", local"]
-        for which, what in enumerate(("clock", "processor")):
-            ratios = [own[which] / other[which] for own, other in zip(local, rounds, strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            ms = statistics.median(1000 * one[which] for one in rounds)
-            print(
-                f"{name:20} {what:9} {ms:.2f} ms a record, local/this {middle:.2f} [{low:.2f} … {high:.2f}]"
-            )
-    print(f"requests under way, median over the middle 80 %: {statistics.median(under_way):.0f}")
+    return took, under_way
+
+
+@contextlib.contextmanager
+def relayed(address: str) -> Iterator[tuple[str, Connection]]:
+    """A relay's URL, and what its log is asked by; closed, it tells the relay to end, which is waited for."""
+    asked, answers = multiprocessing.Pipe()
+    slow = multiprocessing.get_context("spawn").Process(target=relay, args=(answers, address), daemon=True)
+    slow.start()
+    answers.close()  # the relay's end is its own: without it `asked` has an end
+    try:
+        yield asked.recv(), asked
+    finally:
+        asked.close()
+        slow.join()
+    assert slow.exitcode == 0, "the relay failed"
 
 
 class Relay(asyncio.Protocol):
-    """A client's connection. Each request goes on 20 ms later, and the answer as it comes, piece by piece."""
+    """A client's connection. Each request goes on 20 ms later, and the answer as it comes, piece by piece.
+
+    The connection to the store is made when the client's is; when one of them is lost, the other is closed.
+    """
 
     log: ClassVar[list[int]] = []  # requests under way, as each came
+    open: ClassVar[set[Relay]] = set()
     under_way = 0
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._store: Any = None
         self._left = 0  # bytes of the answer
+        self._is_head = self._is_asked = False
 
     def connection_made(self, transport: Any) -> None:
+        Relay.open.add(self)
         self._transport = transport
+        transport.pause_reading()  # until there is a connection to the store
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        self._connecting = loop.create_task(
-            loop.create_connection(lambda: Answers(self), "127.0.0.1", self._port)
-        )
+        try:
+            self._store, _ = await loop.create_connection(lambda: Answers(self), "127.0.0.1", self._port)
+        except OSError:
+            self.close()
+        else:
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if data.startswith((b"GET ", b"HEAD ")):
+            self._is_head, self._is_asked = data.startswith(b"HEAD "), True
             Relay.under_way += 1
             Relay.log.append(Relay.under_way)
-        asyncio.get_running_loop().call_later(0.02, self._send, data)
-
-    def _send(self, data: bytes) -> None:
-        self._connecting.add_done_callback(lambda done: done.result()[0].write(data))
+        asyncio.get_running_loop().call_later(0.02, self._store.write, data)
 
     def answered(self, data: bytes) -> None:
         """A piece of an answer has come."""
         if not self._left:
             head = data.partition(b"\r\n\r\n")[0]
-            length = re.search(rb"(?i)content-length: (\d+)", head)
+            length = None if self._is_head else re.search(rb"(?i)content-length: (\d+)", head)
             self._left = len(head) + 4 + (int(length[1]) if length else 0)
         self._left -= len(data)
         if self._left <= 0:
             self._left = 0
-            Relay.under_way -= 1
+            self._ended()
         self._transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        Relay.open.remove(self)
+        self._ended()
+        self._connecting.cancel()
+        if self._store is not None:
+            self._store.close()
+
+    def _ended(self) -> None:
+        """No request is under way here."""
+        Relay.under_way -= self._is_asked
+        self._is_asked = False
+
+    def close(self) -> None:
+        """Close it, and so the store's side."""
+        self._transport.close()
 
 
 class Answers(asyncio.Protocol):
@@ -302,30 +357,37 @@ class Answers(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._relay.answered(data)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relay.close()
+
 
 def relay(connection: Connection, address: str) -> None:
-    """Relay to the store, on its core; the other end of `connection` asks for the log."""
+    """Relay to the store, on its core, until the end of `connection` that asks for the log is closed."""
     os.sched_setaffinity(0, {1})
     port = int(address.rpartition(":")[2])
 
     async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Relay(port), "127.0.0.1", 0, backlog=512
-        )
-        connection.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        asyncio.get_running_loop().add_reader(connection.fileno(), asked)
-        await server.serve_forever()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def asked() -> None:
-        counts, Relay.log = Relay.log, []
-        try:
-            what = connection.recv()
-        except EOFError:  # the benchmark has ended
-            asyncio.get_running_loop().stop()
-            return
-        if what == "under way":
-            cut = len(counts) // 10
-            connection.send(statistics.median(counts[cut : len(counts) - cut]) if counts else 0)
+        def asked() -> None:
+            counts, Relay.log = Relay.log, []
+            try:
+                what = connection.recv()
+            except EOFError:  # the epochs are over
+                loop.remove_reader(connection.fileno())
+                ended.set()
+                return
+            if what == "under way":
+                cut = len(counts) // 10
+                connection.send(statistics.median(counts[cut : len(counts) - cut]) if counts else 0)
+
+        server = await loop.create_server(lambda: Relay(port), "127.0.0.1", 0, backlog=512)
+        async with server:
+            loop.add_reader(connection.fileno(), asked)
+            connection.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            await ended.wait()
+            for one in Relay.open:
+                one.close()
 
     asyncio.run(serve())
 
@@ -447,7 +509,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=100_000)
     parser.add_argument("--under-way", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
+    if options.what == "epochs" and options.count <= BATCH:
+        parser.error(f"--count: more than the {BATCH} of the first batch, which is not timed")
+    return options
 
 
 if __name__ == "__main__":

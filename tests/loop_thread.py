@@ -23,7 +23,7 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns on the loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def call(self, action: Callable[[], T]) -> T:
         """What `action()` returns on the loop, between two others."""
@@ -36,5 +36,5 @@ class LoopThread:
     def close(self) -> None:
         """End the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()

@@ -92,7 +92,9 @@ class Era:
 class Verdict:
     """Verdict on one dataset. Unless said otherwise, counts are of records in lineages of the final model."""
 
-    def __init__(self, era: Era, found: Findings, models: Models, word: FinalWord, used: Set[Key]) -> None:
+    def __init__(
+        self, era: Era, found: Findings, models: Models, word: FinalWord, used: Set[Key], beside: Set[str]
+    ) -> None:
         history, parts, final = era.history, era.parts, era.parts[0]
         spec, began = history.spec, _token_of(parts[-1])
         ways = {way: sum(part.ways.get(way, 0) for part in parts) for way in Evidence}
@@ -149,9 +151,7 @@ class Verdict:
         self.unordered = history.unordered  # ledgers of which nothing tells which is the last
         self.untouched = history.untouched  # ledgers of starts that learnt nothing
         self.left_out = _left_out(history, used)  # records of runs that this did not go on from, by ledger
-        self.beside: tuple[
-            str, ...
-        ] = ()  # ledgers of unlike runs under its name, which other verdicts are on
+        self.beside = tuple(sorted(beside))  # ledgers of unlike runs under its name, which have verdicts too
         doubts = (f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt)
         self.doubts = tuple(doubts)  # why tokens that the model went through are inexact
         self.inexact_tokens = len(self.doubts)
@@ -278,13 +278,13 @@ def _judge_all(runs: Runs, word: FinalWord, *, unfinished: bool, listed: int) ->
         before = runs.earlier[eras[0].history.final[0]] | {ledger for ledger, _ in used}
         accounted = set(eras[0].history.alike).union(*(era.history.alike & before for era in eras))
         left -= accounted
+        beside = runs.used - accounted
         earlier: list[Judgement] = []
         for number in reversed(range(len(eras))):
             # The model went through the lineages of all data before, too.
             models = models_of([(era.history, part) for era in eras[number:] for part in era.parts])
             said, is_open = (FinalWord(), False) if number else (word, unfinished)
-            judgement = _judge(eras[number], said, models, used, unfinished=is_open, listed=listed)
-            judgement.verdict.beside = tuple(sorted(runs.used - accounted))
+            judgement = _judge(eras[number], said, models, used, beside, unfinished=is_open, listed=listed)
             earlier.append(judgement)
         found = earlier + found
         word = FinalWord()
@@ -312,7 +312,14 @@ def _token_of(part: Part) -> Token | None:
 
 
 def _judge(
-    era: Era, word: FinalWord, models: Models, used: Set[Key], *, unfinished: bool, listed: int
+    era: Era,
+    word: FinalWord,
+    models: Models,
+    used: Set[Key],
+    beside: Set[str],
+    *,
+    unfinished: bool,
+    listed: int,
 ) -> Judgement:
     history, final = era.history, era.parts[0]
     excused = final.missing & (Intervals() if era.left else _excused(history, final, word, unfinished))
@@ -322,7 +329,7 @@ def _judge(
     final.missing |= late - final.certain
     left_open = excused | (ahead - late)
     found = Findings(history, era.parts, judged=word.token is not None)
-    verdict = Verdict(era, found, models, word, used)
+    verdict = Verdict(era, found, models, word, used, beside)
     verdict.records += late.count - excused.count
     verdict.open = left_open.count
     verdict.unfinished = unfinished and bool(left_open)

@@ -53,7 +53,7 @@ class FakeClock:
 
 
 def wait_until(
-    condition: Callable[[], T], *, timeout_s: float = 10.0, poll_s: float = 0.01, what: str = ""
+    condition: Callable[[], T], *, timeout_s: float = 30.0, poll_s: float = 0.01, what: str = ""
 ) -> T:
     """Call `condition` until it returns something true, and return that.
 

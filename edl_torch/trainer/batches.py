@@ -48,7 +48,7 @@ class _InPass:
 
     before: int  # batches that were handed out before its first step
     steps: int = 0  # before the pass ended
-    after: int = 0  # after that
+    steps_after_end: int = 0
 
 
 class Batches:
@@ -283,7 +283,7 @@ class Batches:
         It may have stepped once on all that a silent wrapper had read ahead: nobody can say of which.
         """
         mine, may_be_all = self._in_pass.get(number), backwards >= self._newest - self._at_the_end
-        if not (self.ended and self.reads_far and may_be_all) or mine is None or not mine.after:
+        if not (self.ended and self.reads_far and may_be_all) or mine is None or not mine.steps_after_end:
             return
         for batch in (*self.unfinished, *self.ahead):
             if batch.number > self._stepped[number]:
@@ -389,14 +389,15 @@ class Batches:
         stepped. Raises AccountingError where it has read further ahead than it said: batches were
         acknowledged too soon.
         """
-        mine.after += 1
+        mine.steps_after_end += 1
         if self.is_told:
             self._stepped[number] = self._passed
             return
         if not self.ahead and not self._waits_for(number):
             self._check_lookahead(mine)
-        self._stepped[number] = max(self._stepped[number], min(self._at_the_end + mine.after, self._newest))
-        after = [self._in_pass[n].after if n in self._in_pass else 0 for n in self._names]
+        upto = min(self._at_the_end + mine.steps_after_end, self._newest)
+        self._stepped[number] = max(self._stepped[number], upto)
+        after = [self._in_pass[n].steps_after_end if n in self._in_pass else 0 for n in self._names]
         while self.ahead and self.ahead[0].number <= self._at_the_end + min(after):
             self.pass_on()
 

@@ -102,7 +102,7 @@ class Switch:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._wake)
-        self._thread.join(10)
+        self._thread.join(60)
         os.close(self._awake)
 
     # In the thread --------------------------------------------------------------------------------------

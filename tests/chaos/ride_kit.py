@@ -137,7 +137,7 @@ class Trainer(threading.Thread):
                     optimizer.step()
             optimizer.step()
 
-    def done(self, timeout_s: float = 20.0) -> Trainer:
+    def done(self, timeout_s: float = 60.0) -> Trainer:
         """Wait for its end, and raise what it raised."""
         self.join(timeout_s)
         assert not self.is_alive(), f"still training after {timeout_s} s: {self.batches} batches"
@@ -176,13 +176,13 @@ class Gate:
         if trainer.batches < self._left:
             return
         self._reached.set()
-        assert self._opened.wait(20), "the gate was never opened"
+        assert self._opened.wait(60), "the gate was never opened"
 
     def open(self) -> None:
         self._opened.set()
 
     def wait_reached(self) -> None:
-        assert self._reached.wait(20), f"nobody trained {self._left} batches"
+        assert self._reached.wait(60), f"nobody trained {self._left} batches"
 
 
 def check(master: Master, *trained: list[int], size: int = 400, doubled: int = 0) -> None:

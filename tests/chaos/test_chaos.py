@@ -113,7 +113,7 @@ class Process:
         self._process.send_signal(number)
 
     def done(self) -> list[int]:
-        errors = self._process.communicate(timeout=30)[1].decode()
+        errors = self._process.communicate(timeout=60)[1].decode()
         assert self._process.returncode == 0, errors
         return [record for batch in self.batches() for record in batch]
 

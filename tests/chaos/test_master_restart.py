@@ -69,10 +69,10 @@ def test_a_step_of_many_timeouts_loses_nothing(start_master: StartMaster) -> Non
 def test_a_loop_that_moves_on_keeps_its_leases_though_nothing_is_acknowledged(
     start_master: StartMaster,
 ) -> None:
-    master = start_master(lease_timeout_s=30.0, progress_timeout_s=1.0)
-    trainer = Trainer(master.address, lambda _: time.sleep(0.05), accumulate=1000, size=200)
+    master = start_master(lease_timeout_s=30.0, progress_timeout_s=2.0)
+    trainer = Trainer(master.address, lambda _: time.sleep(0.1), accumulate=1000, size=200)
     check(master, trainer.done().trained, size=200)
-    assert trainer.when[-1] - trainer.when[0] > 2 * 1.0
+    assert trainer.when[-1] - trainer.when[0] > 2 * 2.0
     assert master.dispatcher.stalled == 0
 
 

@@ -118,7 +118,12 @@ def test_the_last_report_decides_whether_the_job_is_done(job: Job, when: str) ->
 def test_what_an_heir_took_over_is_proven_through_kills_of_both(job: Job, when: str) -> None:
     first = job.train(2, when)
     job.master.kill()
-    job.master.arguments = ("--grace-s", "0.2", "--lease-timeout-s", "1")  # for the dead one's leases
+    patient, job.master.arguments = job.master.arguments, ("--lease-timeout-s", "1")  # for the dead one alone
+    job.master.start()
+    client = job.master.client()
+    wait_until(lambda: not client.status().trainers, timeout_s=60)
+    job.master.kill()
+    job.master.arguments = patient
     job.master.start()
     second = job.train()
     job.master.kill()

@@ -230,10 +230,10 @@ def test_its_workers_end_with_it(tmp_path: Path, how: str) -> None:
             process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60)[1] == b""
         assert process.returncode == 130
-        wait_until(lambda: not any(map(alive, workers)), timeout_s=10)
+        wait_until(lambda: not any(map(alive, workers)))
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def watch(terminal: int, pieces: list[bytes]) -> None:

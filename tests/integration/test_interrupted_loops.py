@@ -20,7 +20,7 @@ from edl_torch.errors import ServiceClosed
 RECORDS, BATCH, EPOCHS, TIMES = 40, 4, 2, 8
 PACKAGE = str(Path(edl_torch.__file__).parent)
 HOOK, NOTE = "stepped", "do"  # between the two nobody knows whether the model has learnt
-FINALISER = "__del__"
+FINALISERS = {"__del__", "abandon", "_forget"}  # the functions that Python calls so, by their own names
 
 
 class Interrupts:
@@ -57,7 +57,7 @@ def is_spared(frame: FrameType | None) -> bool:
     generator that is collected, where Python prints what is raised and goes on."""
     if frame is not None and frame.f_code.co_name in (NOTE, "<genexpr>"):
         return True
-    while frame is not None and frame.f_code.co_name not in (HOOK, NOTE, FINALISER):
+    while frame is not None and frame.f_code.co_name not in {HOOK, NOTE, *FINALISERS}:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name != NOTE
 

@@ -183,7 +183,7 @@ def test_sigterm_commits_what_is_left_and_the_next_one_goes_on(master):
     register(client, "a", 8)
     answer = client.call(lease_call("a", 1))
     master.process.send_signal(signal.SIGTERM)
-    assert master.process.wait(10) == 0
+    assert master.process.wait(60) == 0
     master.process.communicate()
     assert sorted(path.name for path in master.state.iterdir()) == ["journal.sqlite3", "lock"]
     master.start()

@@ -82,7 +82,7 @@ def test_trainers_of_one_process_do_not_wait_for_what_another_keeps_back() -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert sum(trained) == 20 * RECORDS
     assert master.dataset_status("training").finished

@@ -48,10 +48,10 @@ def test_a_slow_transform_is_time_that_the_loop_waits() -> None:
             pass
         measures = measures_of(fake)
     assert (measures.batches, measures.records) == (3, 10)
-    assert measures.waited.sum_s >= 10 * SLOW_S
-    assert measures.waited.count == measures.stepped.count == 3
-    assert measures.waiting_share is not None
-    assert measures.waiting_share > 0.5
+    waited, stepped = measures.waited, measures.stepped
+    assert waited.sum_s >= 10 * SLOW_S
+    assert waited.count == stepped.count == 3
+    assert measures.waiting_share == waited.sum_s / (waited.sum_s + stepped.sum_s)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_threads": 2}, {"num_workers": 1}], ids=str)
@@ -79,16 +79,18 @@ def test_what_happens_between_two_passes_is_not_timed() -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 12}, num_epochs=2) as (_, dataset):
         loader = ElasticDataLoader(dataset)
-        for _ in loader:
-            break
-        time.sleep(40 * SLOW_S)
-        list(loader)
-        time.sleep(40 * SLOW_S)
-        list(loader)
+        in_passes_s = 0.0
+        for leaves in (True, False, False):
+            began = time.perf_counter()
+            for _ in loader:
+                if leaves:
+                    break
+            in_passes_s += time.perf_counter() - began
+            time.sleep(40 * SLOW_S)
         measures = measures_of(fake)
     assert measures.batches == 1 + 3 + 3
     assert measures.stepped.count == 6, "nobody says when a loop that breaks is done with its batch"
-    assert measures.stepped.sum_s < 40 * SLOW_S
+    assert measures.stepped.sum_s < in_passes_s
 
 
 def test_batches_that_a_reader_makes_are_measured() -> None:
@@ -129,7 +131,9 @@ def test_of_two_synchronous_ranks_one_waits_for_the_slow_one() -> None:
                 found[status.worker_id] = status.measures
 
     def slow_on_one(record: int) -> int:
-        return slow(record) if mine.is_slow else record
+        if mine.is_slow:
+            time.sleep(4 * SLOW_S)  # in sum far longer than a busy machine holds the other one up
+        return record
 
     run_ranks(fake, 2, train, {"a": 48}, dataset={"transform": slow_on_one})
     fast, slower = found["rank0"], found["rank1"]
@@ -138,7 +142,7 @@ def test_of_two_synchronous_ranks_one_waits_for_the_slow_one() -> None:
     assert fast.waited_for_ranks_s > slower.waited_for_ranks_s
     for measures in (fast, slower):
         assert measures.waited_for_ranks_s <= measures.waited.sum_s
-    assert own_wait_s(slower) >= slower.records * SLOW_S
+    assert own_wait_s(slower) >= slower.records * 4 * SLOW_S
     assert own_wait_s(slower) > own_wait_s(fast)
 
 

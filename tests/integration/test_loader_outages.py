@@ -411,6 +411,6 @@ def test_loaders_of_one_dataset_in_threads_of_their_own_wait_for_each_other() ->
         thread.join(2)  # longer than one question to the master waits
         assert thread.is_alive()
         held += [number for batch in left for number in numbers(batch)]
-        thread.join(20)
+        thread.join(50)
         assert not thread.is_alive()
         assert sorted(held + rest) == list(range(LONG))

@@ -155,7 +155,7 @@ def test_ctrl_c_while_reads_hang_ends_the_loop_at_once(monkeypatch: pytest.Monke
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             run_through(loader, seen)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15  # the reads hang for 20
         let_go.set()
         assert acknowledged(fake, service) == once(flat(seen))
         assert sorted(flat(seen + take(iter(loader), 100))) == all_records()

@@ -152,7 +152,7 @@ def test_a_fetcher_that_holds_nothing_waits_for_what_a_leaver_gives_back() -> No
                 wait_until(lambda: fake._dispatcher.wanted("training", leaver.session.id, fake.clock()))
                 assert not fetching.done()
                 leaver.close()
-                shard = fetching.result(timeout=10)
+                shard = fetching.result(timeout=60)
         assert (shard.start, shard.end) == (0, 4)
         waiting.report_batch_done()
         assert waiting.finished
@@ -197,7 +197,7 @@ def test_a_dead_peers_records_come_to_the_one_that_waits() -> None:
             fake.break_stream(session)
             fake.clock.advance(1.5)
             fake.expire()
-            rest = living.result(timeout=20)
+            rest = living.result(timeout=60)
         assert len(flat(taken[:2] + rest)) == 137
         dying.close()
     fake.outcomes["training"].check_complete(1)

@@ -128,8 +128,8 @@ class Machine:
     def give_notice(self) -> int:
         """Run the hook for preemption, which waits for the job; returns the job's status."""
         with subprocess.Popen(["sh", "-c", self._hook], env=self._environment) as hook:
-            status = self.process.wait(30)
-            assert hook.wait(5) == 0
+            status = self.process.wait(60)
+            assert hook.wait(60) == 0
         return status
 
     def lose(self) -> None:
@@ -139,7 +139,7 @@ class Machine:
             with suppress(OSError):
                 if mine in path.read_bytes().split(b"\0"):
                     os.kill(int(path.parent.name), signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def steps(self) -> int:
         """How many steps the ranks have made here."""

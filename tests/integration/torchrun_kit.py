@@ -56,7 +56,7 @@ class Agent:
     def kill(self) -> None:
         """As the kernel or a cloud does it: the agent alone, without a word."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     @property
     def log(self) -> str:

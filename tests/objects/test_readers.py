@@ -375,7 +375,7 @@ def test_an_object_without_a_tag_that_is_shorter_is_another_one_at_once(kind):
     began = time.monotonic()
     with pytest.raises(SourceChanged, match="has changed since it was listed"):
         reader.read_record(next(iter(reader.create_shards())), 1500)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 20.0  # of the patience that a busy store gets
 
 
 def test_readers_are_chosen_by_what_lies_at_a_url(bucket, weed, tmp_path):

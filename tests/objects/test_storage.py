@@ -193,7 +193,8 @@ def test_a_server_that_is_away_is_unavailable_after_the_patience(weed, bucket, p
     began = time.monotonic()
     with pytest.raises(SourceUnavailable, match=r"away' cannot be reached .*SlowDown.*check the network"):
         storage.read(one)
-    assert 0.5 < time.monotonic() - began < 10
+    # It ends before the pause that would outlast the patience, which is at most two thirds of it.
+    assert 0.25 < time.monotonic() - began < 30
     proxy.fault = lambda _: ""
     assert storage.read(one) == b"123"
 

@@ -3,34 +3,32 @@
 Of a map-style dataset no record is asked for: it may be drawn at random, cost much or open a file that a fork
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
 that have as many entries as the dataset has records, datasets inside it, as `Subset` has, and what its code
-names of its class and modules. One may be filled as it is used: what a dataset lacks at one time, and has at
-another, is no difference. Numbers and constants are those of the first look: what a loop makes of them later
-is the program's. Samples of all are claimed only where no other attribute may hold records or say where they
-lie, and no entry looks like a path: what is in its file was not looked at. It must not import torch.
+names of its class and modules (`dataset_code`). One may be filled as it is used: what a dataset lacks at one
+time, and has at another, is no difference. Numbers and constants are those of the first look: what a loop
+makes of them later is the program's. Samples of all are claimed only where no other attribute may hold
+records or say where they lie, and no entry looks like a path: what is in its file was not looked at. It must
+not import torch.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
-import inspect
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from datetime import date, timedelta
 from enum import Enum, IntEnum
-from itertools import pairwise
 from numbers import Number
 from pathlib import PurePath
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from edl_torch.errors import EdlError, ReaderError
 from edl_torch.fingerprint import VALUES, Fingerprint, Part
+from edl_torch.readers.shared.dataset_code import arguments_of, held_by, is_number, named_in_code
 from edl_torch.readers.shared.files import FileStamp
 from edl_torch.readers.shared.looks import (
     ARRAYS_OWN,
@@ -51,7 +49,6 @@ _MOST_COPIED = 4096  # parts
 _MOST_CONSTANTS = 4096  # in a list or dict of a module
 _LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardly all of the records
 _PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
-_WRITERS = {"append", "extend", "insert", "pop", "popitem", "remove", "clear", "update", "setdefault", "sort"}
 # What other objects say, as without a connection.
 _CLOSED = (OSError, AttributeError, ArithmeticError, *ARRAYS_OWN)
 
@@ -89,25 +86,20 @@ def _grouped(parts: Sequence[Part]) -> list[Part]:
     ]
 
 
-def mapped_files(dataset: Any) -> list[FileStamp]:
-    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are, in
-    datasets inside of it too. An array that is a part of a mapped one, as `np.asarray` gives, is mapped."""
-    files: dict[str, None] = {}
-    ahead, met = [dataset], set[int]()
-    while ahead and len(met) < _MOST_COPIED:
-        value = ahead.pop()
-        if id(value) in met:
-            continue
-        met.add(id(value))
-        if isinstance(value, list | tuple):
-            ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
-        elif isinstance(value, np.ndarray):
-            if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
-                files[os.fspath(value.filename)] = None
-            ahead.append(value.base)
-        elif isinstance(value, Sized) and not isinstance(value, type):
-            ahead += getattr(value, "__dict__", {}).values()
-    return [FileStamp.of(file) for file in files if os.path.isfile(file)]
+def _are_files(samples: Any, count: int) -> bool:
+    """Whether it is torchvision's list: of each record its file and its class."""
+    if not isinstance(samples, list) or not 0 < count == len(samples):
+        return False
+    return all(isinstance(s, tuple) and s and isinstance(s[0], str) for s in samples)
+
+
+def _relative(files: Sequence[str], dataset: Any) -> list[str]:
+    root = getattr(dataset, "root", None)
+    if isinstance(root, str | os.PathLike):
+        start = os.path.join(os.fspath(root), "")
+        if all(file.startswith(start) for file in files):
+            return [file[len(start) :] for file in files]
+    return below(files)
 
 
 class _Untold(IntEnum):
@@ -214,6 +206,9 @@ class _MadeOf:
             ) from exc
 
 
+# Attributes --------------------------------------------------------------------------------------------
+
+
 def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
     """What an object of so many records has, by name, in its classes, its functions and what its code names
     too; and what of it is one for all records, and stays: numbers that a function holds, that have the name
@@ -223,61 +218,38 @@ def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
     held = {
         f"{name}.{inner}": value
         for name, function in own.items()
-        for inner, value in _held_by(function)
+        for inner, value in held_by(function)
         if _has_entries(value, count)
         or _is_dataset(value)
-        or (_is_number(value) and inner not in OF_A_PROCESS)
+        or (is_number(value) and inner not in OF_A_PROCESS)
     }
     of_classes = {
         name: value
         for kind in reversed(type(found).__mro__)
         for name, value in vars(kind).items()
-        if _has_entries(value, count) or _is_number(value)
+        if _has_entries(value, count) or is_number(value)
     }
-    named, written = _named_in_code(found)
+    named, written = named_in_code(found, _may_be_data)
     kind: Any = type(found)
     every = named | of_classes | held | own
     constants = {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
-    constants |= {name for name in every.keys() & _arguments_of(kind) if _is_number(every[name])}
-    constants |= {name for name in held.keys() - own.keys() if _is_number(held[name])}
+    constants |= {name for name in every.keys() & arguments_of(kind) if is_number(every[name])}
+    constants |= {name for name in held.keys() - own.keys() if is_number(held[name])}
     return every | {name: _settled(every[name]) for name in constants}, constants
 
 
-@functools.lru_cache(maxsize=256)
-def _arguments_of(kind: type) -> frozenset[str]:
-    """Names of attributes that are named as an argument of a class, or are numbers of its own that code which
-    makes records names, and that are written to as it is made alone: none that tells of the process."""
-    names, written = set[str](), set[str]()
-    named = {name for function in _makers_of(kind) for name in _names_in(function.__code__)}
-    for base in kind.__mro__:
-        for name, member in vars(base).items():
-            if _is_number(member) and name in named:
-                names |= {name} - OF_A_PROCESS
-            for one in (member.fget, member.fset) if isinstance(member, property) else (member,):
-                function = inspect.unwrap(one) if isinstance(one, FunctionType) else None
-                if not isinstance(function, FunctionType):
-                    continue
-                code = function.__code__
-                if name == "__init__":
-                    arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-                    names.update(*((each, f"_{each}") for each in arguments if each not in OF_A_PROCESS))
-                elif name not in ("__post_init__", "__setstate__"):
-                    written |= _named_by(code, "STORE_ATTR")
-    return frozenset(names - written)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | date | timedelta) or (
-        isinstance(value, np.generic) and isinstance(value.item(), int | float)
+def _may_be_data(value: Any) -> bool:
+    return not isinstance(value, type | ModuleType) and (
+        isinstance(value, list | tuple | range | Mapping) or _is_map_style(value) or _has(value, "iloc")
     )
 
 
 def _is_constant(value: Any, count: int) -> bool:
     if not isinstance(value, list | tuple | Mapping):
-        return _is_number(value)
+        return is_number(value)
     each = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     is_short = 0 < len(value) <= _MOST_CONSTANTS and len(value) != count
-    return is_short and all(_is_name(one) or _is_number(one) for one in each)
+    return is_short and all(_is_name(one) or is_number(one) for one in each)
 
 
 def _settled(value: Any) -> Any:
@@ -293,123 +265,26 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and not os.path.isabs(value)
 
 
-def _named_in_code(found: Any) -> tuple[dict[str, Any], set[str]]:
-    """Containers, numbers and texts of modules and classes that code names which makes an object's records,
-    by name, numbered where several have one; and the names of containers that it may write to."""
-    held: defaultdict[str, list[Any]] = defaultdict(list)
-    written = set[int]()
-    for function in _makers_of(type(found)):
-        code, scope = function.__code__, function.__globals__
-        names = sorted(name for name in _names_in(code) if not name.startswith("__"))
-        known = sorted(_named_by(code, "LOAD_GLOBAL") & scope.keys() & {*names})
-        each = {f"global {name}": scope[name] for name in known}
-        modules = {name: vars(scope[name]) for name in known if isinstance(scope[name], ModuleType)}
-        for (opcode, module), (then, name) in pairwise(_instructions(code)):
-            is_read = opcode == "LOAD_GLOBAL" and then in ("LOAD_ATTR", "LOAD_METHOD")
-            if is_read and name in names and name in modules.get(module, ()):
-                each[f"global {module}.{name}"] = modules[module][name]
-        for kind in reversed(type(found).__mro__):
-            each |= {name: vars(kind)[name] for name in names if name in vars(kind)}
-        stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
-        into = _named_by(code, "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL") | _WRITERS.intersection(names)
-        for path, value in each.items():
-            name = path.rpartition(".")[2].removeprefix("global ")
-            is_plain = _is_number(value) or isinstance(value, str)
-            is_told = is_plain and not (name in stored or name.lower() in OF_A_PROCESS)
-            is_data = _may_be_data(value)
-            if (is_told or is_data) and all(value is not one for one in held[path]):
-                held[path].append(value)
-            if is_data and into:
-                written.add(id(value))
-    named = {
-        f"{path} ({number})" if number else path: value
-        for path, values in held.items()
-        for number, value in enumerate(values)
-    }
-    return named, {name for name, value in named.items() if id(value) in written}
+def _has_entries(value: Any, count: int) -> bool:
+    is_one = isinstance(value, list | tuple | range) or _has(value, "iloc") or _is_array(value)
+    return is_one and (not _is_array(value) or bool(value.shape)) and len(value) == count
 
 
-def _makers_of(kind: type) -> Iterator[FunctionType]:
-    """Yield what makes an object's records: its `__getitem__`, and methods and functions of its modules that
-    this calls."""
-    ahead: list[Any] = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
-    met = set[int]()
-    while ahead:
-        function = ahead.pop()
-        if id(function) in met:
-            continue
-        met.add(id(function))
-        if (inside := _wrapped_by(function)) is not None:
-            ahead.append(inside)
-            continue
-        if not isinstance(function, FunctionType):
-            continue
-        yield function
-        names = sorted(_names_in(function.__code__))
-        ahead += [vars(base).get(name) for base in kind.__mro__ for name in names]
-        called = (function.__globals__.get(name) for name in names)
-        ahead += [
-            one for one in called if isinstance(one, FunctionType) and one.__module__ == function.__module__
-        ]
+def _is_stack(value: Any, count: int) -> bool:
+    """Whether it is what `StackDataset` has: each has an entry for each record, in a tuple or by name."""
+    if not isinstance(value, tuple | Mapping) or not 0 < len(value) <= _MOST_INSIDE:
+        return False
+    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+        return False
+    each = value.values() if isinstance(value, Mapping) else value
+    return all(_has_entries(one, count) or (_is_dataset(one) and len(one) == count) for one in each)
 
 
-def _wrapped_by(member: Any) -> Any:
-    """What a member of a class wraps. It is not asked: one that holds settings may answer to any name."""
-    if isinstance(member, property):
-        return member.fget
-    if isinstance(member, staticmethod | classmethod):
-        return member.__func__
-    return inspect.getattr_static(member, "__wrapped__", None)
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """The names of globals and attributes in code."""
-    return {name for one in _codes(code) for name in one.co_names}
-
-
-def _named_by(code: CodeType, *opcodes: str) -> set[str]:
-    """What some instructions of code name."""
-    return {name for opcode, name in _instructions(code) if opcode in opcodes}
-
-
-@functools.lru_cache(maxsize=1024)
-def _instructions(code: CodeType) -> list[tuple[str, str]]:
-    """The instructions of code, each with what it names."""
-    each = (instruction for one in _codes(code) for instruction in dis.get_instructions(one))
-    named = ((one.opname, one.argval if isinstance(one.argval, str) else "") for one in each)
-    return [one for one in named if one[0] != "EXTENDED_ARG"]
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield code, and that of the functions inside of it."""
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _codes(one)
-
-
-def _may_be_data(value: Any) -> bool:
-    return not isinstance(value, type | ModuleType) and (
-        isinstance(value, list | tuple | range | Mapping) or _is_map_style(value) or _has(value, "iloc")
-    )
-
-
-def _held_by(function: Any) -> list[tuple[str, Any]]:
-    """What a function has beside its arguments, by name, but numbers that it writes to, as it counts calls;
-    cells that are still empty have nothing."""
-    if isinstance(function, functools.partial):
-        given = [(str(number), value) for number, value in enumerate(function.args)]
-        return [*_held_by(function.func), *given, *function.keywords.items()]
-    if not isinstance(function, FunctionType):
+def _inside(value: Any) -> list[Any]:
+    """The datasets and arrays in a list, as `ConcatDataset` and `TensorDataset` have."""
+    if not isinstance(value, list | tuple):
         return []
-    held = [*(function.__kwdefaults__ or {}).items()]
-    held += [(f"default {number}", value) for number, value in enumerate(function.__defaults__ or ())]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):
-            held.append((name, cell.cell_contents))
-    functions = [function, *(value for _, value in held if isinstance(value, FunctionType))]
-    written = {name for one in functions for name in _named_by(one.__code__, "STORE_DEREF")}
-    return [pair for pair in held if not (pair[0] in written and _is_number(pair[1]))]
+    return [one for one in value if _is_map_style(one) and not isinstance(one, list | tuple | range)]
 
 
 def _is_to_be_filled(value: Sequence[Any]) -> bool:
@@ -439,6 +314,9 @@ def _untold(value: Any, count: int) -> _Untold:
         return _Untold.RECORDS if value.shape else _Untold.NOTHING
     is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
     return _Untold.NOTHING if is_empty else _Untold.RECORDS
+
+
+# Entries -----------------------------------------------------------------------------------------------
 
 
 def _digest(found: Any) -> tuple[str, bool]:
@@ -471,11 +349,6 @@ def _digest(found: Any) -> tuple[str, bool]:
         read = found.__getitem__
         return _of_some(found, read) if is_text else (records(len(found), read), False)
     raise Unlike
-
-
-def _has(value: Any, *names: str) -> bool:
-    """Whether its class has these: a wrapper that passes on what it lacks is not what it wraps."""
-    return all(hasattr(type(value), name) for name in names)
 
 
 def _of_some(found: Any, value_of: Callable[[int], Any]) -> tuple[str, bool]:
@@ -531,6 +404,14 @@ def _without_folder(value: Any) -> Any:
     return value
 
 
+# Kinds of values ---------------------------------------------------------------------------------------
+
+
+def _has(value: Any, *names: str) -> bool:
+    """Whether its class has these: a wrapper that passes on what it lacks is not what it wraps."""
+    return all(hasattr(type(value), name) for name in names)
+
+
 def _is_array(value: Any) -> bool:
     return _has(value, "shape", "dtype", "__array__", "__getitem__")
 
@@ -548,39 +429,25 @@ def _is_dataset(value: Any) -> bool:
     return _is_map_style(value) and not _is_container(value)
 
 
-def _has_entries(value: Any, count: int) -> bool:
-    is_one = isinstance(value, list | tuple | range) or _has(value, "iloc") or _is_array(value)
-    return is_one and (not _is_array(value) or bool(value.shape)) and len(value) == count
+# Mapped files ------------------------------------------------------------------------------------------
 
 
-def _is_stack(value: Any, count: int) -> bool:
-    """Whether it is what `StackDataset` has: each has an entry for each record, in a tuple or by name."""
-    if not isinstance(value, tuple | Mapping) or not 0 < len(value) <= _MOST_INSIDE:
-        return False
-    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
-        return False
-    each = value.values() if isinstance(value, Mapping) else value
-    return all(_has_entries(one, count) or (_is_dataset(one) and len(one) == count) for one in each)
-
-
-def _inside(value: Any) -> list[Any]:
-    """The datasets and arrays in a list, as `ConcatDataset` and `TensorDataset` have."""
-    if not isinstance(value, list | tuple):
-        return []
-    return [one for one in value if _is_map_style(one) and not isinstance(one, list | tuple | range)]
-
-
-def _are_files(samples: Any, count: int) -> bool:
-    """Whether it is torchvision's list: of each record its file and its class."""
-    if not isinstance(samples, list) or not 0 < count == len(samples):
-        return False
-    return all(isinstance(s, tuple) and s and isinstance(s[0], str) for s in samples)
-
-
-def _relative(files: Sequence[str], dataset: Any) -> list[str]:
-    root = getattr(dataset, "root", None)
-    if isinstance(root, str | os.PathLike):
-        start = os.path.join(os.fspath(root), "")
-        if all(file.startswith(start) for file in files):
-            return [file[len(start) :] for file in files]
-    return below(files)
+def mapped_files(dataset: Any) -> list[FileStamp]:
+    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are, in
+    datasets inside of it too. An array that is a part of a mapped one, as `np.asarray` gives, is mapped."""
+    files: dict[str, None] = {}
+    ahead, met = [dataset], set[int]()
+    while ahead and len(met) < _MOST_COPIED:
+        value = ahead.pop()
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        if isinstance(value, list | tuple):
+            ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
+        elif isinstance(value, np.ndarray):
+            if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
+                files[os.fspath(value.filename)] = None
+            ahead.append(value.base)
+        elif isinstance(value, Sized) and not isinstance(value, type):
+            ahead += getattr(value, "__dict__", {}).values()
+    return [FileStamp.of(file) for file in files if os.path.isfile(file)]

@@ -395,7 +395,7 @@ def test_measures_are_those_of_the_moment_and_need_no_lock(liveness: Liveness) -
         looked: list[Measures] = []
         look = threading.Thread(target=lambda: looked.append(feed.measures))
         look.start()
-        look.join(10)
+        look.join(60)
     assert [measures.batches for measures in looked] == [1]
     measuring.reported(4)
     assert feed.measures.batches == 2

@@ -207,7 +207,7 @@ def test_threads_are_two_batches_ahead_unless_told_otherwise(arguments: Any, ahe
     with trainer(FakeMaster(), dataset={"transform": transform}) as (_, dataset):
         batches = iter(elastic(dataset, num_threads=2, **arguments))
         next(batches)
-        wait_until(lambda: len(read) >= 4 * (1 + ahead), timeout_s=10)
+        wait_until(lambda: len(read) >= 4 * (1 + ahead))
         time.sleep(0.02)
         assert len(read) == 4 * (1 + ahead)
 

@@ -182,7 +182,7 @@ def test_a_rank_that_cannot_go_on_says_so_before_it_is_gone() -> None:
             told.append(rank.peers.rank)
             raise
         except BadRecord:
-            wait_until(lambda: len(told) == 2, timeout_s=10)
+            wait_until(lambda: len(told) == 2)
             raise
 
     with pytest.raises(Failed) as failed:

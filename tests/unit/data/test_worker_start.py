@@ -100,7 +100,7 @@ def test_ctrl_c_among_workers_that_start_comes_when_they_have_and_they_go() -> N
 
     def make() -> Made:
         os.kill(os.getpid(), signal.SIGINT)
-        assert came.wait(10)
+        assert came.wait(60)
         it = Made()
         made.append(weakref.ref(it))
         return it
@@ -130,7 +130,7 @@ def test_ctrl_c_at_any_line_of_the_start_waits_for_what_has_begun(
 
     def make() -> None:
         running.set()
-        ended.append(is_waited_for.wait(5))
+        ended.append(is_waited_for.wait(60))
 
     monkeypatch.setattr(worker_start, "SimpleQueue", Ended)
 

@@ -52,7 +52,7 @@ def test_two_epochs_with_a_failed_task_and_a_wait_give_each_record_once(server: 
     answer = first.later()
     assert not server.training.finished
     # It holds a task: two such must not wait for each other. (A call with a deadline is told WAIT anyway.)
-    assert WireTask.decode(second.later().result(5)).type == WAIT
+    assert WireTask.decode(second.later().result(60)).type == WAIT
     assert not answer.done()  # this one holds none: it waits in the call
     seen.update((kept.epoch, number) for number in kept.numbers)
     second.report(kept)
@@ -199,7 +199,7 @@ def test_a_worker_waits_for_the_data_to_be_described(server: Server) -> None:
     answer = early.later()
     wait_until(lambda: not answer.done())
     server.worker(0).params(**PARAMS)
-    assert WireTask.decode(answer.result(10)).type == TRAINING
+    assert WireTask.decode(answer.result(60)).type == TRAINING
 
 
 def test_a_call_with_a_deadline_is_answered_within_it(

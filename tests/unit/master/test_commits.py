@@ -37,7 +37,7 @@ class Disk:
     def collect(self, keys):
         def write():
             self.begun.append(keys)
-            assert self._may_end.acquire(timeout=10)
+            assert self._may_end.acquire(timeout=60)
             if self.broken is not None:
                 raise self.broken
 
@@ -259,7 +259,7 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
     call(lambda: client.leave("s", 1))
     expect_held_back(1, 6)
     for thread in waiting:
-        thread.join(5)
+        thread.join(60)
     disk.end_writes(100)
 
 
@@ -288,5 +288,5 @@ def test_other_weights_leave_a_real_server_after_their_commit(start_server):
         threading.Event().wait(0.01)
     assert ("dataset", "d") in disk.begun[1]
     disk.end_writes(100)
-    thread.join(5)
+    thread.join(60)
     assert answered[0].parts == (3, 1)

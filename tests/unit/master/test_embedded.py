@@ -40,7 +40,7 @@ def test_two_sessions_drain_a_dataset_exactly_once(calls):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     seen = sorted(s.shard * 4 + p for slices in taken.values() for s in slices for p in range(s.skip, s.stop))
     assert seen == list(range(101))
     assert master.dataset_status("d").finished
@@ -96,10 +96,10 @@ def test_waiting_lease_wakes_when_records_come_back(calls):
         target=lambda: answers.append(master.call(calls.lease(1, "b", epoch=0), wait_s=20))
     )
     waiting.start()
-    assert wanted.wait(5)
+    assert wanted.wait(60)
     back = GiveBack(task=grant.task, attempt=grant.attempt, start=0)
     master.call(calls.report(1, "a", give_backs=(back,)))
-    waiting.join(5)
+    waiting.join(60)
     assert [g.slice for g in answers[0].grants] == [grant.slice]
 
 
@@ -128,7 +128,7 @@ def test_close_ends_waiting_calls(calls):
     thread.start()
     wait_until(lambda: master._dispatcher._waiters.get("d"))
     master.close()
-    thread.join(5)
+    thread.join(60)
     assert len(caught) == 1
     master.leave("b", 2)
     with pytest.raises(ServiceClosed):

@@ -184,7 +184,7 @@ def test_opencv_threads_are_off_in_loader_workers_only(method, daemon):
         assert here.poll(60), "the worker did not answer"
         found_threads, silent = here.recv()
     finally:
-        worker.join(10)
+        worker.join(60)
     assert cv2.getNumThreads() == threads
     assert silent is daemon
     assert (found_threads <= 1) is (daemon or threads <= 1)

@@ -1172,6 +1172,33 @@ def test_an_object_that_answers_to_any_name_is_not_asked_what_it_wraps() -> None
     assert "changed 'width'" in describe_change(look(), look(width=5))  # and a static one
 
 
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **more: Any) -> Any:
+        return function(*args, **more)
+
+    return wrapper
+
+
+class OfALoggedArgument(Held):
+    @logged
+    @logged
+    def __init__(self, data: Any, margin: int = 1) -> None:
+        super().__init__(data=data)
+        self.margin = margin
+
+    @classmethod
+    def with_margin(cls, margin: int) -> OfALoggedArgument:
+        made = cls(ARRAY)
+        made.margin = margin
+        return made
+
+
+def test_an_argument_is_known_where_init_is_wrapped_and_a_class_method_sets_it() -> None:
+    looks = [reader_fingerprint(MapDatasetReader(OfALoggedArgument.with_margin(n))) for n in (1, 2)]
+    assert "changed 'margin'" in describe_change(*looks)
+
+
 def test_integers_too_long_to_be_written_are_told_apart() -> None:
     def look(kind: type[Held]) -> str:
         return reader_fingerprint(MapDatasetReader(kind(data=ARRAY)))

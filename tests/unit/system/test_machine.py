@@ -194,8 +194,8 @@ def test_a_new_rank_that_an_old_first_rank_answered_follows_the_new_one(store: d
     ranks = Ranks(store)
     ranks.start(1, 2)
     ranks_of_old_answered = lambda: store.num_keys() >= 3  # noqa: E731
-    wait_until(ranks_of_old_answered, timeout_s=5)
-    old.join(10)
+    wait_until(ranks_of_old_answered)
+    old.join(60)
     ranks.start(0, 2)
     ranks.agreed()
 

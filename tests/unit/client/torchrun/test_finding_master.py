@@ -89,7 +89,7 @@ def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machi
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(10)
+        worker.join(60)
     assert len(found) == 8
     assert len(set(found)) == 1
     assert found[0].token == "its own"
@@ -124,7 +124,7 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(15)
+        worker.join(60)
     assert found == [kept, kept]
     assert len(machines.started) == 1
 

@@ -35,7 +35,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     agent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield replace(JOB, log_dir=tmp_path, agent=agent.pid)
     agent.kill()
-    agent.communicate(timeout=10)
+    agent.communicate(timeout=60)
 
 
 @pytest.fixture(autouse=True)

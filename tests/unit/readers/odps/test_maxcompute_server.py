@@ -246,10 +246,10 @@ def test_a_held_body_goes_on_when_it_is_let_go(server):
     server.faults.plan("data", hold)
     thread = threading.Thread(target=lambda: found.append(opened.open_arrow_reader(0, 50).read()))
     thread.start()
-    assert hold.reached.wait(10)
+    assert hold.reached.wait(60)
     assert not found
     hold.go.set()
-    thread.join(10)
+    thread.join(60)
     assert found[0].num_rows == 50
 
 

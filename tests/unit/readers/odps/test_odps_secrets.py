@@ -151,7 +151,7 @@ def test_children_of_every_start_method_have_them(reader, method):
     theirs.close()
     assert ours.poll(60)
     record, shown = ours.recv()
-    child.join(10)
+    child.join(60)
     assert record == {"i": 5}
     assert_clean(shown)
 
