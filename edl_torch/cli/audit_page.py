@@ -186,7 +186,10 @@ def _figures(verdict: Verdict) -> Markup:
 
 def _remarks(verdict: Verdict) -> Iterator[Markup]:
     epochs = count(verdict.num_epochs, "epoch") if verdict.num_epochs else "endless"
-    yield tag("p", text(f"{count(verdict.size, 'record')}, {epochs}; ledger {verdict.ledger}."))
+    size = f"{count(verdict.size, 'record')}, {epochs}"
+    if verdict.components:
+        size = f"A mixture of {count(verdict.size, 'record')}" if verdict.num_epochs else "An endless mixture"
+    yield tag("p", text(f"{size}; ledger {verdict.ledger}."))
     yield from (tag("p", text(f"{line[:1].upper()}{line[1:]}.")) for line in grounds(verdict))
     yield from (
         tag("p", text(f"✕ Contradiction: {line}."), _class="note bad") for line in verdict.contradictions

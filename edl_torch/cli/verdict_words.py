@@ -26,19 +26,26 @@ _ALL = 'for all bytes give fingerprint="…", as `edl-torch check DATA --whole` 
 # By how the data of all sessions were compared: what the first line says of that, and what the grounds say
 _DATA = {
     "whole": ("", "whole: checksums or versions of all of them were compared"),
-    "sampled": ("the same by samples", f"sampled: samples of their bytes were compared; {_ALL}"),
+    "sampled": ("the same by samples", "sampled: samples of their bytes were compared"),
     "names": (
         "the same by names",
-        f"names: names were compared, with sizes at most, and nothing that is in the files; {_ALL}",
+        "names: names were compared, with sizes at most, and nothing that is in the files",
     ),
     "given": ("the same by fingerprint=", "given: what fingerprint= says was compared"),
+    "partly": ("partly looked at", "partly: not all was looked at"),
+    "none": ("not known to be the same", "not looked at: other data would not be seen"),
+}
+# What would show more, of a dataset and of components of a mixture, whose readers of files take none
+_MORE = {
+    "sampled": (_ALL, ""),
+    "names": (_ALL, ""),
     "partly": (
-        "partly looked at",
-        'partly: not all was looked at; fingerprint="v1" at the loader would tell other data',
+        'fingerprint="v1" at the loader would tell other data',
+        'MapDatasetReader(…, fingerprint="v1") for each would tell other data',
     ),
     "none": (
-        "not known to be the same",
-        'not looked at: other data would not be seen; fingerprint="v1" at the loader would tell them',
+        'fingerprint="v1" at the loader would tell them',
+        'MapDatasetReader(…, fingerprint="v1") for each would tell them',
     ),
 }
 
@@ -131,7 +138,8 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     if verdict.components:
         yield f"of {len(verdict.components)} components: " + "; ".join(_shares(verdict))
     yield from verdict.models.shown
-    yield f"data{_weakest(verdict)}: {_DATA[verdict.known_by][1]}"
+    remedy = _MORE.get(verdict.known_by, ("", ""))[bool(verdict.components)]
+    yield f"data{_weakest(verdict)}: {'; '.join(filter(None, (_DATA[verdict.known_by][1], remedy)))}"
     if verdict.untouched:
         yield f"left out: {len(verdict.untouched)} start(s) in which nothing was learnt"
     for ledger, records in itertools.islice(verdict.left_out.items(), _NAMED):

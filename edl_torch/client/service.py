@@ -250,6 +250,11 @@ class DataShardService:
                 would never end.
             StaleLease: The data went back to a checkpoint, or others set weights at the same time.
         """
+        if not isinstance(weights, Mapping):
+            raise InvalidArgument(
+                f"weights are {weights!r:.60}: give one for each component by name, as {{'web': 0.5, …}}. A "
+                f"schedule stands in the mixture: Mixture(…, weights=[(0, {{…}}), (index, {{…}})])"
+            )
         return self.session.set_weights(weights)
 
     def progress(self) -> Progress:

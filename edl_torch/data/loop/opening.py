@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from edl_torch.client.description import check_count
 from edl_torch.client.service import DataShardService, ServiceKeywords
@@ -19,7 +19,7 @@ from edl_torch.core.plan import Plan
 from edl_torch.core.registration import NO_EPOCHS
 from edl_torch.data.dataset import ImageDataset, OnBadRecord, ShardedDataset
 from edl_torch.data.mixture import Mixture, MixtureComponent, MixtureDataset
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.mixture import ComponentReader, MixtureReader
@@ -106,11 +106,20 @@ def _mixture_reader(
             "shuffle_window= and target_transform= are a component's: give them to its MixtureComponent"
         )
     if options.service.get("fingerprint") is not None:
-        raise InvalidArgument("fingerprint= is a component's: give it to the reader of each")
+        raise InvalidArgument(
+            "fingerprint= is a component's: give it to the reader of each, as "
+            'MapDatasetReader(dataset, fingerprint="v1")'
+        )
     sources = [part.data for part in mixture.components.values()]
     if options.storage_options is not None and not any(isinstance(s, str | os.PathLike) for s in sources):
         raise InvalidArgument("storage_options are for paths and URLs, and no component is one")
-    parts = [_component(name, part, task_type, options) for name, part in mixture.components.items()]
+    parts = []
+    for name, part in mixture.components.items():
+        try:
+            parts.append(_component(name, part, task_type, options))
+        except EdlError as exc:
+            exc.add_note(f"That is component {name!r} of the mixture")
+            raise
     has_steps = any(part.transform or part.target_transform for part in mixture.components.values())
     return mixture.open(parts, batch_size, task_type, tagged=has_steps or mixture.with_component)
 
@@ -123,8 +132,9 @@ def _component(
     is_path = isinstance(part.data, str | os.PathLike)  # others were made with options of their own
     own_options, has_step = options.storage_options if is_path else None, part.transform is not None
     reader = reader_of(part.data, task_type, own_options, is_transformed=has_step)
-    if part.max_passes is not None:
-        check_count(f"max_passes of component {name!r}", part.max_passes)
+    for option, value in (("max_passes", part.max_passes), ("shuffle_window", part.shuffle_window)):
+        if value is not None:
+            check_count(f"{option} of component {name!r}", value)
     own = replace(
         options,
         shuffle=options.shuffle if part.shuffle is None else part.shuffle,
@@ -188,6 +198,16 @@ def reader_of(
             f"the loader a reader for what is in them, as CsvReader([…]) or TextReader([…]); for the names "
             f"themselves MapDatasetReader([…]), or transform= that opens them"
         )
+    if not is_transformed and isinstance(data, list | tuple) and data and all(map(_is_dataset, data)):
+        raise InvalidArgument(
+            f"a list of {len(data)} datasets is a dataset whose records are datasets: for one after another "
+            f"give torch.utils.data.ConcatDataset([…]), for each with its share a Mixture of them by name; "
+            f"for the datasets themselves MapDatasetReader([…])"
+        )
+    if isinstance(data, Mixture):
+        raise InvalidArgument(
+            f"{data!r} is in another mixture: put its components there, each with its part of the weight"
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         found = MapDatasetReader(data)
         if not found.count:
@@ -217,6 +237,10 @@ def reader_of(
 
 
 _MOST_NAMES = 1000  # that are looked for
+
+
+def _is_dataset(value: Any) -> bool:
+    return isinstance(value, Dataset) or callable(getattr(value, "create_shards", None))
 
 
 def _are_names(data: Any) -> bool:

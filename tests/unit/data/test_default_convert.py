@@ -99,6 +99,17 @@ def test_what_torch_refuses_to_collate_is_refused_in_its_words(samples: list[Any
     assert str(ours.value) == str(torchs.value)
 
 
+@pytest.mark.parametrize(
+    "samples", [[(1, 2), (1, 2, 3)], [[1], [1, 2]], [{"x": [1]}, {"x": [1, 2]}]], ids=str
+)
+def test_samples_of_other_lengths_are_refused_with_a_remedy(samples: list[Any]) -> None:
+    with pytest.raises(RuntimeError, match="of equal size") as caught:
+        to_batch(samples, components="'a', 'b'")
+    lengths, components = caught.value.__notes__
+    assert "lengths" in lengths
+    assert "samples of 'a', 'b'" in components
+
+
 class Level(enum.IntEnum):
     LOW = 1
 
