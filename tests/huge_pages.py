@@ -1,7 +1,7 @@
 """Large pages for the memory that a process has: forks of it copy 512 times fewer entries of its page table.
 
-A process with torch and all tests has hundreds of megabytes in small pages, for which alone a fork and its end
-cost 20 ms of system time. Where the system has no such pages, nothing is done.
+A process with torch and all tests has hundreds of megabytes in small pages, for which a fork and its end cost
+20 ms of system time. Where the system has no such pages, nothing is done.
 """
 
 from __future__ import annotations
