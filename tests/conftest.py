@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 
 import pytest
+from huge_pages import use_huge_pages
 
 
 @pytest.hookimpl(wrapper=True)
@@ -19,6 +20,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+        use_huge_pages()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -27,7 +27,6 @@ def each_job(test: Callable[..., None]) -> Callable[..., None]:
     marks = [
         pytest.mark.parametrize(("ranks", "workers", "accumulate"), jobs),
         pytest.mark.timeout(1800),
-        pytest.mark.slow,
         pytest.mark.long,
     ]
     for mark in marks:

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import warnings
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from typing import NoReturn
 import numpy
 import torch
 import torch._dynamo  # the first optimizer would
+from huge_pages import use_huge_pages
 
 import edl_torch.data.checkpoint
 import edl_torch.data.loader  # noqa: F401
@@ -51,10 +53,14 @@ def run(connection: socket.socket) -> NoReturn:
 def leave_what_is_imported() -> None:
     """Let forks end without freeing it object by object, which costs each 0.1 s of a processor.
 
-    What they import and make themselves goes, and modules are emptied, as in any interpreter that ends.
+    What they import and make themselves goes, and modules are emptied, as in any interpreter that ends; but
+    the operators that torch has registered stay.
     """
+    for finalizer in tuple(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(gc.get_objects()))
     gc.freeze()  # nor does the collector look through them
+    use_huge_pages()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc's, which calls it before the destructors of torch's libraries
         libc.on_exit(libc._exit, None)

@@ -153,11 +153,8 @@ class Optimizers:
                     values.forget()
             if not _trains(named):
                 return
-            # A `GradScaler` leaves here, for the time of the step, whether it found an overflow and a fused
-            # optimizer skips the step. On an accelerator this waits for it, as the scaler does for others.
-            found = getattr(optimizer, "found_inf", None)
             moved = all_kept[number].keep() if number in all_kept else True
-            if found is None or not bool(found):
+            if not _overflowed(optimizer):
                 attached.steps += 1
                 session.stepped(number, moved=moved)
 
@@ -243,7 +240,7 @@ class Optimizers:
 
     def _any_stepped(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Note an optimizer that is not attached, and steps on batches of this loader."""
-        if self._mine == id(optimizer) or self._is_inside(optimizer):
+        if self._mine == id(optimizer) or self._is_inside(optimizer) or _overflowed(optimizer):
             return
         if self._session.is_attached_elsewhere(optimizer):
             if self._session.model is not None:
@@ -334,6 +331,13 @@ def _told(method: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> 
 
 def _has_gradients(optimizer: Any) -> bool:
     return any(parameter.grad is not None for parameter in trained(optimizer))
+
+
+def _overflowed(optimizer: Any) -> bool:
+    """Whether a fused optimizer was called and skips the step: a `GradScaler` leaves with it, for that time,
+    whether it found an overflow. On an accelerator this waits for it, as the scaler does for others."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def _trains(named: Mapping[str, Any]) -> bool:

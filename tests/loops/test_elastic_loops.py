@@ -89,6 +89,15 @@ def test_a_scaler_skips_the_steps_of_those_optimizers_alone_whose_gradients_over
     assert set(job.reference.learnt[1]) == {(0, n) for n in range(4, 8)}
 
 
+def test_a_fused_optimizer_that_skips_its_step_does_not_take_anothers_place() -> None:
+    """The other attached itself, and its step is not called at all: nobody has learnt from the batch."""
+    overflow = Incident(at=2, kind=Kind.OVERFLOW, place=Place.BACKWARD)
+    plans = (Optimizer(every=2), Optimizer(every=2, fused=True))
+    data = Data(records=5, batch_size=1, records_per_shard=1)
+    job = run(Program(data=data, optimizers=plans, weighed=False, scaler=True, incidents=(overflow,)))
+    assert job.finished
+
+
 @pytest.mark.parametrize("counted_epochs", [False, True])
 def test_new_optimizers_each_epoch_in_place_of_the_old_ones(counted_epochs: bool) -> None:
     program = Program(data=Data(epochs=3), optimizers=ATTACHED, renew="detach", counted_epochs=counted_epochs)

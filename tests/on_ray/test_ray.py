@@ -21,7 +21,7 @@ from edl_torch.integrations.ray import master_address, master_client, start_mast
 from edl_torch.master.journal import view
 from edl_torch.testing import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SIZE = 200 * BATCH
 StartTrainer = Callable[..., Any]

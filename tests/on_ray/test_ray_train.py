@@ -26,7 +26,7 @@ from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.ray import master_client, start_master
 from edl_torch.testing import FakeMaster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 QUICK_ENOUGH = {

@@ -72,6 +72,15 @@ def test_every_framework_has_its_folder() -> None:
     assert len(FOLDERS) == 8
 
 
+def test_tests_that_do_not_run_here_have_marks_that_there_are(pytestconfig: pytest.Config) -> None:
+    """pytest refuses a whole folder for one unknown mark, and `make test` collects none of these folders."""
+    known = {re.split(r"[:(]", line)[0] for line in pytestconfig.getini("markers")}
+    texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py")}
+    used = {name: path for path, text in texts.items() for name in re.findall(r"pytest\.mark\.(\w+)", text)}
+    assert {name: path for name, path in used.items() if name not in known} == {}
+    assert {"long", "timeout"} <= used.keys()
+
+
 # docs/frameworks.md names tests that there are, for every adapter -------------------------------------------
 
 

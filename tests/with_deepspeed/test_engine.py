@@ -17,7 +17,7 @@ from kill_matrix import EVERY, each_job
 from memory_jobs import Start, check, death, kill_and_check, kill_ten_times_and_check
 from memory_model import EPOCHS, RECORDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # of many processes, one after the other
+pytestmark = pytest.mark.timeout(600)  # of many processes, one after the other
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deepspeed.md").read_text("utf-8")
 PLACES = {"epoch over": EPOCHS, "saving": EPOCHS}
