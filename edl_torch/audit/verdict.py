@@ -62,21 +62,22 @@ class Outcome(Enum):
 class ComponentShare:
     """What a component of a mixture was to give of the records that the model has, and has given.
 
-    `wanted` is by the weights up to the last of them. `known_by` is as that of the whole verdict. Where
-    weights are of tokens, a record of it has `mean_length`.
+    `wanted` is by the weights up to the last of them, and has those in quarantine too. `known_by` is as that
+    of the whole verdict. Where weights are of tokens, a record of it has `mean_length`.
     """
 
     name: str
     size: int
     wanted: float
     acknowledged: int
+    quarantined: int
     known_by: str
     mean_length: float = 0.0
 
     @property
     def passes(self) -> float:
-        """Passes over it that these make."""
-        return self.acknowledged / self.size if self.size else 0.0
+        """Passes over it that these make, and those in quarantine."""
+        return (self.acknowledged + self.quarantined) / self.size if self.size else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,12 +348,13 @@ def _components(history: DatasetHistory, parts: list[Part]) -> tuple[ComponentSh
     spec = history.spec
     if not spec.components or not all(part.lineage.segments for part in parts):
         return ()
-    given = np.zeros(len(spec.components), np.int64)
+    given, bad = np.zeros((2, len(spec.components)), np.int64)
     last = 0
     for part in parts:
         segments = Segments(part.lineage.segments)
-        for first, after in part.own - part.quarantined:
-            given += segments.counts(after) - segments.counts(first)
+        for total, runs in ((given, part.own - part.quarantined), (bad, part.own & part.quarantined)):
+            for first, after in runs:
+                total += segments.counts(after) - segments.counts(first)
         last = max(last, int(part.own.ends.max(initial=0)))
     whole = Segments(parts[0].lineage.segments)
     lags = whole.lags(last)
@@ -363,6 +365,7 @@ def _components(history: DatasetHistory, parts: list[Part]) -> tuple[ComponentSh
             size=one.size,
             wanted=wanted[c],
             acknowledged=int(given[c]),
+            quarantined=int(bad[c]),
             known_by=history.components_known_by[one.name],
             mean_length=one.mean_length,
         )

@@ -20,6 +20,7 @@ from edl_torch.client.description import shows
 from edl_torch.client.peers import Peers
 from edl_torch.client.service import ServiceKeywords
 from edl_torch.core.calls import NEW_PASS
+from edl_torch.core.mixture import ENDLESS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset
 from edl_torch.data.loop.inner_loader import InnerLoader
 from edl_torch.data.loop.loader_methods import GradientMethods, ServiceMethods
@@ -349,6 +350,11 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
 
     def __len__(self) -> int:
         check_no_trainer(sys._getframe())
+        if self.service.size == ENDLESS:
+            raise TypeError(
+                "this mixture has no length, as it has no end: give its end as Mixture(…, num_records=…) or "
+                "stopping_strategy=…, or count batches in the loop"
+            )
         return self._batches_of(self.service.size)
 
     def _batches_of(self, size: int) -> int:
@@ -369,7 +375,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         together.
         """
         position, size = self.service.position, self.service.size
-        return len(self) - self._batches_of(size - position.done_in_epoch())
+        return self._batches_of(size) - self._batches_of(size - position.done_in_epoch())
 
     def keep_stepping(self) -> None:
         """From the next pass on hand out a padding batch, with `weight` 0, where the loop would wait for

@@ -316,7 +316,11 @@ def _sampled(sources: Sequence[Source]) -> Iterator[tuple[str, int]]:
 def _found_in(record: Any, by: str | Callable[[Any], float], who: str) -> Any:
     """Return what is the length of a record, or has it."""
     if callable(by):
-        return by(record)
+        try:
+            return by(record)
+        except Exception as exc:  # whatever it raises
+            exc.add_note(f"That is length= of {who}")
+            raise
     try:
         return record[by]
     except (LookupError, TypeError, ValueError) as exc:

@@ -223,6 +223,15 @@ def test_without_weights_shares_go_by_size_and_a_temperature_by_tokens() -> None
         assert tokens_of(walk(one)) == pytest.approx(dict.fromkeys(parts, 1 / 3), rel=0.02)
 
 
+def test_what_a_function_of_lengths_raises_names_component_and_record() -> None:
+    def broken(record: Any) -> float:
+        raise RuntimeError("no tokenizer")
+
+    with pytest.raises(RuntimeError, match="no tokenizer") as raised:
+        ElasticDataLoader(Mixture({"web": [1, 2]}, unit="tokens", length=broken), 1)
+    assert raised.value.__notes__ == ["That is length= of record 0 of 'list', component 'web'"]
+
+
 def test_one_that_has_left_needs_no_length() -> None:
     parts = texts()
     with loader(parts, weights=WEIGHTS | {"math": 0}) as one:

@@ -317,6 +317,9 @@ def test_it_is_endless_without_an_end() -> None:
     with loader(mixture(num_records=None)) as one:
         assert trained(one, 20) == Book(WEIGHTS).upto(200).found
         assert trained(one, 20) == Book(WEIGHTS).upto(400).found[200:]
+        assert one.batches_done == 40
+        with pytest.raises(TypeError, match="this mixture has no length, as it has no end: give its end as"):
+            len(one)
 
 
 def test_weights_go_by_size_where_none_are_given() -> None:
@@ -1308,3 +1311,7 @@ def test_a_bad_record_that_a_thousand_passes_meet_is_kept_once(
     said = audit(tmp_path, capsys)
     assert (said["records"], said["quarantined"], said["lost"], said["doubled"]) == (6000, 1000, 0, 0)
     assert (said["verdict"], prove([str(tmp_path)])["quarantined"]) == ("DELIVERED", 1000)
+    shares = {one["name"]: one for one in said["components"]}
+    assert (shares["small"]["acknowledged"], shares["small"]["quarantined"]) == (2000, 1000)
+    main(["audit", str(tmp_path)])
+    assert "small 2,000 of 3,000.0 wanted, in 1,000.00 passes" in capsys.readouterr().out
