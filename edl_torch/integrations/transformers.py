@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from edl_torch.core.mixture import ENDLESS
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
 from edl_torch.integrations.adapter import check_synchronous, read_ahead, records_read
@@ -184,7 +185,8 @@ class ElasticTrainer(_Trainer):  # type: ignore[misc]
         self._attach(self.deepspeed if self.is_deepspeed_enabled else self.optimizer)
         if loader.synchronous:
             loader.freeze_statistics(model)
-        self._epoch = _EpochSize(max(1, len(loader)))
+        is_endless = loader.service.size == ENDLESS  # a mixture, of which max_steps= are trained
+        self._epoch = _EpochSize(sys.maxsize if is_endless else max(1, len(loader)))
         self._epoch.before, self._before = self._before, 0.0
         self._is_last = self._by_epochs and epoch + 1 >= self.args.num_train_epochs
         kwargs.update(steps_in_epoch=self._epoch, num_update_steps_per_epoch=sys.maxsize)

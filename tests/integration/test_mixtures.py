@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from mixture_proof import Broken, prove
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.cli.main import main
@@ -50,6 +50,7 @@ from edl_torch.errors import (
     TokenError,
     Unsupported,
 )
+from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.registry import open_reader
 from edl_torch.readers.shared.files import OPEN_FILES
 from edl_torch.shard import Component, MixtureWeights, Registration, Shard, Source, Task
@@ -529,13 +530,21 @@ def test_mixtures_that_make_no_sense_are_refused(more: dict[str, Any], said: str
         mixture(**more)
 
 
+class Stream(IterableDataset[int]):
+    """It has no record by number."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
 @pytest.mark.parametrize(
     ("part", "said"),
     [
         ([], "has no records"),
         (5, "not 5"),
         ("no/such/folder", "does not exist"),
-        ([TensorDataset(torch.zeros(3)), TensorDataset(torch.zeros(3))], "ConcatDataset"),
+        ([MapDatasetReader(range(3)), MapDatasetReader(range(3))], "a list of readers is no dataset"),
+        ([TensorDataset(torch.zeros(3)), Stream()], "can only be iterated"),
         (Mixture({"inner": range(5)}), "put its components there"),
         (MixtureComponent(range(5), shuffle="yes"), "shuffle is 'yes'"),  # type: ignore[arg-type]
         (MixtureComponent(range(5), shuffle_window=0), "must be 1 or more, not 0"),
@@ -545,6 +554,15 @@ def test_a_component_that_cannot_be_read_is_named(part: Any, said: str) -> None:
     with pytest.raises(EdlError, match=said) as caught:
         ElasticDataLoader(Mixture({"good": range(5), "wrong": part}), 5, shuffle=True)
     assert "component 'wrong' of the mixture" in "".join(caught.value.__notes__)
+
+
+def test_a_list_of_datasets_is_their_concatenation() -> None:
+    listed = [TensorDataset(torch.arange(3)), TensorDataset(torch.arange(3, 7))]
+    with ElasticDataLoader(listed, 2) as one:
+        assert [record for (batch,) in one for record in batch.tolist()] == [*range(7)]
+    parts = {"listed": listed, "one": TensorDataset(torch.arange(7, 14))}
+    with ElasticDataLoader(Mixture(parts, num_records=14), 2, shuffle=True) as one:
+        assert sorted(record for (batch,) in one for record in batch.tolist()) == [*range(14)]
 
 
 @pytest.mark.parametrize("weights", [[0.6, 0.4], None, [(0, WEIGHTS)]], ids=str)

@@ -13,7 +13,7 @@ from counting import Counting, CountingOptimizer, Records
 from train_program import MyTrainer, Settings, arguments, counts, parts
 from transformers import TrainerCallback
 
-from edl_torch import ElasticDataLoader
+from edl_torch import ElasticDataLoader, Mixture
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument
 from edl_torch.integrations.transformers import POSITION, ElasticTrainer
 
@@ -103,6 +103,16 @@ def test_max_steps_end_training_within_an_epoch(make: Make) -> None:
     trainer.train()
     assert trainer.state.global_step == EPOCH_STEPS + 3
     assert sum(counts(trainer.model)) == 30 + 3 * 4 == trainer.elastic_loader.progress().acknowledged
+
+
+def test_max_steps_end_training_on_a_mixture_without_an_end(tmp_path: Path) -> None:
+    mixture = Mixture({"one": Records(SETTINGS.size)})
+    with ElasticDataLoader(mixture, SETTINGS.batch, shuffle=True) as loader:
+        args = arguments(tmp_path, SETTINGS, max_steps=11)
+        trainer = MyTrainer(args=args, elastic_loader=loader, **parts(SETTINGS))
+        trainer.train()
+        assert trainer.state.global_step == 11
+        assert sum(counts(trainer.model)) == 11 * SETTINGS.batch == loader.progress().acknowledged
 
 
 def test_data_that_end_before_max_steps_say_so(make: Make) -> None:

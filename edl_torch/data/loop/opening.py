@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from edl_torch.client.description import check_count
 from edl_torch.client.service import DataShardService, ServiceKeywords
@@ -198,11 +198,19 @@ def reader_of(
             f"the loader a reader for what is in them, as CsvReader([…]) or TextReader([…]); for the names "
             f"themselves MapDatasetReader([…]), or transform= that opens them"
         )
-    if not is_transformed and isinstance(data, list | tuple) and data and all(map(_is_dataset, data)):
+    if isinstance(data, list | tuple) and data and all(isinstance(each, Dataset) for each in data):
+        if any(isinstance(each, IterableDataset) for each in data):
+            raise InvalidArgument(
+                f"{reprlib.repr(data)} has datasets that can only be iterated: give their records numbers "
+                f"(__len__ and __getitem__)"
+            )
+        data = ConcatDataset(data)
+    if isinstance(data, list | tuple) and any(
+        callable(getattr(each, "create_shards", None)) for each in data
+    ):
         raise InvalidArgument(
-            f"a list of {len(data)} datasets is a dataset whose records are datasets: for one after another "
-            f"give torch.utils.data.ConcatDataset([…]), for each with its share a Mixture of them by name; "
-            f"for the datasets themselves MapDatasetReader([…])"
+            "a list of readers is no dataset: give one reader all of the files, or the loader a Mixture of "
+            "the readers by name, each with its share"
         )
     if isinstance(data, Mixture):
         raise InvalidArgument(
@@ -237,10 +245,6 @@ def reader_of(
 
 
 _MOST_NAMES = 1000  # that are looked for
-
-
-def _is_dataset(value: Any) -> bool:
-    return isinstance(value, Dataset) or callable(getattr(value, "create_shards", None))
 
 
 def _are_names(data: Any) -> bool:
