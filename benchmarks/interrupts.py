@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -63,30 +64,47 @@ class Notebook:
         self.right += right
         self.wrong += RECORDS - right
 
+    def refuses(self) -> bool:
+        """Whether the loader cannot go on."""
+        try:
+            self._loader.progress()
+        except ServiceClosed as error:
+            return "cut off in its middle" in str(error)
+        return False
+
     def close(self) -> None:
-        """Give up a loader that refuses."""
+        """Give the loader up."""
         self._loader.close()
 
 
-def train(notebook: Notebook, after_s: float) -> bool:
-    """Train until one Ctrl-C comes. Returns whether the loader refuses since the one before."""
-    timer = threading.Timer(after_s, os.killpg, (0, signal.SIGINT))
-    timer.start()
-    refused = False
+def press(after_s: float, came: threading.Event) -> None:
+    """Ctrl-C, and again where Python loses it in a finaliser."""
+    while not came.wait(after_s):
+        os.killpg(0, signal.SIGINT)
+        after_s = 5.0
+
+
+def train(notebook: Notebook, after_s: float) -> str:
+    """Train until one Ctrl-C comes. Returns what that cut off: "decision", "step" of the model, or ""."""
+    came = threading.Event()
+    presses = threading.Thread(target=press, args=(after_s, came))
+    presses.start()
     try:
         while True:
             try:
                 notebook.run()
-                notebook.end()
-            except ServiceClosed as error:  # or closed, when the last one came between models
-                refused |= "cut off in its middle" in str(error)
+            except ServiceClosed:  # the last Ctrl-C came between two models
                 notebook.close()
+            else:
+                notebook.end()
             notebook.begin()
     except KeyboardInterrupt:
-        timer.join()
-        if notebook.steps:
-            notebook.close()  # and the next cell begins with another
-        return refused
+        came.set()
+        presses.join()
+    cut = "decision" if notebook.refuses() else "step" if notebook.steps else ""
+    if cut:
+        notebook.close()  # and the next cell begins with another
+    return cut
 
 
 def main() -> None:
@@ -101,12 +119,13 @@ def main() -> None:
     warnings.filterwarnings("ignore", "the loop was left")
     chance = random.Random(options.seed)
     notebook = Notebook(options.workers, options.step_ms / 1e3)
-    refused = sum(train(notebook, chance.uniform(*WITHIN_S)) for _ in range(options.interrupts))
+    cut = Counter(train(notebook, chance.uniform(*WITHIN_S)) for _ in range(options.interrupts))
     notebook.close()
     print(
         f"{options.workers} workers, {options.step_ms:g} ms a batch, load {os.getloadavg()[0]:.1f}: "
-        f"of {options.interrupts} Ctrl-C {refused} had to begin anew. Of models that were trained to the end "
-        f"{notebook.right} records were learnt once, {notebook.wrong} not"
+        f"after {cut['decision']} of {options.interrupts} Ctrl-C the loader refused to go on, and {cut['step']} "
+        f"cut off a step of the model. Of models that were trained to the end {notebook.right} records were "
+        f"learnt once, {notebook.wrong} not"
     )
 
 

@@ -277,7 +277,7 @@ def relayed(address: str) -> Iterator[tuple[str, Connection]]:
         yield asked.recv(), asked
     finally:
         asked.close()
-        slow.join()
+        slow.join(10)
     assert slow.exitcode == 0, "the relay failed"
 
 

@@ -12,23 +12,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HUGE_BYTES = 2 << 20
+MAPS = Path("/proc/self/maps")
 MADV_COLLAPSE = 25  # of Linux 6.1
 
 
 def use_huge_pages() -> None:
     """Move what Python's objects lie in to large pages, as far as the system has some."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not MAPS.exists():
         return
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for first, after in list(_own_memory()):
         for address in range(-(-first // HUGE_BYTES) * HUGE_BYTES, after - HUGE_BYTES + 1, HUGE_BYTES):
-            advise(address, HUGE_BYTES, MADV_COLLAPSE)  # refused where most of the page is not in use
+            advise(
+                address, HUGE_BYTES, MADV_COLLAPSE
+            )  # of what is hardly in use it takes all, some MB in sum
 
 
 def _own_memory() -> Iterator[tuple[int, int]]:
     """Where memory of no file is."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in MAPS.read_text().splitlines():
         where, access, _, _, _, *name = line.split()
         if access == "rw-p" and name in ([], ["[heap]"]):
             first, after = where.split("-")

@@ -57,7 +57,9 @@ def leave_what_is_imported() -> None:
     the operators that torch has registered stay.
     """
     for finalizer in tuple(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False
+        pending = finalizer.peek()
+        if pending is not None and pending[1].__module__ == "torch.library":
+            finalizer.atexit = False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(gc.get_objects()))
     gc.freeze()  # nor does the collector look through them
     use_huge_pages()

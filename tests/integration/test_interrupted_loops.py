@@ -15,12 +15,14 @@ import torch
 import edl_torch
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.audit.verdict import Outcome, audit
+from edl_torch.data.reading.iterations import Iteration
+from edl_torch.data.reading.threaded_reading import ThreadedReading
 from edl_torch.errors import ServiceClosed
 
 RECORDS, BATCH, EPOCHS, TIMES = 40, 4, 2, 8
 PACKAGE = str(Path(edl_torch.__file__).parent)
 HOOK, NOTE = "stepped", "do"  # between the two nobody knows whether the model has learnt
-FINALISERS = {"__del__", "abandon", "_forget"}  # the functions that Python calls so, by their own names
+FINALISERS = {ThreadedReading.abandon.__code__, Iteration._forget.__code__}  # beside those named so
 
 
 class Interrupts:
@@ -57,7 +59,9 @@ def is_spared(frame: FrameType | None) -> bool:
     generator that is collected, where Python prints what is raised and goes on."""
     if frame is not None and frame.f_code.co_name in (NOTE, "<genexpr>"):
         return True
-    while frame is not None and frame.f_code.co_name not in {HOOK, NOTE, *FINALISERS}:
+    while frame is not None and frame.f_code.co_name not in (HOOK, NOTE, "__del__"):
+        if frame.f_code in FINALISERS:
+            return True
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name != NOTE
 

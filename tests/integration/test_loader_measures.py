@@ -44,13 +44,16 @@ def slow(record: Any) -> Any:
 def test_a_slow_transform_is_time_that_the_loop_waits() -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 10}, dataset={"transform": slow}) as (_, dataset):
+        began = time.perf_counter()
         for _ in ElasticDataLoader(dataset):
             pass
+        whole_s = time.perf_counter() - began
         measures = measures_of(fake)
     assert (measures.batches, measures.records) == (3, 10)
     waited, stepped = measures.waited, measures.stepped
     assert waited.sum_s >= 10 * SLOW_S
     assert waited.count == stepped.count == 3
+    assert waited.sum_s + stepped.sum_s <= whole_s
     assert measures.waiting_share == waited.sum_s / (waited.sum_s + stepped.sum_s)
 
 
