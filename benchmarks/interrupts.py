@@ -123,8 +123,8 @@ def main() -> None:
     notebook.close()
     print(
         f"{options.workers} workers, {options.step_ms:g} ms a batch, load {os.getloadavg()[0]:.1f}: "
-        f"after {cut['decision']} of {options.interrupts} Ctrl-C the loader refused to go on, and {cut['step']} "
-        f"cut off a step of the model. Of models that were trained to the end {notebook.right} records were "
+        f"after {cut['decision']} of {options.interrupts} Ctrl-C the loader refused to go on, {cut['step']} "
+        f"cut off a step. Of models that were trained to the end {notebook.right} records were "
         f"learnt once, {notebook.wrong} not"
     )
 
