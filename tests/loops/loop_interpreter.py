@@ -103,7 +103,7 @@ class Interpreter:
         if self.finished:
             check_finished(self.program, self.reference)
         if folder is not None and self.reference.batches:
-            self.judged = check_verdict(self.program, self.reference, folder)
+            self.judged = check_verdict(self.program, self.reference, folder, ended=self.error is None)
 
     # What it is made of -----------------------------------------------------------------------------------
 

@@ -239,6 +239,8 @@ class Program(Value):
         if not all(optimizer.every for optimizer in self.optimizers):
             return False
         kept = any(incident.keep_iterator for incident in self.incidents)
+        if self.is_left_early and self.way is Way.BY_HAND and not self.zeroes:
+            return False  # before an optimizer attaches itself nobody sees what is added to what was left
         if self.is_left_early and (self.gathers or not self.zeroes) and (self.zeroes or kept):
             return False  # who throws gradients away has to say which; who keeps an iterator has not left
         return not self.gathers or self.flush is not Flush.NEVER

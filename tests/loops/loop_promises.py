@@ -105,8 +105,11 @@ def is_bare_proof(verdict: Verdict) -> bool:
     return verdict.outcome is Outcome.PROVEN
 
 
-def check_verdict(program: Program, reference: Reference, folder: Path) -> Judged:
-    """The audit does not prove what the model shows to be wrong. Returns what both say."""
+def check_verdict(program: Program, reference: Reference, folder: Path, *, ended: bool) -> Judged:
+    """The audit does not prove what the model shows to be wrong. Returns what both say.
+
+    One that has not `ended`, but with an error, may lack steps of optimizers that nobody attached.
+    """
     (verdict,) = audit([folder], unfinished=True)
     judged = Judged(_learnt_once(program, reference, verdict), verdict)
     if not is_bare_proof(verdict):
@@ -114,7 +117,7 @@ def check_verdict(program: Program, reference: Reference, folder: Path) -> Judge
     if reference.is_broken:
         raise BrokenPromise("proven though broken", "a step was on a part of a gradient")
     said = verdict.several or verdict.partly or verdict.rests_on.get("skipped")  # in the first line
-    if said or not (program.steps_on_all or len(program.attached) == len(program.optimizers)):
+    if said or not ((program.steps_on_all and ended) or len(program.attached) == len(program.optimizers)):
         return judged
     bad = reference.bad() + unreadable(program)
     # A plain loader shows no gradients: what is in quarantine by the loop's word stands in the first line.
