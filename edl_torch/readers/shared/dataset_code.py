@@ -38,7 +38,8 @@ def named_in_code(found: Any, may_be_data: Callable[[Any], bool]) -> tuple[dict[
         code, scope = function.__code__, function.__globals__
         names = sorted(name for name in _names_in(code) if not name.startswith("__"))
         known = sorted(_named_by(code, "LOAD_GLOBAL") & scope.keys() & {*names})
-        each = {f"global {name}": scope[name] for name in known}
+        each = {f"{code.co_name}.{name}": value for name, value in held_by(function)}
+        each |= {f"global {name}": scope[name] for name in known}
         modules = {name: vars(scope[name]) for name in known if isinstance(scope[name], ModuleType)}
         for (opcode, module), (then, name) in pairwise(_instructions(code)):
             is_read = opcode == "LOAD_GLOBAL" and then in ("LOAD_ATTR", "LOAD_METHOD")
@@ -70,10 +71,14 @@ def _makers_of(kind: type) -> Iterator[FunctionType]:
     ahead: list[Any] = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
     met = set[int]()
     while ahead:
-        function = _unwrapped(ahead.pop())
-        if not isinstance(function, FunctionType) or id(function) in met:
+        function = ahead.pop()
+        if id(function) in met:
             continue
         met.add(id(function))
+        if (inside := _wrapped_by(function)) is not None:
+            ahead.append(inside)
+        if not isinstance(function, FunctionType):
+            continue
         yield function
         names = sorted(_names_in(function.__code__))
         ahead += [vars(base)[name] for base in kind.__mro__ for name in names if name in vars(base)]
@@ -137,8 +142,9 @@ def held_by(function: Any) -> list[tuple[str, Any]]:
     if not isinstance(function, FunctionType):
         return []
     held = [*(function.__kwdefaults__ or {}).items()]
-    held += [(f"default {number}", value) for number, value in enumerate(function.__defaults__ or ())]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    code, defaults = function.__code__, function.__defaults__ or ()
+    held += zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
             held.append((name, cell.cell_contents))
     functions = [function, *(value for _, value in held if isinstance(value, FunctionType))]

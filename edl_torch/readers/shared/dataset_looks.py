@@ -133,6 +133,9 @@ class _MadeOf:
         """Look at an array, a table or a list, or at the attributes of any other dataset, however deep."""
         if self._look_again(found, name):
             return
+        if len(self._met) > _MOST_INSIDE:  # as of an object that has others without end
+            self._untold = _Untold.RECORDS
+            return
         with suppress(Unlike, *_CLOSED):  # what cannot be looked at tells nothing
             look, are_names = _digest(found)
             self.parts.append((name or VALUES, look))

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas
@@ -1197,6 +1198,45 @@ class OfALoggedArgument(Held):
 def test_an_argument_is_known_where_init_is_wrapped_and_a_class_method_sets_it() -> None:
     looks = [reader_fingerprint(MapDatasetReader(OfALoggedArgument.with_margin(n))) for n in (1, 2)]
     assert "changed 'margin'" in describe_change(*looks)
+
+
+ADDED = [3, 1, 2] * 7
+
+
+def plus(table: list[int], factor: int) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(self: Held, index: int) -> Any:
+            return function(self, index) * factor + table[index] + ADDED[index]
+
+        return wrapper
+
+    return decorate
+
+
+def decorated(table: list[int], factor: int, margin: int = 0, rank: int = 0) -> str:
+    class Decorated(Held):
+        @plus(table, factor)
+        def __getitem__(self, index: int, margin: int = margin, rank: int = rank) -> Any:
+            return ARRAY[index] + margin
+
+    return reader_fingerprint(MapDatasetReader(Decorated(data=ARRAY)))
+
+
+def test_what_a_decorator_holds_and_names_is_looked_at_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = list(range(len(ARRAY)))
+    look = decorated(table, 2)
+    assert decorated(table, 2) == look == decorated(table, 2, rank=1)  # of the process, not of the data
+    assert "'wrapper.factor'" in describe_change(look, decorated(table, 3))
+    assert "'wrapper.table'" in describe_change(look, decorated(table[::-1], 2))
+    assert "'__getitem__.margin'" in describe_change(look, decorated(table, 2, margin=1))
+    monkeypatch.setitem(globals(), "ADDED", ADDED[::-1])
+    assert "'global ADDED'" in describe_change(look, decorated(table, 2))
+
+
+def test_an_object_that_has_others_without_end_is_partly_looked_at() -> None:
+    look = reader_fingerprint(MapDatasetReader(Held(data=ARRAY, log=MagicMock())))
+    assert strength_of(look) == "partly"
 
 
 def test_integers_too_long_to_be_written_are_told_apart() -> None:
