@@ -37,13 +37,13 @@ class Notebook:
 
     def begin(self) -> None:
         """Take a new model and loader."""
+        self.steps = False  # what a step that is cut off has changed is not known
         self._learnt: Any = torch.zeros(RECORDS, requires_grad=True)
         self._optimizer = torch.optim.SGD([self._learnt], lr=1.0)
         self._loader = ElasticDataLoader(
             torch.arange(RECORDS), BATCH, shuffle=True, num_workers=self._workers
         )
         self._loader.attach(self._optimizer)
-        self.steps = False  # what a step that is cut off has changed is not known
 
     def run(self) -> None:
         """Run the cell, to the end of the data."""
