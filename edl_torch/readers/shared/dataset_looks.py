@@ -43,6 +43,7 @@ from edl_torch.readers.shared.looks import (
 )
 
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
+_MOST_MET = 600  # objects in all, as so many that each wrap one, as `Subset` does
 _SEEN = 64
 _DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
 _MOST_COPIED = 4096  # parts
@@ -133,7 +134,7 @@ class _MadeOf:
         """Look at an array, a table or a list, or at the attributes of any other dataset, however deep."""
         if self._look_again(found, name):
             return
-        if len(self._met) > _MOST_INSIDE:  # as of an object that has others without end
+        if len(self._met) > _MOST_MET:  # as of an object that has others without end
             self._untold = _Untold.RECORDS
             return
         with suppress(Unlike, *_CLOSED):  # what cannot be looked at tells nothing

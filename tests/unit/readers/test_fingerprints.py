@@ -28,7 +28,7 @@ from image_files import write_coco, write_manifest, write_voc
 from readers_kit import RECORDS
 from readers_kit import write_recordio as write_records
 from tar_files import samples_tar
-from torch.utils.data import ConcatDataset, StackDataset
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from edl_torch import ElasticDataLoader
 from edl_torch.errors import InvalidArgument, ReaderError
@@ -1232,6 +1232,15 @@ def test_what_a_decorator_holds_and_names_is_looked_at_and_defaults(monkeypatch:
     assert "'__getitem__.margin'" in describe_change(look, decorated(table, 2, margin=1))
     monkeypatch.setitem(globals(), "ADDED", ADDED[::-1])
     assert "'global ADDED'" in describe_change(look, decorated(table, 2))
+
+
+def test_many_datasets_that_wrap_others_are_looked_at() -> None:
+    def look(last: int) -> str:
+        parts = [TensorDataset(torch.tensor([n, n + 1])) for n in [*range(255), last]]
+        return reader_fingerprint(MapDatasetReader(ConcatDataset([Subset(part, [0, 1]) for part in parts])))
+
+    assert strength_of(look(500)) == "sampled"
+    assert differ(look(500), look(501))
 
 
 def test_an_object_that_has_others_without_end_is_partly_looked_at() -> None:
