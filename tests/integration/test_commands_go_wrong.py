@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -283,8 +283,19 @@ class Length(NoLength):
         return self.length  # type: ignore[no-any-return]
 
 
+OPEN: list[ElasticDataLoader] = []
+
+
+@pytest.fixture(autouse=True)
+def no_loader_is_left() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 def loader(data: Any = None, **more: Any) -> ElasticDataLoader:
-    return ElasticDataLoader(np.arange(8.0) if data is None else data, batch_size=2, **more)
+    OPEN.append(ElasticDataLoader(np.arange(8.0) if data is None else data, batch_size=2, **more))
+    return OPEN[-1]
 
 
 def first(data: Any, **more: Any) -> Any:

@@ -204,6 +204,11 @@ def test_passes_end_with_a_whole_batch_and_the_mixture_where_it_is_to() -> None:
     assert found[-1] == [("math", 0, number) for number in range(5)]
 
 
+def first(records_per_shard: int | None = None, **more: Any) -> Any:
+    with loader(mixture(one_component=True, **more), records_per_shard=records_per_shard) as one:
+        return next(iter(one))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -211,11 +216,11 @@ def test_passes_end_with_a_whole_batch_and_the_mixture_where_it_is_to() -> None:
         (lambda: mixture(one_component=-3), "one_component is -3"),
         (lambda: mixture(one_component="yes"), "one_component is 'yes'"),
         (
-            lambda: next(iter(loader(mixture(one_component=True), records_per_shard=25))),
+            lambda: first(records_per_shard=25),
             "records_per_shard 25: batches are of one component, 10 records at a time",
         ),
         (
-            lambda: next(iter(loader(mixture(one_component=True, weights=[(0, WEIGHTS), (25, WEIGHTS)])))),
+            lambda: first(weights=[(0, WEIGHTS), (25, WEIGHTS)]),
             "weights from 25: batches are of one component",
         ),
     ],
