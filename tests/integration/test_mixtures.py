@@ -54,7 +54,7 @@ from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.registry import open_reader
 from edl_torch.readers.shared.files import OPEN_FILES
 from edl_torch.shard import Component, MixtureWeights, Registration, Shard, Source, Task
-from edl_torch.testing import ThreadPeers
+from edl_torch.testing import ThreadPeers, wait_until
 
 ROOT = Path(__file__).parents[2]
 PROOF = Path(__file__).parents[1] / "mixture_proof.py"
@@ -1287,8 +1287,7 @@ def test_readers_of_a_mixture_end_with_its_loader(reading: dict[str, Any], tmp_p
         assert sum(len(batch) for batch in one) == 100
     del one
     readers.clear()
-    gc.collect()
-    assert [ref() for ref in there] == [None] * 3
+    wait_until(lambda: gc.collect() >= 0 and not any(ref() for ref in there))  # a thread may be at its end
 
 
 def _open_below(folder: Path) -> int:
