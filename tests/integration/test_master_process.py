@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -101,11 +100,11 @@ def test_sigterm_answers_who_waits_and_ends_with_0(start_master):
     client.attend("b", 2, Listening(2))
     lease(client, "a", 1)
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(lease(client, "b", 1, 20, epoch=0)))
+    waiting = threading.Thread(target=lambda: answers.append(lease(client, "b", 1, 30, epoch=0)))
     waiting.start()
     wait_until(lambda: acknowledge(client, "a", 1, ()).wanted)
     master.process.send_signal(signal.SIGTERM)
-    assert master.process.wait(15) == 0  # less than it would wait
+    assert master.process.wait(25) == 0  # less than it would wait
     waiting.join(60)
     assert answers[0].nothing_yet
 
@@ -119,17 +118,31 @@ def test_trainers_are_not_bounded_by_what_a_process_is_given_unasked(make_master
     with ExitStack() as connections:
         for _ in range(few):
             connections.enter_context(socket.create_connection((host, int(port)), 10))
-        assert master.client(master_timeout_s=5).status().trainers == ()
+        assert master.client(master_timeout_s=30).status().trainers == ()
 
 
-def test_second_signal_is_not_waited_for(start_master):
-    master = start_master()
-    with socket.create_connection(("127.0.0.1", int(master.address.rpartition(":")[2]))):
-        began = time.monotonic()
-        master.process.send_signal(signal.SIGTERM)
-        master.process.send_signal(signal.SIGINT)
-        assert master.process.wait(10) == 0
-    assert time.monotonic() - began < 4
+PATIENT = """
+import sys
+from edl_torch.cli import main
+from edl_torch.master.server import MasterServer
+
+drain = MasterServer.drain
+MasterServer.drain = lambda server, grace_s=600.0: drain(server, grace_s)
+sys.exit(main.main(["master", "--addr", "127.0.0.1:0"]))
+"""
+
+
+def test_second_signal_is_not_waited_for():
+    master = subprocess.Popen([sys.executable, "-c", PATIENT], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(master.stdout.readline().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)):
+            master.send_signal(signal.SIGTERM)
+            master.send_signal(signal.SIGINT)
+            assert master.wait(60) == 0
+    finally:
+        master.kill()
+        master.communicate()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +314,7 @@ signal.pause()
 
 @pytest.mark.parametrize("children", ["none", "fork"])
 def test_killed_trainer_gives_its_records_back_after_the_grace(start_master, children):
-    master = start_master("--grace-s", "0.2")
+    master = start_master("--grace-s", "0.2", "--lease-timeout-s", "600")
     trainer = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", TRAINER, master.address, children],
         stdout=subprocess.PIPE,
@@ -311,13 +324,11 @@ def test_killed_trainer_gives_its_records_back_after_the_grace(start_master, chi
     client = master.client()
     register(client, "heir")
     trainer.kill()
-    killed = time.monotonic()
     got = []
     for request in range(1, 20):
         got += [g.slice for g in lease(client, "heir", request, 5.0, epoch=0, count=9).grants]
         if sum(s.limit for s in got) == 7:
             break
-    assert time.monotonic() - killed < 10  # a silent session has 30 s
     assert sorted(s.shard * 4 + p for s in got for p in range(s.skip, s.stop)) == list(range(1, 8))
     if child:
         os.kill(child, signal.SIGKILL)
@@ -328,7 +339,7 @@ FORKING = """
 import os, sys, threading, uuid
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import *
-from edl_torch.testing.fake_master import Listening
+from edl_torch.testing.fake_master import Listening, wait_until
 from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "parent")
@@ -354,7 +365,7 @@ for number in range(40):
     client.status()
 stop.set()
 [thread.join() for thread in threads]
-assert client._heartbeats["parent"].attending
+wait_until(lambda: client._heartbeats["parent"].attending)
 client.close()
 """
 
@@ -380,7 +391,7 @@ def test_forking_under_load_neither_hangs_nor_speaks(start_master, fork_support)
 
 def test_client_rides_through_a_restart_of_the_master(start_master):
     master = start_master()
-    client = master.client(master_timeout_s=20.0)
+    client = master.client(master_timeout_s=60.0)
     client.status()
     master.kill()
     answers = []
