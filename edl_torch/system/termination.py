@@ -124,7 +124,8 @@ def is_own(error: BaseException) -> bool:
 def is_of_a_handler(error: BaseException) -> bool:
     """Whether the handler of a signal raised this error, or one that it came from, in the middle of
     something that is not to blame for it."""
-    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {handler.__code__ for handler in handlers if hasattr(handler, "__code__")}
     link: BaseException | None = error
     seen: set[int] = set()
     while codes and link is not None and id(link) not in seen:
