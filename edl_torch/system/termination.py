@@ -125,10 +125,10 @@ def is_of_a_handler(error: BaseException) -> bool:
     """Whether the handler of a signal raised this error, or one that it came from, in the middle of
     something that is not to blame for it."""
     handlers = map(signal.getsignal, signal.valid_signals())
-    codes = {handler.__code__ for handler in handlers if hasattr(handler, "__code__")}
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
     link: BaseException | None = error
     seen: set[int] = set()
-    while codes and link is not None and id(link) not in seen:
+    while link is not None and id(link) not in seen:
         if any(frame.f_code in codes for frame, _ in walk_tb(link.__traceback__)):
             return True
         seen.add(id(link))
