@@ -142,9 +142,9 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     yield from verdict.models.shown
     if verdict.models.perhaps_trained:
         yield (
-            f"{', '.join(verdict.models.perhaps_trained[:_NAMED])} began at the beginning of the data after an "
-            f"earlier run, and nothing shows that with a new model: torch.manual_seed(…) before the model is "
-            f"made would, as both runs then begin with the same one; so would another audit_dir"
+            f"{', '.join(verdict.models.perhaps_trained[:_NAMED])} began at the beginning of the data after "
+            f"an earlier run, and nothing shows that with a new model: torch.manual_seed(…) before the model "
+            f"is made would, as both runs then begin with the same one; so would another audit_dir"
         )
     remedy = _MORE.get(verdict.known_by, ("", ""))[bool(verdict.components)]
     yield f"data{_weakest(verdict)}: {'; '.join(filter(None, (_DATA[verdict.known_by][1], remedy)))}"

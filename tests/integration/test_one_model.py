@@ -494,7 +494,7 @@ def learnt_and_got_more_parameters(folder: Path) -> tuple[Memory, Any]:
 
 
 def learnt_after_the_token(folder: Path) -> tuple[Memory, Any]:
-    with trainer(None, folder) as (batches, model, optimizer):
+    with trainer(None, folder) as (batches, _, _):
         token = batches.state_dict()
     return learnt_up_to_a_step_that_was_not_looked_at(folder)[0], token
 
