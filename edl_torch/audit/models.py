@@ -23,7 +23,8 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, Reports, Seen
+from edl_torch.audit.reading import Answer, Kind, Reports, Seen
+from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence
 
 ROUNDING = 1e-5  # of a value and its move, or twice its dtype's: how far replicas on unlike processors part
@@ -79,13 +80,15 @@ class Models:
     """Models of a job; one share says that one model has all, unless records are `unattached`.
 
     Those were acknowledged by trainers without an attached optimizer: nothing shows the model. `reasons` says
-    what parts the models and which code would not, `shown` what ties them.
+    what parts the models and which code would not, `shown` what ties them, and `perhaps_trained` which
+    trainers began at the beginning of the data after an earlier run, and nothing shows that with a new model.
     """
 
     shares: tuple[Share, ...] = ()
     unattached: int = 0
     reasons: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
+    perhaps_trained: tuple[str, ...] = ()
 
     @property
     def one(self) -> bool:
@@ -168,8 +171,11 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
             elif base is not None and not all(goes_on):
                 found.reasons += (_not_loaded(part, groups[goes_on.index(False)]),)
         if not part.begun:
-            trained = [one for one in here if one.seen and not one.word and _had_learnt(history, part, one)]
+            anew = [one for one in here if one.seen and not one.word]
+            trained = [one for one in anew if _had_learnt(history, part, one)]
             found.reasons += tuple(_not_anew(history, one) for one in trained)
+            unsure = [one.name for one in anew if not (one in trained or _is_new(history, part, one))]
+            found.perhaps_trained += tuple(unsure)
         for group, tied in zip(groups, goes_on, strict=True):
             if tied and len(groups) == 1 and base is not None:
                 base += group
@@ -322,6 +328,38 @@ def _had_learnt(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
         if key != part.lineage.key
         for seen in samples
     )
+
+
+def _is_new(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
+    """Whether a model that began at the beginning of the data had learnt nothing of them, as far as can be
+    shown: no run had trained before, or the first that had began with the same one."""
+    key, firsts = part.lineage.key, _firsts(history)
+    before = [other for other in firsts if _is_before(history, other, key)]
+    oldest = [one for one in before if not any(_is_before(history, other, one) for other in before)]
+    same = ([is_copy(learner.began, first) for first in firsts[one]] for one in oldest)
+    return not before or any(all(found) and bool(found) for found in same)
+
+
+def _firsts(history: DatasetHistory) -> dict[Key, list[Seen]]:
+    """Return of each lineage that trained what the model of each of its sessions looked like at first."""
+    firsts: dict[Key, list[Seen]] = {}
+    trained: set[Key] = set()
+    for _, _, chapter in history.runs.chapters:
+        key = chapter.ledger, chapter.lineage
+        firsts.setdefault(key, []).extend(chapter.seen[:1])
+        stepped = any(seen.steps for seen in chapter.seen)
+        acknowledged = bool((chapter.runs.kinds == Kind.ACKNOWLEDGED).any())
+        if chapter.dataset.task_type is TaskType.TRAINING and (stepped or acknowledged):
+            trained.add(key)
+    return {key: seen for key, seen in firsts.items() if key in trained}
+
+
+def _is_before(history: DatasetHistory, one: Key, other: Key) -> bool:
+    """Whether a lineage came before another, as far as tokens and sessions tell."""
+    earlier = history.runs.earlier
+    if one[0] == other[0]:
+        return one[1] < other[1]
+    return one[0] in earlier[other[0]] and other[0] not in earlier[one[0]]
 
 
 def is_copy(one: Seen, other: Seen) -> bool | None:

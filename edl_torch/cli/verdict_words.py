@@ -62,6 +62,8 @@ def headline(verdict: Verdict) -> str:
     said = verdict.outcome.label
     if verdict.outcome is Outcome.DELIVERED:
         said += f": {delivered(verdict)}"
+    if verdict.proven and verdict.models.perhaps_trained:
+        said += ", if its model was new"
     if verdict.quarantined:
         said += f", {verdict.quarantined:,} of {verdict.records:,} in quarantine"
     if verdict.dropped:
@@ -138,6 +140,12 @@ def grounds(verdict: Verdict) -> Iterator[str]:
     if verdict.components:
         yield f"of {len(verdict.components)} components: " + "; ".join(_shares(verdict))
     yield from verdict.models.shown
+    if verdict.models.perhaps_trained:
+        yield (
+            f"{', '.join(verdict.models.perhaps_trained[:_NAMED])} began at the beginning of the data after "
+            f"an earlier run, and nothing shows that with a new model: torch.manual_seed(…) before the model "
+            f"is made would, as both runs then begin with the same one; so would another audit_dir"
+        )
     remedy = _MORE.get(verdict.known_by, ("", ""))[bool(verdict.components)]
     yield f"data{_weakest(verdict)}: {'; '.join(filter(None, (_DATA[verdict.known_by][1], remedy)))}"
     if verdict.untouched:

@@ -199,6 +199,8 @@ class Gradients:
             if not mine.isdisjoint(map(id, theirs)):
                 held.batches += [batch for batch in batches if batch not in held.batches]
                 held.is_used |= is_used
+        if held.batches and held.is_zero():  # the loop has thrown them away
+            held.drop()
         self._held[number], self._former = held, ([], [], False)
         self._hook(held, some([*filter(has_place, parameters)], HOOKED))
         if self._looks_first or self._batches.lookahead:

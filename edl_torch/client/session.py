@@ -397,6 +397,9 @@ class Session:
         self.end_abandoned()
         self.look_for_writes()
         self.loop_thread = get_ident()
+        for other in _sessions.alive():
+            if other is not self and other.loop_thread == self.loop_thread:
+                other.trainer.state.batches.left_for_another()
         self.gradients.left()
         is_first = not self.trainer.state.supply.current.number
         number = self.run(self.trainer.open(epoch))

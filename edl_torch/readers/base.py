@@ -31,6 +31,7 @@ from edl_torch.errors import (
 )
 from edl_torch.fingerprint import UNKNOWN, Fingerprint, describe_change, differ, strength_of
 from edl_torch.shard import IndexArray, Source, Task, TaskType
+from edl_torch.system.termination import is_of_a_handler
 
 Range = tuple[str, int, int]  # of records: name of the source, first, and the one after the last
 Shards = Mapping[str, int | tuple[int, int]] | Sequence[tuple[str, int, int]]
@@ -365,7 +366,10 @@ _LONGEST_CHAIN = 16
 
 
 def name_record(error: Exception, name: str, index: int) -> ReaderError:
-    """Return the error with the record's name in front: a BadRecord where the record is bad, else another."""
+    """Return the error with the record's name in front: a BadRecord where the record is bad, else another.
+
+    Raises the error itself where `is_source_error` does.
+    """
     own = isinstance(error, BadRecord | ReaderUnavailable | SourceChanged)
     said = f"record {index} of {name!r}: {error if own else f'{type(error).__name__}: {error}'}"
     named: ReaderError
@@ -380,7 +384,12 @@ def name_record(error: Exception, name: str, index: int) -> ReaderError:
 
 
 def is_source_error(error: Exception) -> bool:
-    """Return whether any other record would have failed as well."""
+    """Return whether any other record would have failed as well.
+
+    Raises the error itself where a signal's handler has raised it: no record is to blame, and no source.
+    """
+    if is_of_a_handler(error):
+        raise error
     if isinstance(error, EdlError) and not isinstance(error, BadRecord | DataFormatError):
         return True
     # Who raises BadRecord has looked at it: then only the system's own word for an outage counts.

@@ -14,6 +14,7 @@ from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.shared.dataset_looks import fingerprint_of, mapped_files
+from edl_torch.system.termination import is_of_a_handler
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
 
@@ -122,7 +123,9 @@ class MapDatasetReader(IndexedReader):
             numbers = list(indices[first : first + _READ_AHEAD])
             try:
                 records = self.dataset.__getitems__(numbers.copy())  # it may do with its list what it likes
-            except Exception:  # noqa: BLE001  # it does not say which record is bad: reading one by one does
+            except Exception as exc:  # it does not say which record is bad: reading one by one does
+                if is_of_a_handler(exc):
+                    raise
                 yield map(self.load, numbers)
                 continue
             if isinstance(records, Mapping):

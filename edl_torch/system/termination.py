@@ -119,3 +119,18 @@ def is_own(error: BaseException) -> bool:
     return isinstance(error, EdlError) and all(
         frame.f_globals["__name__"].startswith("edl_torch.") for frame, _ in walk_tb(error.__traceback__)
     )
+
+
+def is_of_a_handler(error: BaseException) -> bool:
+    """Whether the handler of a signal raised this error, or one that it came from, in the middle of
+    something that is not to blame for it."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        if any(frame.f_code in codes for frame, _ in walk_tb(link.__traceback__)):
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or link.__context__
+    return False

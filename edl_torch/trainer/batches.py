@@ -294,6 +294,12 @@ class Batches:
         """Note that the pass has come to its end: no batch is asked for any more."""
         self.ended, self._at_the_end = True, self._passed
 
+    def left_for_another(self) -> None:
+        """Note that the loop begins a pass over other data: after the end of this one it has, when all is
+        counted, no batch of it in hand any more."""
+        if self.ended and not (self.ahead or self.unfinished or self.unweighed):
+            self.in_hand = None
+
     # Optimizers -------------------------------------------------------------------------------------------
 
     @property
@@ -393,7 +399,7 @@ class Batches:
         if self.is_told:
             self._stepped[number] = self._passed
             return
-        if not self.ahead and not self._waits_for(number):
+        if self.in_hand is not None and not self.ahead and not self._waits_for(number):
             self._check_lookahead(mine)
         upto = min(self._at_the_end + mine.steps_after_end, self._newest)
         self._stepped[number] = max(self._stepped[number], upto)

@@ -364,3 +364,23 @@ def test_an_optimizer_that_takes_over_steps_on_a_gradient_that_was_used(first: b
                 old = new
     assert model.wrong() == 5
     assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
+
+
+@pytest.mark.parametrize("to_none", [False, True], ids=["made 0", "made None"])
+def test_a_gradient_that_is_thrown_away_while_no_optimizer_is_attached_is_in_no_step(
+    to_none: bool, tmp_path: Path
+) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, optimizer) as loader:
+        for number, batch in enumerate(loader):
+            model(batch).backward()
+            if number == 5:
+                loader.detach(optimizer)
+                optimizer.zero_grad(set_to_none=to_none)
+                loader.attach(optimizer)
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+    assert model.wrong()
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED

@@ -467,6 +467,76 @@ def test_a_model_that_has_learnt_does_not_begin_anew_on_data_that_look_like_othe
     assert "had learnt from them before" in whole.models.reasons[-1]
 
 
+def learnt_up_to_a_step_that_was_not_looked_at(folder: Path) -> tuple[Memory, Any]:
+    with trainer(None, folder) as (batches, model, optimizer):
+        for number, batch in enumerate(batches, 1):
+            learn(model, optimizer, batch)
+            if number == 5:
+                found = copy.deepcopy(model)
+            if number == 6:
+                break
+    return found, None
+
+
+def learnt_and_stepped_on_something_else(folder: Path) -> tuple[Memory, Any]:
+    with trainer(None, folder) as (batches, model, optimizer):
+        train(batches, model, optimizer)
+    learn(model, optimizer, torch.zeros(1))
+    return model, None
+
+
+def learnt_and_got_more_parameters(folder: Path) -> tuple[Memory, Any]:
+    with trainer(None, folder) as (batches, model, optimizer):
+        train(batches, model, optimizer)
+    larger = Memory(SIZE + 4)
+    larger.counts.data[:SIZE] = model.counts.data
+    return larger, None
+
+
+def learnt_after_the_token(folder: Path) -> tuple[Memory, Any]:
+    with trainer(None, folder) as (batches, _, _):
+        token = batches.state_dict()
+    return learnt_up_to_a_step_that_was_not_looked_at(folder)[0], token
+
+
+@pytest.mark.parametrize(
+    "learnt",
+    [
+        learnt_up_to_a_step_that_was_not_looked_at,
+        learnt_and_stepped_on_something_else,
+        learnt_and_got_more_parameters,
+        learnt_after_the_token,
+    ],
+)
+def test_the_first_line_says_that_nothing_shows_a_new_model(tmp_path, capsys, learnt):
+    """One that has learnt was never looked at as it was then, or looks otherwise now."""
+    model, token = learnt(tmp_path)
+    with trainer(None, tmp_path, "b", model) as (batches, model, optimizer):
+        if token is not None:
+            batches.load_state_dict(token)
+        train(batches, model, optimizer)
+    assert max(model.counts.tolist()) >= 2
+    status, said = judged(tmp_path, capsys)
+    assert status == PROVEN
+    assert said["headline"].startswith("PROVEN, if its model was new")
+    assert main(["audit", str(tmp_path)]) == PROVEN
+    assert "torch.manual_seed(…) before the model is made" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (1, 2)], ids=["one seed", "unlike seeds"])
+def test_a_run_from_scratch_after_another_is_proven_where_both_began_alike(tmp_path, capsys, seeds):
+    for number, seed in enumerate(seeds):
+        torch.manual_seed(seed)
+        model = Memory()
+        torch.nn.init.normal_(model.counts)
+        with trainer(None, tmp_path, f"run{number}", model) as (batches, model, optimizer):
+            train(batches, model, optimizer, steps=3 if number == 0 else 1000)
+    status, said = judged(tmp_path, capsys)
+    new = "" if seeds[0] == seeds[1] else ", if its model was new"
+    assert (status, said["headline"]) == (PROVEN, f"PROVEN{new}, data the same by samples")
+    assert len(said["models"]["perhaps_trained"]) == (seeds[0] != seeds[1])
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_of_few_values_a_model_that_begins_anew_is_known_too(tmp_path, capsys, kept):
     def live(model: torch.nn.Linear, most: int) -> None:

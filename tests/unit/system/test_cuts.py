@@ -149,3 +149,59 @@ def test_asyncio_cancels_its_task_by_ctrl_c_in_the_body_of_a_loop() -> None:
             with pytest.raises(KeyboardInterrupt) as raised:
                 asyncio.run(cancelled())
             assert isinstance(raised.value.__context__, asyncio.CancelledError)
+
+
+class Rung:
+    """A dataset in which a signal comes, in the middle of a record that is good."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.due = [6]
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            _fail_by(error)
+
+        self.handle = handle
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> int:
+        if self.due and index == self.due[0]:
+            self.due.clear()
+            with handled_by(self.handle, signal.SIGALRM):
+                try:
+                    signal.raise_signal(signal.SIGALRM)
+                except TimeoutError as exc:
+                    raise OSError("the driver's own word for it") from exc
+        return index
+
+
+def _fail_by(error: type[Exception]) -> None:
+    raise error("too late")
+
+
+class RungInMany(Rung):
+    """Which reads several at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Rung, RungInMany])
+@pytest.mark.parametrize(("error", "seen"), [(ValueError, ValueError), (TimeoutError, OSError)])
+def test_a_record_is_not_to_blame_for_what_a_handler_raises_while_it_is_read(
+    kind: type[Rung], error: type[Exception], seen: type[Exception]
+) -> None:
+    rung = kind(error)
+    with ElasticDataLoader(rung, batch_size=2, on_bad_record="quarantine", max_bad_records=3) as loader:
+        with handled_by(rung.handle, signal.SIGALRM):
+            got, raised = [], None
+            try:
+                for batch in loader:
+                    got += batch.tolist()
+            except seen as exc:
+                raised = exc
+        assert type(raised) is seen
+        assert not loader.quarantined()
+        got += [n for batch in loader for n in batch.tolist()]
+    assert sorted(set(got)) == [*range(RECORDS)]
