@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,8 +212,11 @@ def tensors(first: int, count: int) -> TensorDataset:
     return TensorDataset(torch.arange(first, first + count), torch.arange(count).repeat(2, 1).T.contiguous())
 
 
-@pytest.mark.parametrize("reading", READING[:3], ids=str)
-@pytest.mark.parametrize("records_per_shard", [7, 64, 900])  # batches of several leases, and leases of many
+@pytest.mark.parametrize(
+    ("records_per_shard", "reading"),  # batches of several leases, and leases of many
+    [*product((7, 64, 900), ({}, {"num_threads": 3})), (64, {"num_workers": 2})],
+    ids=str,
+)
 @pytest.mark.parametrize("make", [Together, tensors])
 def test_records_that_are_read_together_come_in_their_order(
     make: Callable[[int, int], Any], records_per_shard: int, reading: dict[str, Any]
