@@ -363,6 +363,7 @@ def verdict_of(folder: Path) -> Verdict:
     return verdict
 
 
+@pytest.mark.usefixtures("quick_questions")
 @BOTH
 @pytest.mark.parametrize("barrier", [True, False])
 def test_a_window_dropped_at_the_end_of_the_job_counts_and_the_audit_tells(
@@ -383,6 +384,7 @@ def test_a_window_dropped_at_the_end_of_the_job_counts_and_the_audit_tells(
     assert verdict.rests_on == {"unseen": 32, "unstepped": 8}  # it steps without gradients
 
 
+@pytest.mark.usefixtures("quick_questions")
 @pytest.mark.timeout(60)
 def test_several_trainers_drop_their_own_windows(tmp_path: Path) -> None:
     fake = FakeMaster()
