@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.cli.main import main
-from edl_torch.testing import FakeMaster
+from edl_torch.testing import FakeMaster, wait_until
 
 SIZE, BATCH = 40, 4
 READER = NumberReader({"a": SIZE})
@@ -193,6 +193,12 @@ def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(t
     assert (status, said["repeated"], said["acknowledged"]) == (INEXACT, BATCH, SIZE)
 
 
+def stopped(fake: FakeMaster, session: str) -> None:
+    """The process was stopped for longer than the lease timeout: the stream stands, nothing was sent."""
+    fake.clock.advance(31.0)
+    assert fake.expire()
+
+
 def cut_off(fake: FakeMaster, session: str) -> None:
     """The stream was broken for longer than the grace."""
     fake.break_stream(session)
@@ -216,7 +222,7 @@ def fake() -> FakeMaster:
 
 
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-@pytest.mark.parametrize("away", [cut_off, stalled])
+@pytest.mark.parametrize("away", [stopped, cut_off, stalled])
 def test_what_a_loop_trained_on_twice_is_counted(tmp_path, capsys, fake, away, in_process):
     """With three batches to a step no report tells the master, nor the log, of those that are lost."""
     seen: Counter[int] = Counter()
@@ -228,6 +234,8 @@ def test_what_a_loop_trained_on_twice_is_counted(tmp_path, capsys, fake, away, i
             for batch in loader(trainer):
                 number += 1
                 if number == 5:  # one batch of the next step, and one in hand
+                    if not in_process:  # and a lease fetched ahead
+                        wait_until(lambda: trainer.record_count > 8)
                     away(fake, trainer.session.id)
                 seen.update(batch.tolist())
                 if number % 3 == 0:
@@ -237,6 +245,7 @@ def test_what_a_loop_trained_on_twice_is_counted(tmp_path, capsys, fake, away, i
     twice = [record for record, times in seen.items() if times > 1]
     assert len(twice) == 2 * BATCH
     assert (status, said["repeated"], said["void"]) == (INEXACT, len(twice), len(twice))
+    fake.outcomes["training"].check_complete(1)
 
 
 @pytest.mark.parametrize("saved", ["before", "after"])

@@ -153,9 +153,6 @@ def _last_commit(state: Path) -> int:
     return end
 
 
-KNOWN_AT_THE_START = [put_back_journal_alone, lose_log, empty_log, cut_log, damage_log, lose_last_commit]
-
-
 @pytest.mark.parametrize(
     "damage",
     [

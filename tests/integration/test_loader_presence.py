@@ -6,23 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from loader_kit import acknowledged, elastic, flat, numbers, once, take, trainer
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService
-from edl_torch.core.calls import ConfirmCall
-from edl_torch.errors import InvalidArgument, MasterUnavailable
-from edl_torch.testing import FakeMaster, Fault, wait_until
+from edl_torch.errors import InvalidArgument
+from edl_torch.testing import FakeMaster, Fault
 
 COUNTS = {"a": 100, "b": 37}
 BATCH = 4
-
-
-def optimizer() -> torch.optim.Optimizer:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.ones(1)  # a step on no gradient is on no batch
-    return torch.optim.SGD([parameter], lr=0.1)
 
 
 def stopped(fake: FakeMaster, service: DataShardService) -> None:
@@ -51,33 +43,6 @@ def stalled(fake: FakeMaster, service: DataShardService) -> None:
 @pytest.fixture
 def fake() -> FakeMaster:
     return FakeMaster(lease_timeout_s=30.0, grace_s=1.0, progress_timeout_s=15.0)
-
-
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-@pytest.mark.parametrize("away", [stopped, cut_off, stalled])
-def test_no_batch_of_a_void_lease_is_handed_out(
-    fake: FakeMaster, away: Callable[[FakeMaster, DataShardService], None], in_process: bool
-) -> None:
-    """With 5 batches to a step no report falls due that would tell the trainer of its loss."""
-    with trainer(fake, COUNTS, in_process=in_process, records_per_shard=16) as (service, dataset):
-        steps = optimizer()
-        service.attach(steps)
-        trained: list[int] = []
-        number = 0
-        while not service.finished:
-            for batch in elastic(dataset):
-                number += 1
-                if number == 7:  # one step done, one batch of the next, one in hand
-                    if not in_process:  # and a lease fetched ahead
-                        wait_until(lambda: service.record_count > 16)
-                    away(fake, service)
-                trained += numbers(batch)
-                if number % 5 == 0:
-                    steps.step()
-            steps.step()
-        assert sorted(set(trained)) == sorted(record for _, record in acknowledged(fake, service))
-        assert len(trained) == 137 + 2 * BATCH
-    fake.outcomes["training"].check_complete(1)
 
 
 @pytest.mark.parametrize("away", [stopped, cut_off, stalled])
@@ -119,58 +84,6 @@ def test_presenting_leases_may_fail_on_the_way(fake: FakeMaster, fault: Fault) -
         fake.break_stream(service.session.id)
         fake.faults.plan("confirm", fault, fault)
         seen += take(loop, 1000)
-        assert len(flat(seen)) == 137
-    fake.outcomes["training"].check_complete(1)
-
-
-def test_a_break_while_leases_are_presented_is_noticed(fake: FakeMaster) -> None:
-    with trainer(fake, COUNTS) as (service, dataset):
-        session = service.session.id
-        loop = iter(elastic(dataset))
-        seen = take(loop, 3)
-        answered, calls = fake._local.call, []
-
-        def confirm_and_break(request: Any, wait_s: float = 0.0) -> Any:
-            answer = answered(request, wait_s)
-            if isinstance(request, ConfirmCall):
-                calls.append(request)
-                if len(calls) == 1:
-                    fake.break_stream(session)
-            return answer
-
-        fake._local.call = confirm_and_break  # type: ignore[method-assign]
-        fake.break_stream(session)
-        seen += take(loop, 1)
-        assert len(calls) == 2
-        seen += take(loop, 1000)
-        assert len(calls) == 2  # in doubt no more
-        assert len(flat(seen)) == 137
-
-
-def test_while_presence_is_sure_nothing_is_asked(fake: FakeMaster) -> None:
-    with trainer(fake, COUNTS) as (service, dataset):
-        fake.faults.plan("confirm", *[Fault.REPEAT] * 3)
-        for _ in elastic(dataset):
-            fake.clock.advance(4.9)
-        assert repr(fake.faults) == "<Faults {'confirm': 3}>"
-        assert service.finished
-
-
-def test_a_master_that_stays_away_is_an_error_and_the_loop_can_be_taken_up_again(fake: FakeMaster) -> None:
-    with trainer(fake, COUNTS) as (service, dataset):
-        service.attach(steps := optimizer())
-        loop = iter(elastic(dataset))
-        seen = take(loop, 3)
-        steps.step()
-        fake.break_stream(service.session.id)
-        fake.faults.master_away()
-        with pytest.raises(MasterUnavailable):
-            next(loop)
-        fake.faults.master_away(False)
-        while not service.finished:
-            for batch in elastic(dataset):
-                seen.append(numbers(batch))
-                steps.step()
         assert len(flat(seen)) == 137
     fake.outcomes["training"].check_complete(1)
 
@@ -221,17 +134,3 @@ def test_a_plain_loop_waits_while_presence_is_in_doubt(fake: FakeMaster) -> None
 def test_the_timeout_of_a_master_client_is_set_at_the_client(fake: FakeMaster) -> None:
     with pytest.raises(InvalidArgument, match="MasterClient"):
         DataShardService(4, fake, dataset_size=8, master_timeout_s=3.0)
-
-
-@pytest.mark.parametrize("how", ["argument", "environment"])
-def test_how_long_a_master_may_be_away_is_set_at_the_service(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDL_MASTER_ADDR", "127.0.0.1:1")
-    monkeypatch.setenv("EDL_MASTER_TIMEOUT_S", "0.1" if how == "environment" else "500")
-    timeout_s = 0.1 if how == "argument" else None
-    with (
-        DataShardService(4, dataset_size=8, master_timeout_s=timeout_s) as service,
-        pytest.raises(MasterUnavailable, match=r"127\.0\.0\.1:1 within 0\.1 s"),
-    ):
-        service.fetch_shard()
