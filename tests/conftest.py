@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 
 import pytest
 from huge_pages import use_huge_pages
@@ -56,6 +57,13 @@ def own_threads() -> Callable[[], list[threading.Thread]]:
     """Threads of the package that this test began; an earlier one's may still wait for a master."""
     before = set(threading.enumerate())
     return lambda: [t for t in threading.enumerate() if t.name.startswith("edl-") and t not in before]
+
+
+@pytest.fixture
+def own_children() -> Callable[[], list[BaseProcess]]:
+    """Processes that this test began, as loader workers; an earlier one's may still be ending."""
+    before = set(multiprocessing.active_children())
+    return lambda: [child for child in multiprocessing.active_children() if child not in before]
 
 
 @pytest.fixture(autouse=True, scope="session")

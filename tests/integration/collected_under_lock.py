@@ -15,7 +15,7 @@ from loader_kit import acknowledged, elastic, numbers, once, trainer
 
 from edl_torch.testing import FakeMaster
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 LOCK = "Session._lock"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -138,7 +137,7 @@ def test_the_journal_of_another_master_is_refused(
 ) -> None:
     job.train(3, "after")
     other = start_master(durable=True)
-    done = subprocess.run(
+    done = preloaded.run(
         [*EDL, "audit", str(job.audit_dir), "--state", str(other.state)],
         capture_output=True,
         text=True,

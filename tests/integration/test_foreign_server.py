@@ -158,17 +158,23 @@ def test_one_that_comes_first_is_waited_out_too(server: Server, tmp_path: Path) 
 @for_each_server
 def test_in_the_end_the_error_says_that_something_else_is_there(server: Server) -> None:
     port = quiet_port()
-    with (
-        server(port),
-        MasterClient(f"127.0.0.1:{port}", "w", master_timeout_s=0.5) as client,
-        pytest.raises(MasterUnavailable, match=rf"within 0.5 s.*what answers at 127.0.0.1:{port}"),
-    ):
-        client.status()
+    with server(port):
+        for timeout_s in (0.5, 10.0):  # a busy machine may be heard in the second alone
+            with (
+                MasterClient(f"127.0.0.1:{port}", "w", master_timeout_s=timeout_s) as client,
+                pytest.raises(MasterUnavailable, match=f"within {timeout_s:g} s") as raised,
+            ):
+                client.status()
+            if f"what answers at 127.0.0.1:{port}" in str(raised.value):
+                break
+        else:
+            raise AssertionError(raised.value)
 
 
 def test_the_error_says_what_was_there_at_first_and_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody at first, and then another program."""
     port = quiet_port()
+    has_found_nobody = f"127.0.0.1:{port}"
     caught: list[MasterUnavailable] = []
 
     def ask() -> None:
@@ -180,7 +186,7 @@ def test_the_error_says_what_was_there_at_first_and_in_the_end(caplog: pytest.Lo
         asking = threading.Thread(target=ask)
         with caplog.at_level("DEBUG", "edl_torch.client"):
             asking.start()
-            wait_until(lambda: "trying again" in caplog.text)  # it has found nobody
+            wait_until(lambda: any(has_found_nobody in line for line in caplog.messages))
         with grpc_server(port):
             asking.join(LIMIT_S)
     assert "In the end: what answers at" in str(caught[0])
@@ -246,7 +252,7 @@ def register(address: str) -> int:
         name="training", sources=(Source(name="", count=7),), records_per_shard=2, shuffle=True
     )
     call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
-    with MasterClient(address, "w", master_timeout_s=5.0) as client:
+    with MasterClient(address, "w", master_timeout_s=LIMIT_S) as client:
         return sum(source.count for source in client.call(call).spec.sources)
 
 
@@ -255,7 +261,7 @@ def test_it_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     assert register(first.address) == 7
     first.stop()
     second = ThreadedMaster(LOOPBACK, state=tmp_path)
-    with MasterClient(second.address, "w", master_timeout_s=5.0) as client:
+    with MasterClient(second.address, "w", master_timeout_s=LIMIT_S) as client:
         assert client.dataset_status("training").size == 7
         assert client.status().durable
     second.stop()
@@ -300,10 +306,10 @@ def test_a_channel_that_follows_it_carries_the_token_for_its_door(tmp_path: Path
         LOOPBACK, state=tmp_path / "state", credentials=ServerCredentials.read(token_file=token)
     )
     channel = FollowingChannel(lambda: master.address, Credentials.read(token_file=token))
-    with MasterClient(channel, "w", master_timeout_s=5.0) as client:
+    with MasterClient(channel, "w", master_timeout_s=LIMIT_S) as client:
         assert client.status().durable
     stranger = FollowingChannel(lambda: master.address, Credentials())
-    with MasterClient(stranger, "w", master_timeout_s=5.0) as client, pytest.raises(AccessDenied):
+    with MasterClient(stranger, "w", master_timeout_s=LIMIT_S) as client, pytest.raises(AccessDenied):
         client.status()
     master.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,10 +70,12 @@ def made(**arguments: Any) -> ElasticDataLoader:
 
 @pytest.mark.filterwarnings("ignore:the loop was left:UserWarning")
 @pytest.mark.parametrize("persistent_workers", [False, True])
-def test_a_loop_whose_workers_get_ctrl_c_too_is_begun_again(persistent_workers: bool) -> None:
+def test_a_loop_whose_workers_get_ctrl_c_too_is_begun_again(
+    persistent_workers: bool, own_children: Callable[[], list[BaseProcess]]
+) -> None:
     def interrupt_all(taken: int) -> None:
         if taken == 3:
-            for worker in multiprocessing.active_children():
+            for worker in own_children():
                 os.kill(worker.pid or 0, signal.SIGINT)
             interrupt()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import preloaded
 import pytest
 from master_kit import EDL, MakeMaster, MasterProcess
 
@@ -21,6 +21,7 @@ from edl_torch.readers import MapDatasetReader
 
 SIZE = 400
 BATCH = 4
+PATIENCE_S = 60.0
 
 Damage = Callable[[Path, Path], None]
 
@@ -37,7 +38,7 @@ class Trainer(threading.Thread):
         self._token = token
         self._stopped = threading.Semaphore(0)
         self._go_on = threading.Semaphore(0)
-        self._client = MasterClient(master.address, "trainer", master_timeout_s=20.0)
+        self._client = MasterClient(master.address, "trainer", master_timeout_s=PATIENCE_S)
         self._reader = MapDatasetReader(range(SIZE))
         self.start()
 
@@ -61,20 +62,44 @@ class Trainer(threading.Thread):
                         self._stops.pop(0)
                         self.tokens.append(service.state_dict())
                         self._stopped.release()
-                        assert self._go_on.acquire(timeout=30)
+                        assert self._go_on.acquire(timeout=PATIENCE_S)
 
     def wait_stopped(self) -> None:
-        assert self._stopped.acquire(timeout=20), self.error
+        assert self._stopped.acquire(timeout=PATIENCE_S), self.error
 
     def may_go_on(self) -> None:
         self._go_on.release()
 
     def done(self) -> Trainer:
-        self.join(20)
+        self.join(PATIENCE_S)
         assert not self.is_alive(), "it waits for ever"
         if self.error is not None:
             raise self.error
         return self
+
+    def end(self) -> None:
+        """It waits for nobody any more."""
+        self.may_go_on()
+        self._client.close()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+
+
+MakeTrainer = Callable[..., Trainer]
+
+
+@pytest.fixture
+def begin() -> Iterator[MakeTrainer]:
+    """Makes trainers that begin at once, none of which outlives the test."""
+    made: list[Trainer] = []
+
+    def make(master: MasterProcess, *stops: int, token: str | None = None) -> Trainer:
+        made.append(Trainer(master, *stops, token=token))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.end()
 
 
 def put_back(state: Path, copy: Path) -> None:
@@ -142,12 +167,12 @@ KNOWN_AT_THE_START = [put_back_journal_alone, lose_log, empty_log, cut_log, dama
     ],
 )
 def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
-    make_master: MakeMaster, tmp_path: Path, damage: Damage
+    make_master: MakeMaster, begin: MakeTrainer, tmp_path: Path, damage: Damage
 ) -> None:
     master = make_master("--grace-s", "0.5", durable=True)
     assert master.state is not None
     master.start()
-    trainers = [Trainer(master, 10, 30) for _ in range(2)]
+    trainers = [begin(master, 10, 30) for _ in range(2)]
     for trainer in trainers:
         trainer.wait_stopped()
     master.stop()
@@ -173,14 +198,14 @@ def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
     assert ("of session" in shown) is (damage is put_back), "else it was known at the start"
 
     with pytest.raises(JournalWentBack, match="older than what its trainers were told") as refused:
-        Trainer(master).done()  # one that begins without a checkpoint
+        begin(master).done()  # one that begins without a checkpoint
     assert refused.value.__cause__ is None, "grpc has nothing to add but the same text, twice"
     master.kill()
     master.start()  # it does not forget
     with pytest.raises(JournalWentBack, match="older than what its trainers were told"):
-        Trainer(master).done()
+        begin(master).done()
 
-    last = Trainer(master, token=token).done()
+    last = begin(master, token=token).done()
     assert "restored dataset=training" in master.log
     assert len(last.trained) == len(set(last.trained))
     assert "SUSPENDED" not in status(master)
@@ -189,14 +214,16 @@ def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
 
 def status(master: MasterProcess) -> str:
     command = [*EDL, "status", "--addr", master.address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return preloaded.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-def test_an_older_journal_that_is_accepted_is_a_new_lineage(make_master: MakeMaster, tmp_path: Path) -> None:
+def test_an_older_journal_that_is_accepted_is_a_new_lineage(
+    make_master: MakeMaster, begin: MakeTrainer, tmp_path: Path
+) -> None:
     master = make_master("--grace-s", "0.5", durable=True)
     assert master.state is not None
     master.start()
-    trainer = Trainer(master, 10, 30)
+    trainer = begin(master, 10, 30)
     trainer.wait_stopped()
     shutil.copytree(master.state, tmp_path / "copy")
     trainer.may_go_on()
@@ -209,24 +236,26 @@ def test_an_older_journal_that_is_accepted_is_a_new_lineage(make_master: MakeMas
     trainer.may_go_on()
     with pytest.raises(StaleLease, match=r"load_state_dict"):
         trainer.done()
-    other = Trainer(master).done()
+    other = begin(master).done()
     assert len(other.trained) == len(set(other.trained))
     assert set(trainer.trained) | set(other.trained) == set(range(SIZE)), "nothing is lost"
 
 
 def test_without_a_journal_there_is_none_to_accept(make_master: MakeMaster) -> None:
     command = [*EDL, "master", "--addr", "127.0.0.1:0", "--accept-older-journal"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = preloaded.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "needs --state" in done.stderr
 
 
-def test_a_page_that_does_not_say_what_was_written_is_named_at_the_start(make_master: MakeMaster) -> None:
+def test_a_page_that_does_not_say_what_was_written_is_named_at_the_start(
+    make_master: MakeMaster, begin: MakeTrainer
+) -> None:
     """Its shape is right, so that SQLite has nothing to say."""
     master = make_master(durable=True)
     assert master.state is not None
     master.start()
-    trainer = Trainer(master, 10)
+    trainer = begin(master, 10)
     trainer.wait_stopped()
     master.stop()
     path = master.state / FILE
@@ -236,9 +265,8 @@ def test_a_page_that_does_not_say_what_was_written_is_named_at_the_start(make_ma
     _overwrite(path, number, b"9" if content[number : number + 1] != b"9" else b"8")
     with suppress(AssertionError):
         master.start()
-    assert master.process.wait(20) == 1
+    assert master.process.wait(PATIENCE_S) == 1
     assert "is damaged: its rows are not what was written" in master.log
-    trainer.may_go_on()
 
 
 def test_a_second_master_is_kept_out_though_the_lock_file_was_removed(make_master: MakeMaster) -> None:
@@ -247,7 +275,7 @@ def test_a_second_master_is_kept_out_though_the_lock_file_was_removed(make_maste
     master.start()
     (master.state / "lock").unlink()
     command = [*EDL, "master", "--addr", "127.0.0.1:0", "--state", str(master.state)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = preloaded.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "another master uses the journal" in done.stderr
     with master.client() as client:
@@ -257,27 +285,29 @@ def test_a_second_master_is_kept_out_though_the_lock_file_was_removed(make_maste
 @pytest.mark.parametrize("name", [FILE, LOG])
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_master_whose_journal_is_taken_away_stops(
-    make_master: MakeMaster, tmp_path: Path, name: str, replaced: bool
+    make_master: MakeMaster, begin: MakeTrainer, tmp_path: Path, name: str, replaced: bool
 ) -> None:
     master = make_master(durable=True)
     assert master.state is not None
     master.start()
-    trainer = Trainer(master, 10)
+    trainer = begin(master, 10)
     trainer.wait_stopped()
     (master.state / name).rename(tmp_path / "taken")
     if replaced:
         shutil.copy(tmp_path / "taken", master.state / name)
     trainer.may_go_on()
-    assert master.process.wait(20) == 1
+    assert master.process.wait(PATIENCE_S) == 1
     assert "was removed or replaced while the master ran" in master.log.splitlines()[-1]
     assert "Traceback" not in master.log
 
 
-def test_a_clean_end_leaves_a_whole_journal_without_its_log(make_master: MakeMaster, tmp_path: Path) -> None:
+def test_a_clean_end_leaves_a_whole_journal_without_its_log(
+    make_master: MakeMaster, begin: MakeTrainer, tmp_path: Path
+) -> None:
     master = make_master(durable=True)
     assert master.state is not None
     master.start()
-    trainer = Trainer(master, 10)
+    trainer = begin(master, 10)
     trainer.wait_stopped()
     master.stop()
     (tmp_path / "elsewhere").mkdir()

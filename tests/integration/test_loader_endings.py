@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,11 @@ def test_closing_while_the_master_is_away_is_quick_and_quiet(own_threads: OwnThr
     wait_until(lambda: not own_threads())
 
 
-def test_persistent_workers_end_with_their_service() -> None:
+def test_persistent_workers_end_with_their_service(own_children: Callable[[], list[BaseProcess]]) -> None:
     with trainer(FakeMaster(), num_epochs=2) as (_, dataset):
         loader = elastic(dataset, num_workers=2, persistent_workers=True)
         take(iter(loader), 100)
-        workers = multiprocessing.active_children()
+        workers = own_children()
         assert len(workers) == 2
     assert [worker.exitcode for worker in workers] == [0, 0]  # though the loader is still there
     loader.close()
@@ -278,14 +278,14 @@ def test_a_loop_inside_a_loop_that_are_both_left_give_back_the_batch_in_hand() -
 )
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)
 def test_however_a_loop_stops_the_batch_in_hand_goes_back(
-    stop: Any, options: dict[str, int], in_process: bool
+    stop: Any, options: dict[str, int], in_process: bool, own_threads: OwnThreads
 ) -> None:
     fake = FakeMaster()
     with trainer(fake, SafeReader(UNEVEN), in_process=in_process) as (service, dataset):
         seen: list[list[int]] = []
         stop(elastic(dataset, **options), seen)
         assert len(seen) == 3
-        wait_until(lambda: not any(one.name.startswith("edl-read") for one in threading.enumerate()))
+        wait_until(lambda: not any(one.name.startswith("edl-read") for one in own_threads()))
         assert service.record_count == 0
     with trainer(fake) as (other, dataset):
         assert acknowledged(fake, other) == once(flat(seen[:2]))

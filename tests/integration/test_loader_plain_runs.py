@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from edl_torch.testing import FakeMaster, wait_until
 COUNTS = {"a": 40}
 LONG = pytest.mark.long
 STARTED = ("spawn", "forkserver")  # methods of which each worker is a new interpreter
+OwnChildren = Callable[[], list[BaseProcess]]
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +212,9 @@ class KillOnce:
         return number
 
 
-def test_a_loop_goes_on_with_new_workers_after_a_persistent_one_was_killed(tmp_path: Path) -> None:
+def test_a_loop_goes_on_with_new_workers_after_a_persistent_one_was_killed(
+    tmp_path: Path, own_children: OwnChildren
+) -> None:
     armed = tmp_path / "armed"
     armed.touch()
     fake = FakeMaster()
@@ -220,22 +224,21 @@ def test_a_loop_goes_on_with_new_workers_after_a_persistent_one_was_killed(tmp_p
             take(iter(loader), 100)
         assert not armed.exists()
         take(iter(loader), 100)
-        workers = {process.pid for process in multiprocessing.active_children()}
+        workers = {process.pid for process in own_children()}
         assert sorted(flat(take(iter(loader), 100))) == all_records()
-        assert {process.pid for process in multiprocessing.active_children()} == workers  # they persist
+        assert {process.pid for process in own_children()} == workers  # they persist
         assert service.finished
     fake.outcomes["training"].check_complete(2)
 
 
-def kill_one_worker() -> None:
-    victim = multiprocessing.active_children()[0]
+def kill(victim: BaseProcess) -> None:
     assert victim.pid is not None
     os.kill(victim.pid, signal.SIGKILL)
     victim.join()
 
 
 @pytest.mark.parametrize("kind", ["elastic", "plain"])
-def test_a_persistent_worker_killed_between_passes_is_replaced(kind: str) -> None:
+def test_a_persistent_worker_killed_between_passes_is_replaced(kind: str, own_children: OwnChildren) -> None:
     fake = FakeMaster()
     with trainer(fake, num_epochs=2) as (service, dataset):
         make: Callable[..., Any] = elastic if kind == "elastic" else DataLoader
@@ -246,7 +249,7 @@ def test_a_persistent_worker_killed_between_passes_is_replaced(kind: str) -> Non
         kept = loader._inner.loader if kind == "elastic" else loader
         before = kept._iterator
         assert before is not None
-        kill_one_worker()
+        kill(own_children()[0])
         wait_until(lambda: kept._iterator is not before)
         trained: list[int] = []
         for batch in loader:

@@ -911,7 +911,8 @@ def test_a_compiled_step_is_proven(what: str, attach: bool, tmp_path: Path, capl
 
     model, verdict = judged(tmp_path, loop, attach=attach)
     assert (model.is_exact, headline(verdict)) == (True, "PROVEN")
-    assert "edl_torch" not in caplog.text
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("torch")]
+    assert not [line for line in said if "edl_torch" in line]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own
@@ -1126,7 +1127,7 @@ def test_that_batches_are_learnt_again_is_said_once(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="an optimizer stepped on gradients") as found:
         judged(tmp_path, loop)
-    assert len(found) == 1
+    assert len([warning for warning in found if warning.category is UserWarning]) == 1
 
 
 @pytest.mark.filterwarnings("ignore:an optimizer stepped on gradients", "ignore:Using backward")

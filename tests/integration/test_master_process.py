@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from cases import cases
 from every_reader import KINDS, made
@@ -40,7 +40,7 @@ from edl_torch.testing.fake_master import Listening
 
 
 def run(*arguments, **options):
-    return subprocess.run([*EDL, *arguments], capture_output=True, text=True, timeout=60, **options)
+    return preloaded.run([*EDL, *arguments], capture_output=True, text=True, timeout=60, **options)
 
 
 def register(client, session, size=8):
@@ -78,7 +78,7 @@ def test_ready_line_names_the_address_of_the_file(make_master):
 
 def test_port_0_picks_a_port_and_says_which(tmp_path):
     file = tmp_path / "address"
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         [*EDL, "master", "--addr", "127.0.0.1:0", "--address-file", str(file)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -101,11 +101,11 @@ def test_sigterm_answers_who_waits_and_ends_with_0(start_master):
     client.attend("b", 2, Listening(2))
     lease(client, "a", 1)
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(lease(client, "b", 1, 20, epoch=0)))
+    waiting = threading.Thread(target=lambda: answers.append(lease(client, "b", 1, 30, epoch=0)))
     waiting.start()
     wait_until(lambda: acknowledge(client, "a", 1, ()).wanted)
     master.process.send_signal(signal.SIGTERM)
-    assert master.process.wait(15) == 0  # less than it would wait
+    assert master.process.wait(25) == 0  # less than it would wait
     waiting.join(60)
     assert answers[0].nothing_yet
 
@@ -119,52 +119,38 @@ def test_trainers_are_not_bounded_by_what_a_process_is_given_unasked(make_master
     with ExitStack() as connections:
         for _ in range(few):
             connections.enter_context(socket.create_connection((host, int(port)), 10))
-        assert master.client(master_timeout_s=5).status().trainers == ()
+        assert master.client(master_timeout_s=30).status().trainers == ()
 
 
-def test_second_signal_is_not_waited_for(start_master):
-    master = start_master()
-    with socket.create_connection(("127.0.0.1", int(master.address.rpartition(":")[2]))):
-        began = time.monotonic()
-        master.process.send_signal(signal.SIGTERM)
-        master.process.send_signal(signal.SIGINT)
-        assert master.process.wait(10) == 0
-    assert time.monotonic() - began < 4
+PATIENT = """
+import sys
+from edl_torch.cli import main
+from edl_torch.master.server import MasterServer
+
+drain = MasterServer.drain
+MasterServer.drain = lambda server, grace_s=600.0: drain(server, grace_s)
+sys.exit(main.main(["master", "--addr", "127.0.0.1:0"]))
+"""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "status"),
-    [
-        (("--addr", "nowhere"), "not host:port", 2),
-        (("--addr", "127.0.0.1:0", "--max_bad_records", "-1"), "max_bad_records is -1", 2),
-        (("--addr", "127.0.0.1:0", "--health-addr", "nowhere"), "not host:port", 2),
-        (("--addr", "0.0.0.0:0"), "--insecure", 1),
-        (("--addr", "no-such-host.invalid:1"), "is unknown", 1),
-        (("--training_data", "/no/such/data"), "/no/such/data", 2),
-        (("--training_data", "x", "--custom_data_reader", "nocolon"), "module:Class", 2),
-        (("--custom_data_reader", "m:C"), "needs --training_data", 2),
-    ],
-)
-def test_error_is_one_line_without_a_traceback(arguments, message, status):
-    done = run("master", *arguments)
-    assert done.returncode == status
-    assert done.stderr.startswith("edl-torch: error: ")
-    assert done.stderr.count("\n") == 1
-    assert message in done.stderr
+def test_second_signal_is_not_waited_for():
+    master = preloaded.Popen([sys.executable, "-c", PATIENT], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(master.stdout.readline().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)):
+            master.send_signal(signal.SIGTERM)
+            master.send_signal(signal.SIGINT)
+            assert master.wait(60) == 0
+    finally:
+        master.kill()
+        master.communicate()
 
 
-def test_port_in_use(start_master):
-    master = start_master()
-    done = run("master", "--addr", master.address)
-    assert done.returncode == 1
-    assert "another process has this port" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
-def test_nonsense_durations_are_refused(seconds):
-    done = run("master", "--lease-timeout-s", seconds)
-    assert done.returncode == 2
-    assert done.stderr.endswith(f"'{seconds}' is not a number of seconds above 0\n")
+def test_error_is_one_line_without_a_traceback():
+    """As in a process; all other errors are in test_commands_go_wrong.py."""
+    done = run("master", "--training_data", "/no/such/data")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("edl-torch: error: the data '/no/such/data' does not exist")
 
 
 def test_the_version_is_told():
@@ -186,17 +172,15 @@ class Rows:
 """
 
 
-@pytest.mark.parametrize("spelling", ["_", "-"])
-def test_datasets_of_the_command_line_are_there_for_trainers(tmp_path, monkeypatch, start_master, spelling):
+def test_datasets_of_the_command_line_are_there_for_trainers(tmp_path, monkeypatch, start_master):
     (tmp_path / "rows_reader.py").write_text(READER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     arguments = (
-        *("--training_data", "t", "--validation_data", "v", "--records_per_task", "7", "--num_epochs", "2"),
-        *("--shuffle_shards", "--custom_data_reader", "rows_reader:Rows"),
+        *("--training_data", "t", "--validation-data", "v", "--records_per_task", "7", "--num-epochs", "2"),
+        *("--shuffle_shards", "--custom-data-reader", "rows_reader:Rows"),
         *("--custom_data_reader_params", "rows=30"),
     )
-    arguments = [a.replace("_", spelling) if a.startswith("--") else a for a in arguments]
     client = start_master(*arguments).client()
     answer = client.call(
         RegisterCall(session="s", worker_id="w", batch_size=2, registration=Registration(name="training"))
@@ -228,7 +212,7 @@ def test_status_of_nobody_is_one_line():
         "import sys; from edl_torch.cli import main, status; status.STATUS_TIMEOUT_S = 0.1\n"
         f"sys.exit(main.main(['status', '--addr', '127.0.0.1:{port}']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = preloaded.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("edl-torch: error: no answer from the master at 127.0.0.1")
 
@@ -301,8 +285,8 @@ signal.pause()
 
 @pytest.mark.parametrize("children", ["none", "fork"])
 def test_killed_trainer_gives_its_records_back_after_the_grace(start_master, children):
-    master = start_master("--grace-s", "0.2")
-    trainer = subprocess.Popen(
+    master = start_master("--grace-s", "0.2", "--lease-timeout-s", "600")
+    trainer = preloaded.Popen(
         [sys.executable, "-W", "ignore", "-c", TRAINER, master.address, children],
         stdout=subprocess.PIPE,
         text=True,
@@ -311,13 +295,11 @@ def test_killed_trainer_gives_its_records_back_after_the_grace(start_master, chi
     client = master.client()
     register(client, "heir")
     trainer.kill()
-    killed = time.monotonic()
     got = []
     for request in range(1, 20):
         got += [g.slice for g in lease(client, "heir", request, 5.0, epoch=0, count=9).grants]
         if sum(s.limit for s in got) == 7:
             break
-    assert time.monotonic() - killed < 10  # a silent session has 30 s
     assert sorted(s.shard * 4 + p for s in got for p in range(s.skip, s.stop)) == list(range(1, 8))
     if child:
         os.kill(child, signal.SIGKILL)
@@ -328,7 +310,7 @@ FORKING = """
 import os, sys, threading, uuid
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import *
-from edl_torch.testing.fake_master import Listening
+from edl_torch.testing.fake_master import Listening, wait_until
 from edl_torch.shard import Source
 
 client = MasterClient(sys.argv[1], "parent")
@@ -354,7 +336,7 @@ for number in range(40):
     client.status()
 stop.set()
 [thread.join() for thread in threads]
-assert client._heartbeats["parent"].attending
+wait_until(lambda: client._heartbeats["parent"].attending)
 client.close()
 """
 
@@ -380,7 +362,7 @@ def test_forking_under_load_neither_hangs_nor_speaks(start_master, fork_support)
 
 def test_client_rides_through_a_restart_of_the_master(start_master):
     master = start_master()
-    client = master.client(master_timeout_s=20.0)
+    client = master.client(master_timeout_s=60.0)
     client.status()
     master.kill()
     answers = []
@@ -428,7 +410,7 @@ def master(folder: Path, *arguments: str, environment: Mapping[str, str] | None 
     """A master process; its address."""
     file = folder / "address"
     path = os.pathsep.join([str(ROOT), str(folder)])
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         [
             *(sys.executable, "-m", "edl_torch", "master", "--addr", "127.0.0.1:0"),
             *("--address-file", str(file), *arguments),

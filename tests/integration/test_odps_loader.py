@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import preloaded
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -158,7 +159,7 @@ def master(server, tmp_path):
     address, state = tmp_path / f"address-{uuid.uuid4().hex}", tmp_path / "state"
     options = ["--training_data", "odps://demo/tables/clicks", "--validation_data"]
     options += ["odps://demo/tables/clicks/ds=1", "--records_per_task", "100", "--state", str(state)]
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         [
             sys.executable,
             "-m",
@@ -193,7 +194,7 @@ def test_the_masters_command_line_makes_shards_of_a_table_and_keeps_the_key_to_i
         rows = [row for batch in loader for row in batch["i"].tolist()]
         token = data.state_dict()
     assert sorted(rows) == list(range(ROWS))
-    status = subprocess.run(
+    status = preloaded.run(
         [sys.executable, "-m", "edl_torch", "status", "--addr", address, "--json"],
         capture_output=True,
         text=True,
@@ -216,7 +217,7 @@ def test_the_masters_command_line_makes_shards_of_a_table_and_keeps_the_key_to_i
 
 
 def test_a_master_that_cannot_reach_the_table_says_why_in_one_line(server):
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-m", "edl_torch", "master", "--training_data", "odps://demo/tables/nothing"],
         capture_output=True,
         text=True,

@@ -134,7 +134,7 @@ def train_and_watch(master: MasterProcess, audit_dir: Path, report: int, when: s
 
 
 def said(*arguments: str) -> Any:
-    done = subprocess.run([*EDL, *arguments], capture_output=True, text=True, timeout=60)
+    done = preloaded.run([*EDL, *arguments], capture_output=True, text=True, timeout=60)
     return json.loads(done.stdout)
 
 
