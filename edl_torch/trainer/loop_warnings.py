@@ -99,7 +99,7 @@ class LoopWarnings:
         if records:
             yield Warn(
                 f"{records} record(s) of {self._state.config.dataset!r} were handed out after the last "
-                f"optimizer.step(), and the loader was closed: they go back, and where no other trainer takes "
+                f"optimizer.step(), and the loader was closed: they go back; where no other trainer takes "
                 f"them the audit finds them lost. Step once more after the last batch of an epoch; after one "
                 f"that the loop leaves out on purpose call loader.stepped()"
             )
