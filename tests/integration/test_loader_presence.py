@@ -10,7 +10,7 @@ from loader_kit import acknowledged, elastic, flat, numbers, once, take, trainer
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import InvalidArgument, MasterUnavailable
 from edl_torch.testing import FakeMaster, Fault
 
 COUNTS = {"a": 100, "b": 37}
@@ -134,3 +134,17 @@ def test_a_plain_loop_waits_while_presence_is_in_doubt(fake: FakeMaster) -> None
 def test_the_timeout_of_a_master_client_is_set_at_the_client(fake: FakeMaster) -> None:
     with pytest.raises(InvalidArgument, match="MasterClient"):
         DataShardService(4, fake, dataset_size=8, master_timeout_s=3.0)
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_how_long_a_master_may_be_away_is_set_at_the_service(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDL_MASTER_ADDR", "127.0.0.1:1")
+    monkeypatch.setenv("EDL_MASTER_TIMEOUT_S", "0.1" if how == "environment" else "500")
+    timeout_s = 0.1 if how == "argument" else None
+    with (
+        DataShardService(4, dataset_size=8, master_timeout_s=timeout_s) as service,
+        pytest.raises(MasterUnavailable, match=r"127\.0\.0\.1:1 within 0\.1 s"),
+    ):
+        service.fetch_shard()

@@ -89,15 +89,6 @@ def test_unequal_trainers_give_each_record_one_outcome(speeds: tuple[float, ...]
     fake.outcomes["training"].check_complete(2)
 
 
-def test_two_trainers_with_loader_workers() -> None:
-    fake = FakeMaster()
-    shares = together(
-        *(loop_of(fake, 4, 0.002, num_workers=2, num_epochs=2, records_per_shard=12) for _ in range(2))
-    )
-    assert sum(shares) == 2 * 137
-    fake.outcomes["training"].check_complete(2)
-
-
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 def test_remainders_of_two_trainers_make_whole_batches(in_process: bool) -> None:
     fake = FakeMaster()
