@@ -125,40 +125,6 @@ def test_each_step_counts_at_once() -> None:
             assert fake.outcomes["training"].acknowledged.total() == BATCH * number
 
 
-@pytest.mark.parametrize("number", [0, 5])
-def test_a_loop_that_is_left_after_a_step_learns_nothing_twice(tmp_path: Path, number: int) -> None:
-    model = Counts()
-    optimizer = sgd(model)
-    with loader(tmp_path) as data:
-        for _ in data.epochs():
-            for at, batch in enumerate(data):
-                learn(model, optimizer, batch)
-                if at == number:
-                    break
-    assert model.has_each()
-    assert judged(tmp_path).outcome is Outcome.PROVEN
-
-
-def test_a_restored_job_is_proven(tmp_path: Path) -> None:
-    model = Counts()
-    with loader(tmp_path) as data:
-        optimizer = sgd(model)
-        for at, batch in enumerate(data):
-            learn(model, optimizer, batch)
-            if at == 4:
-                saved = {"model": model.state_dict(), "data": data.state_dict()}
-                break
-    again = Counts()
-    again.load_state_dict(saved["model"])
-    with loader(tmp_path) as data:
-        data.load_state_dict(saved["data"])
-        optimizer = sgd(again)
-        for batch in data:
-            learn(again, optimizer, batch)
-    assert again.has_each()
-    assert judged(tmp_path).outcome is Outcome.PROVEN
-
-
 def test_windows_without_attach_are_delivered_and_the_line_is_named(tmp_path: Path) -> None:
     """No gradient of the first window was seen to come, but of its last batch."""
     model = Counts()

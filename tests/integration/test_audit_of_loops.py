@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import NumberReader
+from loader_kit import AWAY, NumberReader, cut_off, stalled, stopped
 from lockstep_kit import Rank, run_ranks
 from torch.utils.data import DataLoader
 
@@ -193,32 +193,9 @@ def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(t
     assert (status, said["repeated"], said["acknowledged"]) == (INEXACT, BATCH, SIZE)
 
 
-def stopped(fake: FakeMaster, session: str) -> None:
-    """The process was stopped for longer than the lease timeout: the stream stands, nothing was sent."""
-    fake.clock.advance(31.0)
-    assert fake.expire()
-
-
-def cut_off(fake: FakeMaster, session: str) -> None:
-    """The stream was broken for longer than the grace."""
-    fake.break_stream(session)
-    fake.clock.advance(1.5)
-    assert fake.expire()
-
-
-def stalled(fake: FakeMaster, session: str) -> None:
-    """The loop hung for longer than the progress timeout, and heartbeats flowed."""
-    for _ in range(4):
-        fake.clock.advance(5.0)
-        presence = fake.listeners[session]
-        fake._dispatcher.heartbeat(session, presence.member, fake.clock(), presence.progress)
-        fake.listeners[session].answered(fake.clock())
-    assert all(item.stalled for item in fake.expire())
-
-
 @pytest.fixture
 def fake() -> FakeMaster:
-    return FakeMaster(lease_timeout_s=30.0, grace_s=1.0, progress_timeout_s=15.0)
+    return FakeMaster(**AWAY)
 
 
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])

@@ -6,7 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from loader_kit import acknowledged, elastic, flat, numbers, once, take, trainer
+from loader_kit import (
+    AWAY,
+    acknowledged,
+    cut_off,
+    elastic,
+    flat,
+    numbers,
+    once,
+    stalled,
+    stopped,
+    take,
+    trainer,
+)
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService
@@ -17,42 +29,19 @@ COUNTS = {"a": 100, "b": 37}
 BATCH = 4
 
 
-def stopped(fake: FakeMaster, service: DataShardService) -> None:
-    """The process was stopped for longer than the lease timeout: the stream stands, nothing was sent."""
-    fake.clock.advance(31.0)
-    assert fake.expire()
-
-
-def cut_off(fake: FakeMaster, service: DataShardService) -> None:
-    """The stream was broken for longer than the grace."""
-    fake.break_stream(service.session.id)
-    fake.clock.advance(1.5)
-    assert fake.expire()
-
-
-def stalled(fake: FakeMaster, service: DataShardService) -> None:
-    """The loop hung for longer than the progress timeout, and heartbeats flowed."""
-    for _ in range(4):
-        fake.clock.advance(5.0)
-        presence = fake.listeners[service.session.id]
-        fake._dispatcher.heartbeat(service.session.id, presence.member, fake.clock(), presence.progress)
-        fake.listeners[service.session.id].answered(fake.clock())
-    assert all(item.stalled for item in fake.expire())
-
-
 @pytest.fixture
 def fake() -> FakeMaster:
-    return FakeMaster(lease_timeout_s=30.0, grace_s=1.0, progress_timeout_s=15.0)
+    return FakeMaster(**AWAY)
 
 
 @pytest.mark.parametrize("away", [stopped, cut_off, stalled])
 def test_without_an_optimizer_the_batch_in_hand_is_doubled_and_no_other(
-    fake: FakeMaster, away: Callable[[FakeMaster, DataShardService], None]
+    fake: FakeMaster, away: Callable[[FakeMaster, str], None]
 ) -> None:
     with trainer(fake, COUNTS, in_process=False) as (service, dataset):
         loop = iter(elastic(dataset))
         seen = take(loop, 5)
-        away(fake, service)
+        away(fake, service.session.id)
         assert acknowledged(fake, service) == once(flat(seen[:4]))
         seen += take(loop, 1000)
         assert len(flat(seen)) == 137 + len(seen[4])
@@ -101,7 +90,7 @@ def plain(service: DataShardService, loader: DataLoader[Any]) -> Iterator[list[i
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("away", [stopped, cut_off, stalled])
 def test_a_plain_loop_acknowledges_nothing_of_a_void_lease(
-    fake: FakeMaster, away: Callable[[FakeMaster, DataShardService], None], num_workers: int
+    fake: FakeMaster, away: Callable[[FakeMaster, str], None], num_workers: int
 ) -> None:
     with trainer(fake, COUNTS, in_process=False) as (service, dataset):
         context = "fork" if num_workers else None
@@ -110,7 +99,7 @@ def test_a_plain_loop_acknowledges_nothing_of_a_void_lease(
         for number, batch in enumerate(plain(service, loader)):
             trained |= set(batch)
             if number == 6:
-                away(fake, service)
+                away(fake, service.session.id)
             assert {record for _, record in acknowledged(fake, service)} <= trained
     fake.outcomes["training"].check_complete(1)
 

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -386,7 +385,6 @@ def test_a_master_ends_with_the_process_that_it_is_beside(make_master: MakeMaste
 # `edl-torch master` makes the shards of every reader's data itself; trainers only name the dataset ----------
 
 
-ROOT = Path(__file__).parents[2]
 NAMES = {"training": TaskType.TRAINING, "evaluation": TaskType.EVALUATION, "prediction": TaskType.PREDICTION}
 OWN_READER = """
 from edl_torch import AbstractDataReader
@@ -405,32 +403,9 @@ class Numbers(AbstractDataReader):
 """
 
 
-@contextmanager
-def master(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """A master process; its address."""
-    file = folder / "address"
-    path = os.pathsep.join([str(ROOT), str(folder)])
-    process = preloaded.Popen(
-        [
-            *(sys.executable, "-m", "edl_torch", "master", "--addr", "127.0.0.1:0"),
-            *("--address-file", str(file), *arguments),
-        ],
-        env={**os.environ, "PYTHONPATH": path, **(environment or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        wait_until(lambda: file.exists() or process.poll() is not None, timeout_s=60)
-        assert process.poll() is None, process.communicate()[1].decode()
-        yield file.read_text().strip()
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
-
-
 def drain(address: str, name: str, reader: Any) -> tuple[list[tuple[int, str, int]], Any]:
     """All of a dataset by a trainer that knows its name and how to read: (epoch, source, record), status."""
-    client = MasterClient(address, "test", master_timeout_s=10)
+    client = MasterClient(address, "test", master_timeout_s=60)
     seen = []
     try:
         with DataShardService(2, client, dataset_name=name, task_type=NAMES[name]) as service:
@@ -446,34 +421,35 @@ def drain(address: str, name: str, reader: Any) -> tuple[list[tuple[int, str, in
 
 @cases("kind", ["image_folder", "csv", "parquet", "odps"], KINDS)
 def test_trainers_of_every_reader_only_name_the_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_master: MakeMaster, kind: str
 ) -> None:
     with made(kind, tmp_path / "data") as data:
         for name, value in data.environment.items():
             monkeypatch.setenv(name, value)
         options = (f"--{name}_data={data.data}" for name in ("training", "validation", "prediction"))
-        with master(tmp_path, *options, "--records_per_task", "3", "--num_epochs", "2") as address:
-            for (name, mode), count in zip(NAMES.items(), data.counts, strict=True):
-                reader = open_reader(data.data, mode)
-                assert type(reader).__name__ == data.reader
-                seen, status = drain(address, name, reader)
-                epochs = 1 if name == "prediction" else 2
-                assert (status.size, status.num_epochs, status.task_type) == (count, epochs, mode)
-                assert status.shards >= -(-count // 3)
-                assert len(seen) == len(set(seen)) == count * epochs == status.acknowledged
+        address = start_master(*options, "--records_per_task", "3", "--num_epochs", "2").address
+        for (name, mode), count in zip(NAMES.items(), data.counts, strict=True):
+            reader = open_reader(data.data, mode)
+            assert type(reader).__name__ == data.reader
+            seen, status = drain(address, name, reader)
+            epochs = 1 if name == "prediction" else 2
+            assert (status.size, status.num_epochs, status.task_type) == (count, epochs, mode)
+            assert status.shards >= -(-count // 3)
+            assert len(seen) == len(set(seen)) == count * epochs == status.acknowledged
 
 
 def test_a_reader_of_ones_own_gets_path_mode_and_parameters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_master: MakeMaster
 ) -> None:
     (tmp_path / "own_reader.py").write_text(OWN_READER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.syspath_prepend(str(tmp_path))
     arguments = (
         *("--training_data", "here", "--prediction_data", "there"),
         *("--custom_data_reader", "own_reader:Numbers", "--custom_data_reader_params", "step=5"),
     )
-    with master(tmp_path, *arguments) as address:
-        for name, place in (("training", "here"), ("prediction", "there")):
-            reader = load_reader("own_reader:Numbers", {"data_origin": place, "step": 5})
-            seen, _ = drain(address, name, reader)
-            assert sorted(seen) == [(0, place, 100 + n) for n in range(4 * int(NAMES[name]))]
+    address = start_master(*arguments).address
+    for name, place in (("training", "here"), ("prediction", "there")):
+        reader = load_reader("own_reader:Numbers", {"data_origin": place, "step": 5})
+        seen, _ = drain(address, name, reader)
+        assert sorted(seen) == [(0, place, 100 + n) for n in range(4 * int(NAMES[name]))]
