@@ -22,7 +22,7 @@ _WAYS = {
     Evidence.COUNT.label: "by counting reports over several loader workers",
     Evidence.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
-_ALL = 'for all bytes give fingerprint="…", as `edl-torch check DATA --whole` prints it'
+_ALL = 'for all bytes give fingerprint="…"; of files `edl-torch check DATA --whole` prints one'
 # By how the data of all sessions were compared: what the first line says of that, and what the grounds say
 _DATA = {
     "whole": ("", "whole: checksums or versions of all of them were compared"),
