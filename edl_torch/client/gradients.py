@@ -199,7 +199,7 @@ class Gradients:
             if not mine.isdisjoint(map(id, theirs)):
                 held.batches += [batch for batch in batches if batch not in held.batches]
                 held.is_used |= is_used
-        if held.batches and held.is_zero():  # the loop has thrown them away
+        if (held.batches or held.is_used) and held.is_zero():  # the loop has thrown them away
             held.drop()
         elif self._batches.in_hand is None and not held.batches:  # a loop over other data has left them
             held.is_used |= _any(parameters)

@@ -19,6 +19,7 @@ from torch import nn
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.cli.verdict_words import headline, undecided
+from edl_torch.errors import InvalidArgument
 from edl_torch.shard import TaskType
 from edl_torch.testing import FakeMaster
 
@@ -367,3 +368,13 @@ def test_a_forked_child_that_steps_counts_no_batch_of_its_parent() -> None:
         child.join()
         data.service.session.flush()
         assert not fake.outcomes["training"].acknowledged
+
+
+def test_an_optimizer_that_tells_of_no_step_is_refused() -> None:
+    class Wrapping(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            self.base = base
+            self.param_groups = base.param_groups
+
+    with loader() as data, pytest.raises(InvalidArgument, match=r"Wrapping tells of no step.*that it wraps"):
+        data.attach(Wrapping(sgd(Counts())))

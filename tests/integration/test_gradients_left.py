@@ -459,3 +459,20 @@ def test_of_two_optimizers_with_a_scaler_the_first_line_says_what_one_skipped(
     assert (bool(model.wrong()), bool(other.wrong())) == (skips != "last", skips != "first")
     how = "by some of the optimizers" if skips == "first" else "stepped over by a GradScaler"
     assert headline(verdict_of(tmp_path)) == f"PROVEN, 5 of {RECORDS} {how}"
+
+
+def test_an_optimizer_takes_over_a_gradient_that_was_made_0(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, optimizer, epochs=2) as loader:
+        for _ in loader.epochs():
+            for batch in loader:
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            new = sgd(model)
+            loader.attach(new)
+            loader.detach(optimizer)
+            optimizer = new
+    assert not model.wrong(epochs=2)
+    assert headline(verdict_of(tmp_path)) == "PROVEN"
