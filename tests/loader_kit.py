@@ -174,3 +174,31 @@ def elastic(dataset: ShardedDataset, **arguments: Any) -> ElasticDataLoader:
     if arguments.get("num_workers"):
         arguments.setdefault("multiprocessing_context", "fork")
     return ElasticDataLoader(dataset, **arguments)
+
+
+# How a trainer is away, of a master with these timeouts. Each is for the trainer of this session.
+
+AWAY = {"lease_timeout_s": 30.0, "grace_s": 1.0, "progress_timeout_s": 15.0}
+
+
+def stopped(fake: FakeMaster, session: str) -> None:
+    """The process was stopped for longer than the lease timeout: the stream stands, nothing was sent."""
+    fake.clock.advance(31.0)
+    assert fake.expire()
+
+
+def cut_off(fake: FakeMaster, session: str) -> None:
+    """The stream was broken for longer than the grace."""
+    fake.break_stream(session)
+    fake.clock.advance(1.5)
+    assert fake.expire()
+
+
+def stalled(fake: FakeMaster, session: str) -> None:
+    """The loop hung for longer than the progress timeout, and heartbeats flowed."""
+    for _ in range(4):
+        fake.clock.advance(5.0)
+        presence = fake.listeners[session]
+        fake._dispatcher.heartbeat(session, presence.member, fake.clock(), presence.progress)
+        fake.listeners[session].answered(fake.clock())
+    assert all(item.stalled for item in fake.expire())

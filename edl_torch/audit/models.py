@@ -174,8 +174,9 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
             anew = [one for one in here if one.seen and not one.word]
             trained = [one for one in anew if _had_learnt(history, part, one)]
             found.reasons += tuple(_not_anew(history, one) for one in trained)
-            unsure = [one.name for one in anew if not (one in trained or _is_new(history, part, one))]
-            found.perhaps_trained += tuple(unsure)
+            if first := _began_first(history, part.lineage.key):
+                unsure = [one.name for one in anew if not (one in trained or _is_any(one.began, first))]
+                found.perhaps_trained += tuple(unsure)
         for group, tied in zip(groups, goes_on, strict=True):
             if tied and len(groups) == 1 and base is not None:
                 base += group
@@ -330,14 +331,20 @@ def _had_learnt(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
     )
 
 
-def _is_new(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
-    """Whether a model that began at the beginning of the data had learnt nothing of them, as far as can be
-    shown: no run had trained before, or the first that had began with the same one."""
-    key, firsts = part.lineage.key, _firsts(history)
-    before = [other for other in firsts if _is_before(history, other, key)]
-    oldest = [one for one in before if not any(_is_before(history, other, one) for other in before)]
-    same = ([is_copy(learner.began, first) for first in firsts[one]] for one in oldest)
-    return not before or any(all(found) and bool(found) for found in same)
+def _began_first(history: DatasetHistory, key: Key) -> list[list[Seen]]:
+    """Return what models looked like before any run had trained, of each run before a lineage that may have
+    been the first: one sample of each session. A model that began with the same has learnt nothing."""
+    firsts = _firsts(history)
+    oldest: dict[str, Key] = {}  # by ledger
+    for other in sorted(firsts):
+        if _is_before(history, other, key):
+            oldest.setdefault(other[0], other)
+    of_all = [
+        one
+        for one in oldest.values()
+        if not any(_is_before(history, other, one) for other in oldest.values())
+    ]
+    return [firsts[one] for one in of_all]
 
 
 def _firsts(history: DatasetHistory) -> dict[Key, list[Seen]]:
@@ -360,6 +367,10 @@ def _is_before(history: DatasetHistory, one: Key, other: Key) -> bool:
     if one[0] == other[0]:
         return one[1] < other[1]
     return one[0] in earlier[other[0]] and other[0] not in earlier[one[0]]
+
+
+def _is_any(began: Seen, first: list[list[Seen]]) -> bool:
+    return any(bool(run) and all(is_copy(began, seen) for seen in run) for run in first)
 
 
 def is_copy(one: Seen, other: Seen) -> bool | None:

@@ -176,7 +176,8 @@ def undecided(verdict: Verdict) -> Iterator[str]:
     if verdict.models.unattached:
         yield (
             f"{verdict.models.unattached} record(s) were acknowledged as the loop asked for the next batch, "
-            f"or said so: no step shows that a model learnt them. Before the loop: loader.attach(optimizer)"
+            f"or said so: no step shows that a model learnt them. Before the loop: loader.attach(optimizer), "
+            f"of an ElasticDataLoader"
         )
     yield from verdict.models.reasons
 

@@ -199,8 +199,10 @@ class Gradients:
             if not mine.isdisjoint(map(id, theirs)):
                 held.batches += [batch for batch in batches if batch not in held.batches]
                 held.is_used |= is_used
-        if held.batches and held.is_zero():  # the loop has thrown them away
+        if (held.batches or held.is_used) and held.is_zero():  # the loop has thrown them away
             held.drop()
+        elif self._batches.in_hand is None and not held.batches:  # a loop over other data has left them
+            held.is_used |= _any(parameters)
         self._held[number], self._former = held, ([], [], False)
         self._hook(held, some([*filter(has_place, parameters)], HOOKED))
         if self._looks_first or self._batches.lookahead:
@@ -401,6 +403,7 @@ class Gradients:
                 back.append(batch)
         for batch in learnt:
             batch.used_by |= bit
+            batch.skipped_by |= bit * skipped
             if batch in last or (len(self._held) > 1 and self._has_learnt(held, batch)):
                 several.append(batch)
         if skipped:

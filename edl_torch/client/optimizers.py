@@ -124,6 +124,11 @@ class Optimizers:
             elif isinstance(optimizer, list | tuple):
                 remedy = "call it once for each"
             raise InvalidArgument(f"attach() takes a torch.optim.Optimizer, not {found}: {remedy}")
+        if _is_torchs(optimizer) and not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            raise InvalidArgument(
+                f"{type(optimizer).__name__} tells of no step, as it has not called Optimizer.__init__(): "
+                f"call that in its __init__, or give attach() the optimizer that it wraps"
+            )
         batches = session.trainer.state.batches
         unclear = batches.unclear
         number = session.do(batches.attach, type(optimizer).__name__, insists)
@@ -298,6 +303,12 @@ class Optimizers:
                 del self._attached[number]
                 self._forget(number)
                 self._session.do(batches.gone, number)
+
+
+def _is_torchs(optimizer: Any) -> bool:
+    from torch.optim import Optimizer
+
+    return isinstance(optimizer, Optimizer)
 
 
 def _that_steps(optimizer: Any) -> Any:

@@ -30,6 +30,7 @@ class Batch:
     holds: list[Hold] | tuple[()] = ()
     lost: bool = False  # its gradient is gone, and no optimizer has stepped on it
     used_by: int = 0  # a bit for each optimizer that stepped on a gradient of it, as far as that was seen
+    skipped_by: int = 0  # of these bits, one for each of which a scaler skipped the step
     went_back: bool = False  # it comes again, also where its gradient stays
     several: bool = False  # optimizers stepped on it more than once, each time on new gradients
     instead_of: Batch | None = None  # one that the loop gave back, or reported as bad, and still has
@@ -197,7 +198,7 @@ class Batches:
                 self.counted_lost.append(batch)
             if self.sees and not batch.used_by:
                 self.counted_unseen = True
-            elif self.sees and self._bits & ~batch.used_by:
+            elif self.sees and self._bits & ~(batch.used_by & ~batch.skipped_by):
                 self.counted_partly.append(batch)
         self.settled += len(done)
         return done
@@ -249,11 +250,15 @@ class Batches:
         self._forget_nobody()
 
     def clear(self) -> None:
-        """Forget all batches: they are void. A wrapper that tells still passes on what it holds."""
+        """Forget all batches: they are void. A wrapper that tells still passes on what it holds, and the loop
+        still has the one in hand."""
         held = [Batch(batch.number) for batch in self.ahead] if self.is_told else []
-        self.take_back([*self.unfinished, *self.ahead])
+        has_in_hand = self.has_in_hand
+        self.take_back([*self.unfinished, *self.ahead], by_loop=True)
         self.ahead.extend(held)
-        self.in_hand, self.unweighed, self.unclear = None, [], []
+        self.unweighed, self.unclear = [], []
+        if not has_in_hand:
+            self.in_hand = None
 
     # Passes -----------------------------------------------------------------------------------------------
 

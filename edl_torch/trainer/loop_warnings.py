@@ -94,6 +94,16 @@ class LoopWarnings:
                 f"epoch; after a loop that only looks at the data call loader.give_back(window=True)"
             )
 
+    def of_no_step_at_the_end(self, records: int) -> Procedure[None]:
+        """Warn of batches that a loop which has come to its end goes without a step on."""
+        if records:
+            yield Warn(
+                f"{records} record(s) of {self._state.config.dataset!r} were handed out after the last "
+                f"optimizer.step(), and the loader was closed: they go back; where no other trainer takes "
+                f"them the audit finds them lost. Step once more after the last batch of an epoch; after one "
+                f"that the loop leaves out on purpose call loader.stepped()"
+            )
+
     def _of_no_more_epochs(self) -> Procedure[None]:
         """Warn, once, of a pass that begins after the last epoch."""
         plan, lineage = self._state.registered.plan, self._state.fence.lineage

@@ -76,6 +76,9 @@ class Trainer:
             state.count_bad(at_end=True)
             self.elastic.count_without_steps()
             returned = runs_of(batch.ticket for batch in state.batches.touched())
+            plan, current = state.registered.plan, state.supply.current
+            is_over = plan is not None and 0 < plan.spec.num_epochs <= current.epoch + 1
+            unused = state.batches.untouched() if state.batches.ended and is_over else []
             state.batches.clear()
             state.forget_counts()
             outbox.note(give_backs=state.inflight.give_back_unacknowledged(), returned=returned)
@@ -85,6 +88,7 @@ class Trainer:
         finally:
             state.closed = True
         outbox.raise_error()
+        yield from self.elastic.warnings.of_no_step_at_the_end(sum(batch.records for batch in unused))
 
     def fail(self, error: Exception) -> None:
         """Keep an error of a thread beside the loop, for the loop to raise."""

@@ -1,4 +1,4 @@
-"""Masters of which none outlives the test, however that ends."""
+"""Masters of which none outlives the test, however that ends, and trainers that do not wait long for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 from master_kit import MakeMaster, MasterProcess
+
+from edl_torch.trainer import leasing
+
+
+@pytest.fixture
+def quick_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that waits asks its master again and again, and not once a second."""
+    monkeypatch.setattr(leasing, "POLL_S", 0.02)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+import torch
+
 from edl_torch import ElasticDataLoader
 from edl_torch.testing import wait_until
 
@@ -70,6 +72,8 @@ def train(loader: ElasticDataLoader) -> Iterator[int]:
 
 
 def main(method: str, persistent: str, ending: str) -> None:
+    if ending == "stuck":
+        torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # so long torch waits for a worker, not 5 s
     signal.signal(signal.SIGTERM, note)
     loader = ElasticDataLoader(
         Numbers(600.0 if ending == "stuck" else 0.0),

@@ -19,6 +19,7 @@ from torch import nn
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.cli.verdict_words import headline, undecided
+from edl_torch.errors import InvalidArgument
 from edl_torch.shard import TaskType
 from edl_torch.testing import FakeMaster
 
@@ -123,40 +124,6 @@ def test_each_step_counts_at_once() -> None:
             learn(model, optimizer, batch)
             data.service.session.flush()
             assert fake.outcomes["training"].acknowledged.total() == BATCH * number
-
-
-@pytest.mark.parametrize("number", [0, 5])
-def test_a_loop_that_is_left_after_a_step_learns_nothing_twice(tmp_path: Path, number: int) -> None:
-    model = Counts()
-    optimizer = sgd(model)
-    with loader(tmp_path) as data:
-        for _ in data.epochs():
-            for at, batch in enumerate(data):
-                learn(model, optimizer, batch)
-                if at == number:
-                    break
-    assert model.has_each()
-    assert judged(tmp_path).outcome is Outcome.PROVEN
-
-
-def test_a_restored_job_is_proven(tmp_path: Path) -> None:
-    model = Counts()
-    with loader(tmp_path) as data:
-        optimizer = sgd(model)
-        for at, batch in enumerate(data):
-            learn(model, optimizer, batch)
-            if at == 4:
-                saved = {"model": model.state_dict(), "data": data.state_dict()}
-                break
-    again = Counts()
-    again.load_state_dict(saved["model"])
-    with loader(tmp_path) as data:
-        data.load_state_dict(saved["data"])
-        optimizer = sgd(again)
-        for batch in data:
-            learn(again, optimizer, batch)
-    assert again.has_each()
-    assert judged(tmp_path).outcome is Outcome.PROVEN
 
 
 def test_windows_without_attach_are_delivered_and_the_line_is_named(tmp_path: Path) -> None:
@@ -401,3 +368,13 @@ def test_a_forked_child_that_steps_counts_no_batch_of_its_parent() -> None:
         child.join()
         data.service.session.flush()
         assert not fake.outcomes["training"].acknowledged
+
+
+def test_an_optimizer_that_tells_of_no_step_is_refused() -> None:
+    class Wrapping(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            self.base = base
+            self.param_groups = base.param_groups
+
+    with loader() as data, pytest.raises(InvalidArgument, match=r"Wrapping tells of no step.*that it wraps"):
+        data.attach(Wrapping(sgd(Counts())))

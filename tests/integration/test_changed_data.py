@@ -69,15 +69,6 @@ def test_a_checkpoint_of_a_folder_in_which_a_file_was_replaced_is_refused(folder
         after.load_state_dict(state)
 
 
-def test_a_trainer_whose_folder_has_another_file_is_refused(folder: Path) -> None:
-    master = LocalMaster()
-    with loader(str(folder), master_client=master) as one:
-        first(iter(one), 1)
-    other_file(folder)
-    with loader(str(folder), master_client=master) as two, pytest.raises(DatasetConflict, match=SAID):
-        first(iter(two), 1)
-
-
 def test_a_trainer_that_knows_the_dataset_by_name_alone_is_refused_too(folder: Path) -> None:
     from edl_torch import DataShardService, ShardedDataset
     from edl_torch.readers import open_reader
@@ -197,26 +188,6 @@ def test_a_list_that_becomes_shorter_has_changed_and_no_record_is_bad(bad: dict[
         with pytest.raises(SourceChanged, match="48 records when the job began, and has 4 now"):
             for _ in drawn:
                 pass
-
-
-def test_the_same_array_of_another_process_is_the_same_data() -> None:
-    with loader(np.arange(48.0)) as before:
-        _in_hand = first(iter(before), 3)
-        state = before.state_dict()
-    with loader(np.arange(48.0)) as after:
-        after.load_state_dict(state)
-        assert sum(len(batch) for batch in after) == 36
-
-
-def test_an_array_in_another_order_is_refused() -> None:
-    with loader(np.arange(48.0)) as before:
-        first(iter(before), 3)
-        state = before.state_dict()
-    with (
-        loader(np.arange(48.0)[::-1]) as after,
-        pytest.raises(TokenError, match="data: the values are others than then\\. "),
-    ):
-        after.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

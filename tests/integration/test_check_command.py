@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from every_reader import KINDS, made
 from image_files import write_image_folder, write_manifest
@@ -149,7 +150,7 @@ def test_coco_ids_that_occur_twice_make_data_unusable(
 def start(tmp_path: Path, reader: str, *options: str, **settings: Any) -> subprocess.Popen[bytes]:
     """The command over a reader of `checked_readers`, in a process group of its own."""
     path = os.pathsep.join([str(ROOT), str(READERS)])
-    return subprocess.Popen(
+    return preloaded.Popen(
         [
             *(sys.executable, "-m", "edl_torch", "check", "x", "--custom_data_reader"),
             *(f"checked_readers:{reader}", *options),

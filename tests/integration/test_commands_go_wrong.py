@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import preloaded
 import pytest
 import torch
 from image_files import write_image_folder
@@ -138,6 +139,8 @@ def test_wrong_input_is_named(
         (["--http", "{taken}"], 1, "another process has this port"),
         (["--health_addr", "{taken}"], 1, "another process has this port"),
         (["--health_addr", "here"], 2, "address 'here' is not host:port"),
+        (["--addr", "nowhere"], 2, "address 'nowhere' is not host:port"),
+        (["--addr", "no-such-host.invalid:1"], 1, "is unknown"),
         (["--addr", "0.0.0.0:0"], 1, "--insecure"),
         (["--address_file", "none/address"], 2, "--address_file none/address: expected a file, in a folder"),
         (["--address_file", "photos"], 2, "--address_file photos: expected a file, in a folder"),
@@ -146,6 +149,7 @@ def test_wrong_input_is_named(
         (["--training_data", "none"], 2, "'none' does not exist"),
         (["--training_data", "photos", "--records_per_task", "0"], 2, "records_per_shard is 0"),
         (["--custom_data_reader", "csv"], 2, "--custom_data_reader needs --training_data"),
+        (["--training_data", "photos", "--custom_data_reader", "nocolon"], 2, "module:Class"),
         (["--shuffle"], 2, "--shuffle needs --training_data"),
         (["--shuffle_window", "4"], 2, "--shuffle_window needs --training_data"),
     ],
@@ -164,12 +168,16 @@ def test_a_master_that_cannot_start_leaves_no_state_behind(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        *(
+            (["master", "--lease-timeout-s", seconds], f"'{seconds}' is not a number of seconds above 0")
+            for seconds in ("0", "-1", "nan", "soon")
+        ),
         (["master", "--addr=127.0.0.1:0", "--state", ""], "the path is empty"),
         (["convert", "photos", ""], "the path is empty"),
         (["convert", "photos", "s3://bucket/x"], "'s3://bucket/x' is a URL: give a path of this machine"),
     ],
 )
-def test_what_is_written_needs_a_path_of_this_machine(
+def test_a_value_that_an_option_cannot_have_is_refused_with_it(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], said: str
 ) -> None:
     there = sorted(here.iterdir())
@@ -182,7 +190,7 @@ def test_what_is_written_needs_a_path_of_this_machine(
 
 def run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edl_torch", *arguments]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **settings)
+    return preloaded.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **settings)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
@@ -224,13 +232,8 @@ sys.exit(main(sys.argv[1:]))
 def test_a_full_disk_leaves_nothing_half_written(
     here: Path, most: int, arguments: Sequence[str], message: str
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED.format(most), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
+    done = preloaded.run(
+        [sys.executable, "-c", LIMITED.format(most), *arguments], capture_output=True, text=True, timeout=60
     )
     lines = [line for line in done.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
     assert done.returncode in (1, 2), done

@@ -17,7 +17,6 @@ import torch.distributed.checkpoint as dcp
 from loader_kit import all_records, elastic, flat, numbers, take, trainer
 from master_kit import MasterProcess
 
-from edl_torch.core.token import Token
 from edl_torch.errors import InvalidArgument, TokenError
 from edl_torch.testing import FakeMaster
 
@@ -93,46 +92,6 @@ def test_a_service_that_leaves_the_shard_size_open_follows_the_checkpoint(tmp_pa
         assert service.session.plan().spec.records_per_shard == 32
         trained += flat(take(iter(elastic(dataset)), 100))
         assert sorted(trained) == all_records()
-
-
-def test_a_loop_over_shards_follows_the_checkpoint_too(tmp_path: Path) -> None:
-    def train(service: Any, shards: int) -> list[int]:
-        seen: list[int] = []
-        while shards and (shard := service.fetch_shard()) is not None:
-            seen += range(shard.start, shard.end)
-            service.report_batch_done(shard.end - shard.start)
-            shards -= 1
-        return seen
-
-    arguments: dict[str, Any] = {"records_per_shard": None}
-    with trainer(FakeMaster(), {"a": 100}, batch_size=3, **arguments) as (service, _):
-        trained = train(service, 2)
-        dcp.save({"data": service}, checkpoint_id=tmp_path / "saved")
-    with trainer(FakeMaster(), {"a": 100}, batch_size=5, **arguments) as (service, _):
-        dcp.load({"data": service}, checkpoint_id=tmp_path / "saved")
-        assert sorted(trained + train(service, 100)) == list(range(100))
-
-
-def test_a_token_of_before_the_first_batch_is_the_beginning(tmp_path: Path) -> None:
-    fake = FakeMaster()
-    with trainer(fake, num_epochs=2) as (service, dataset):
-        state = service.state_dict()
-        token = Token.decode(state["token"])
-        assert (token.epoch, token.position, token.offset, token.open) == (0, 0, 0, ())
-        take(iter(elastic(dataset)), 5)
-        service.load_state_dict(state)
-        assert service.progress().acknowledged == 0
-        assert sorted(flat(take(iter(elastic(dataset)), 100))) == all_records()
-
-
-def test_a_token_of_one_that_comes_late_is_where_the_others_are() -> None:
-    fake = FakeMaster()
-    with trainer(fake) as (service, dataset), trainer(fake) as (late, _):
-        loop = iter(elastic(dataset))
-        take(loop, 3)
-        service.report_batch_done()
-        service.session.flush()
-        assert Token.decode(late.state_dict()["token"]).acknowledged == 12
 
 
 def test_what_a_token_says_of_the_order_in_shards_stands() -> None:

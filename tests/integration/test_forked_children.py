@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 from loader_kit import NumberReader, all_records, elastic, flat, take
-from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
 from edl_torch.errors import ServiceClosed
@@ -32,12 +31,6 @@ class Trainer:
 
 def read_shards(trainer: Trainer) -> object:
     while trainer.service.fetch_shard() is not None:
-        trainer.service.report_batch_done()
-    return trainer.service.finished
-
-
-def read_plain(trainer: Trainer) -> object:
-    for _ in DataLoader(trainer.dataset, 4):
         trainer.service.report_batch_done()
     return trainer.service.finished
 

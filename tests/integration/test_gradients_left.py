@@ -6,6 +6,7 @@ The model counts how often it learnt each record; nothing asks the loader.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import nn
 
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.cli.verdict_words import headline
 from edl_torch.integrations.adapter import read_ahead
 
 RECORDS = 100
@@ -384,3 +386,93 @@ def test_a_gradient_that_is_thrown_away_while_no_optimizer_is_attached_is_in_no_
             optimizer.zero_grad()
     assert model.wrong()
     assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
+
+
+def test_a_gradient_that_one_loader_left_is_stepped_on_under_the_next_one(tmp_path: Path) -> None:
+    """As where Ctrl-C came between backward() and step(), and the notebook's cell is run again."""
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, optimizer) as loader:
+        for number, batch in enumerate(loader):
+            model(batch).backward()
+            if number == 5:
+                break
+            optimizer.step()
+            optimizer.zero_grad()
+        token = loader.state_dict()
+    with loader_of(tmp_path, optimizer) as loader:
+        loader.load_state_dict(token)
+        for batch in loader:
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert model.wrong()
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
+
+
+def test_a_batch_of_before_the_data_went_back_is_learnt_again(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, optimizer) as loader:
+        for number, batch in enumerate(loader):
+            if number == 3:
+                token, state = loader.state_dict(), copy.deepcopy(model.state_dict())
+            if number == 6:
+                model.load_state_dict(state)
+                loader.load_state_dict(token)
+                optimizer.zero_grad()
+                model(batch).backward()
+                with pytest.warns(UserWarning, match="that went back"):
+                    optimizer.step()
+                break
+            optimizer.zero_grad()
+            model(batch).backward()
+            optimizer.step()
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).backward()
+            optimizer.step()
+    assert model.wrong()
+    assert verdict_of(tmp_path).outcome is Outcome.INEXACT
+
+
+@pytest.mark.parametrize("skips", ["first", "last", "both"])
+def test_of_two_optimizers_with_a_scaler_the_first_line_says_what_one_skipped(
+    skips: str, tmp_path: Path
+) -> None:
+    model, other = Counts(), Counts()
+    first, last = sgd(model), sgd(other)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    with loader_of(tmp_path) as loader:
+        loader.attach(first, scaler=scaler)
+        loader.attach(last, scaler=scaler)
+        for number, batch in enumerate(loader):
+            first.zero_grad()
+            last.zero_grad()
+            scaler.scale(model(batch) + other(batch)).backward()
+            for name, one in (("first", model), ("last", other)):
+                if number == 6 and skips in (name, "both"):
+                    next(one.parameters()).grad *= math.inf
+            scaler.step(first)
+            scaler.step(last)
+            scaler.update()
+    assert (bool(model.wrong()), bool(other.wrong())) == (skips != "last", skips != "first")
+    how = "by some of the optimizers" if skips == "first" else "stepped over by a GradScaler"
+    assert headline(verdict_of(tmp_path)) == f"PROVEN, 5 of {RECORDS} {how}"
+
+
+def test_an_optimizer_takes_over_a_gradient_that_was_made_0(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, optimizer, epochs=2) as loader:
+        for _ in loader.epochs():
+            for batch in loader:
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            new = sgd(model)
+            loader.attach(new)
+            loader.detach(optimizer)
+            optimizer = new
+    assert not model.wrong(epochs=2)
+    assert headline(verdict_of(tmp_path)) == "PROVEN"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 
+import preloaded
 import pytest
 from fences import Onlooker, fenced
 from master_kit import EDL
@@ -222,7 +223,7 @@ def test_two_masters_cannot_share_a_journal(master):
 
 def run_master(state, *arguments):
     command = [*EDL, "master", "--addr", "127.0.0.1:0", "--state", str(state), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return preloaded.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_without_a_state_folder_it_says_once_that_it_is_not_durable(start_master):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import preloaded
 import pytest
 from master_kit import EDL, MakeMaster, MasterProcess
 
@@ -153,9 +153,6 @@ def _last_commit(state: Path) -> int:
     return end
 
 
-KNOWN_AT_THE_START = [put_back_journal_alone, lose_log, empty_log, cut_log, damage_log, lose_last_commit]
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -214,7 +211,7 @@ def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
 
 def status(master: MasterProcess) -> str:
     command = [*EDL, "status", "--addr", master.address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return preloaded.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
 def test_an_older_journal_that_is_accepted_is_a_new_lineage(
@@ -243,7 +240,7 @@ def test_an_older_journal_that_is_accepted_is_a_new_lineage(
 
 def test_without_a_journal_there_is_none_to_accept(make_master: MakeMaster) -> None:
     command = [*EDL, "master", "--addr", "127.0.0.1:0", "--accept-older-journal"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = preloaded.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "needs --state" in done.stderr
 
@@ -275,7 +272,7 @@ def test_a_second_master_is_kept_out_though_the_lock_file_was_removed(make_maste
     master.start()
     (master.state / "lock").unlink()
     command = [*EDL, "master", "--addr", "127.0.0.1:0", "--state", str(master.state)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = preloaded.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "another master uses the journal" in done.stderr
     with master.client() as client:

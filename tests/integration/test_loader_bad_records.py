@@ -236,45 +236,6 @@ def test_a_raising_collate_ends_the_loop_and_its_records_go_back(num_workers: in
         assert sorted(flat(seen + rest)) == all_records()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_more_bad_records_than_allowed_fail_the_job_loudly(num_workers: int) -> None:
-    fake = FakeMaster()
-    with trainer(fake, Torn({2, 7, 9}), max_bad_records=2, dataset={"on_bad_record": "quarantine"}) as (
-        service,
-        dataset,
-    ):
-        with pytest.raises(
-            TooManyBadRecords, match=r"3 bad record\(s\), max_bad_records is 2; the last is record \d of 'a'"
-        ):
-            take(iter(elastic(dataset, num_workers=num_workers)), 100)
-        with pytest.raises(TooManyBadRecords):
-            _ = service.finished
-
-
-class TooFew(NumberReader):
-    def read_records(self, task: Any) -> Iterator[int]:
-        return (number for number in super().read_records(task) if number != 2)
-
-
-class TooMany(NumberReader):
-    def read_records(self, task: Any) -> Iterator[int]:
-        yield from super().read_records(task)
-        yield -1
-
-
-def test_a_reader_that_yields_too_few_is_found_out() -> None:
-    with (
-        trainer(FakeMaster(), TooFew(UNEVEN)) as (_, dataset),
-        pytest.raises(BadRecord, match="1 record\\(s\\) early"),
-    ):
-        take(iter(elastic(dataset)), 100)
-
-
-def test_a_reader_that_yields_too_many_is_read_as_far_as_asked() -> None:
-    with trainer(FakeMaster(), TooMany(UNEVEN)) as (_, dataset):
-        assert sorted(flat(take(iter(elastic(dataset)), 100))) == all_records()
-
-
 def test_a_dataset_that_drops_samples_by_itself_is_an_accounting_error() -> None:
     class Filtering(ShardedDataset):
         def __iter__(self) -> Iterator[Any]:
@@ -308,20 +269,6 @@ def test_quarantine_under_an_iteration_of_the_users_own_is_exact(bad: set[int]) 
         seen = seen[:1] + take(iter(loader), 100)
         assert sorted(flat(seen)) == [r for r in all_records() if r not in bad]
         assert quarantined(fake, service) == once(bad)
-        assert service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_quarantine_in_a_plain_loop_is_exact(num_workers: int) -> None:
-    fake = FakeMaster()
-    arguments = {"max_bad_records": 10, "dataset": {"on_bad_record": "quarantine"}}
-    with trainer(fake, Torn({0, 7, 1004}), **arguments) as (service, dataset):
-        done: list[int] = []
-        for batch in DataLoader(dataset, 4, num_workers=num_workers):
-            done += numbers(batch)
-            service.report_batch_done()
-            assert acknowledged(fake, service) == once(done)
         assert service.finished
     fake.outcomes["training"].check_complete(1)
 

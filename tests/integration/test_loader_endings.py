@@ -183,47 +183,6 @@ def test_persistent_workers_end_with_their_service(own_children: Callable[[], li
 # Loops that stop --------------------------------------------------------------------------------------------
 
 
-WAYS = [
-    pytest.param({}, True, id="embedded"),
-    pytest.param({}, False, id="remote"),
-    pytest.param({"num_workers": 1}, False, id="remote, 1 worker"),
-    *(
-        pytest.param(
-            {"num_workers": 2, "in_order": in_order, "prefetch_factor": prefetch},
-            in_process,
-            id=f"2-{in_order}-{prefetch}",
-        )
-        for in_order, prefetch, in_process in ((True, 1, True), (True, 4, False), (False, 2, False))
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "in_process"), WAYS)
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_break_after_k_batches_acknowledges_the_batches_before(
-    arguments: dict[str, Any], in_process: bool, shuffle: bool
-) -> None:
-    fake = FakeMaster()
-    extra = {"shuffle": shuffle}
-    with trainer(fake, in_process=in_process, shuffle_shards=shuffle, dataset=extra) as (service, dataset):
-        loader = elastic(dataset, persistent_workers="num_workers" in arguments, **arguments)
-        finished: list[int] = []
-        for stop_after in (1, 2, 5, 3):
-            seen = []
-            for batch in loader:
-                seen.append(numbers(batch))
-                if len(seen) == stop_after:
-                    break
-            finished += flat(seen[:-1])
-            assert acknowledged(fake, service) == once(finished)
-            assert service.record_count == 0
-        finished += flat(numbers(batch) for batch in loader)
-        assert sorted(finished) == all_records()
-        assert acknowledged(fake, service) == once(finished)
-        assert service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
 def stop_by_break(loader: Any, seen: list[list[int]]) -> None:
     for batch in loader:
         seen.append(numbers(batch))
@@ -294,15 +253,6 @@ def test_however_a_loop_stops_the_batch_in_hand_goes_back(
     fake.outcomes["training"].check_complete(1)
 
 
-def test_report_tells_whether_it_completed_a_task() -> None:
-    fake = FakeMaster()
-    with trainer(fake, {"a": 12}, batch_size=4, records_per_shard=12) as (service, dataset):
-        # One trainer: the guided tail lends 4 records at the least, half of what waits at the most.
-        completed = [service.report_batch_done() for _ in elastic(dataset)]
-        assert sum(completed) == len(fake.outcomes["training"]._slices)  # leases
-        assert completed[-1]
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_dropped_last_records_have_their_outcome_and_full_batches_only_arrive(num_workers: int) -> None:
     fake = FakeMaster()
@@ -345,18 +295,3 @@ def test_pinned_loops_stop_exactly_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert acknowledged(fake, service) == once(flat(seen[:2]))
         rest = take(iter(loader), 100)
         assert sorted(flat(seen[:2] + rest)) == all_records()
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_restarted_loop_reads_every_record_of_every_epoch_once(num_workers: int) -> None:
-    fake = FakeMaster()
-    with trainer(fake, num_epochs=3, shuffle_shards=True) as (service, dataset):
-        loader = elastic(dataset, num_workers=num_workers, persistent_workers=num_workers > 0)
-        epochs = []
-        while not service.finished:
-            epochs.append(service.epoch)
-            flat_records = flat(take(iter(loader), 100))
-            assert sorted(flat_records) == all_records()
-        assert epochs == [0, 1, 2]
-        assert take(iter(loader), 1) == []
-    fake.outcomes["training"].check_complete(3)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 import sys
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +20,6 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.core.status import Measures
-from edl_torch.errors import BadRecord, ReaderUnavailable
-from edl_torch.readers import CsvReader, RecordIODataReader, RecordIOWriter, TextReader
 from edl_torch.testing import FakeMaster
 
 SLOW_S = 0.005
@@ -269,191 +264,3 @@ def test_keyed_augmentation_leaves_the_users_random_numbers_alone() -> None:
         random.seed(1), np.random.seed(1), torch.manual_seed(1)
         next(loop)
         assert augment(0) == expected
-
-
-# RecordIO through the loader: every record once, in workers of both start methods ---------------------------
-
-
-FILES = {
-    "a.recordio": ("python", "snappy", 70),
-    "b.recordio": ("go", "gzip", 41),
-    "c.recordio": ("go", "snappy", 0),
-}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
-    for name, (dialect, compressor, count) in FILES.items():
-        path = tmp_path / "data" / name
-        with RecordIOWriter(path, dialect=dialect, compressor=compressor, max_chunk_bytes=60) as writer:
-            for number in range(count):
-                writer.write(f"{name} {number}".encode())
-    return tmp_path / "data"
-
-
-ALL = Counter(f"{name} {number}" for name, (*_, count) in FILES.items() for number in range(count))
-
-
-def as_they_are(batch: list[str]) -> list[str]:
-    return batch
-
-
-@pytest.mark.parametrize(
-    ("workers", "order"),
-    [
-        *((workers, order) for workers in (0, "fork") for order in ("plain", "in shards", "global")),
-        ("forkserver", "in shards"),
-    ],
-)
-def test_each_record_is_read_once(folder: Path, workers: int | str, order: str) -> None:
-    reader = RecordIODataReader(folder, decode="text")
-    reader.read_record(reader.files[0], 3)  # what is open and kept does not travel
-    options = {} if workers == 0 else {"num_workers": 2, "multiprocessing_context": workers}
-    with DataShardService(8, reader=reader, num_epochs=2, shuffle=order == "global") as service:
-        dataset = ShardedDataset(service, reader, shuffle=order == "in shards")
-        loader = ElasticDataLoader(dataset, collate_fn=as_they_are, **options)
-        for _ in range(2):
-            assert Counter(record for batch in loader for record in batch) == ALL
-        assert service.finished
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_records_of_a_damaged_chunk_are_set_aside_by_name(folder: Path, workers: int) -> None:
-    path = folder / "b.recordio"
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 0xFF
-    path.write_bytes(data)
-    reader = RecordIODataReader(folder, decode="text")
-    source = reader._files[str(path)]
-    lost = source.count - source.firsts[len(source.firsts) - 2]
-    context = {"multiprocessing_context": "fork"} if workers else {}
-    with DataShardService(8, reader=reader, max_bad_records=lost) as service:
-        dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-        loader = ElasticDataLoader(dataset, collate_fn=as_they_are, num_workers=workers, **context)
-        seen = Counter(record for batch in loader for record in batch)
-    assert sum(seen.values()) == sum(ALL.values()) - lost
-    assert ALL - seen == Counter(f"b.recordio {41 - lost + number}" for number in range(lost))
-
-
-def open_below(folder: Path) -> int:
-    """How many files of the folder this process has open."""
-    found = 0
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the folder that is being read
-            found += str(descriptor.readlink()).startswith(f"{folder}/")
-    return found
-
-
-def test_the_number_of_open_files_does_not_grow_with_epochs(folder: Path) -> None:
-    reader = RecordIODataReader(folder)
-    most = 0
-    with DataShardService(8, reader=reader, num_epochs=3) as service:
-        loader = ElasticDataLoader(ShardedDataset(service, reader), collate_fn=as_they_are)
-        for _ in range(3):
-            for _ in loader:
-                most = max(most, open_below(folder))
-    assert 0 < most <= len(FILES)
-
-
-# CSV and text files through the loaders: every row once, whatever the workers and how they start ------------
-
-
-pytest.importorskip("pyarrow", reason="batches need pyarrow")
-
-WAYS: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60},
-    {"num_workers": 1, "multiprocessing_context": "forkserver", "timeout": 60},
-]
-COUNT = 83
-
-
-@pytest.fixture
-def tables(tmp_path: Path) -> Path:
-    """Two files with one heading; the second is packed."""
-    rows = [f'{number},{number / 4},"row ""{number}"",\n"' for number in range(COUNT)]
-    (tmp_path / "a.csv").write_text("\r\n".join(["id,quarter,text", *rows[:50]]), newline="")
-    (tmp_path / "b.csv.gz").write_bytes(gzip.compress("\n".join(["id,quarter,text", *rows[50:]]).encode()))
-    return tmp_path
-
-
-def batches(
-    reader: Any, way: dict[str, Any], *, columnar: bool, shuffle: bool, **options: Any
-) -> Iterator[Any]:
-    fake = FakeMaster()
-    dataset = {"shuffle": shuffle, **options}
-    with trainer(fake, reader, batch_size=4, records_per_shard=16, in_process=False, dataset=dataset) as (
-        service,
-        data,
-    ):
-        loader = ElasticDataLoader(data, **({"batch_size": None} if columnar else {}), **way)
-        while not service.finished:
-            yield from loader
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=["0 workers", "fork", "forkserver"])
-@pytest.mark.parametrize("columnar", [False, True], ids=["rows", "columns"])
-def test_every_row_comes_once(tables: Path, way: dict[str, Any], columnar: bool) -> None:
-    reader = CsvReader(tables, dtypes={"quarter": "float32"})
-    seen = []
-    for batch in batches(reader, way, columnar=columnar, shuffle=True):
-        assert batch["id"].dtype == torch.int64
-        assert not columnar or batch["quarter"].dtype == torch.float32
-        assert list(batch["text"]) == [f'row "{number}",\n' for number in batch["id"].tolist()]
-        assert batch["quarter"].tolist() == [number / 4 for number in batch["id"].tolist()]
-        seen += batch["id"].tolist()
-    assert sorted(seen) == list(range(COUNT))
-    assert seen != sorted(seen)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=["0 workers", "fork", "forkserver"])
-def test_every_line_comes_once(tmp_path: Path, way: dict[str, Any]) -> None:
-    (tmp_path / "lines.txt").write_text("\n".join(map(str, range(COUNT))))
-    seen = [
-        int(line)
-        for batch in batches(TextReader(tmp_path), way, columnar=False, shuffle=False)
-        for line in batch
-    ]
-    assert sorted(seen) == list(range(COUNT))
-
-
-@pytest.mark.parametrize("columnar", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_bad_rows_are_set_aside(tmp_path: Path, columnar: bool, shuffle: bool) -> None:
-    bad = {7: "7", 20: "twenty,x", 21: ",", 40: "40,1,2"}
-    rows = [bad.get(number, f"{number},x") for number in range(COUNT)]
-    (tmp_path / "a.csv").write_text("\n".join(["id,text", *rows]))
-    reader = CsvReader(tmp_path, dtypes={"id": "int32"})
-    fake = FakeMaster()
-    dataset = {"on_bad_record": "quarantine", "shuffle": shuffle}
-    with trainer(fake, reader, max_bad_records=4, dataset=dataset) as (service, data):
-        loader = ElasticDataLoader(data, **({"batch_size": None} if columnar else {}))
-        seen = [number for batch in loader for number in np.asarray(batch["id"]).tolist()]
-        reasons = sorted(bad_record.reason for bad_record in service.progress().quarantine)
-    assert sorted(seen) == [number for number in range(COUNT) if number not in bad]
-    for number, reason in zip(
-        bad, ("has 1 fields", "has 'twenty'", "has nothing in column", "has 3 fields"), strict=True
-    ):
-        assert any(f"a.csv' line {number + 2} {reason}" in found for found in reasons), reasons
-
-
-def test_a_bad_row_ends_the_loop_with_its_place(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,text\n1,x\n2\n")
-    reader = CsvReader(tmp_path, header=True)
-    with (
-        trainer(FakeMaster(), reader) as (_, data),
-        pytest.raises(BadRecord, match=r"record 1 of '.*a.csv': '.*a.csv' line 3 has 1 fields, expected 2"),
-    ):
-        list(ElasticDataLoader(data, batch_size=None))
-
-
-def test_a_missing_package_is_no_bad_record(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    dataset = {"on_bad_record": "quarantine"}
-    with (
-        trainer(FakeMaster(), CsvReader(tables), max_bad_records=1000, dataset=dataset) as (_, data),
-        pytest.raises(ReaderUnavailable, match="pip install"),
-    ):
-        list(ElasticDataLoader(data, batch_size=None))

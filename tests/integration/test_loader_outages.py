@@ -367,6 +367,7 @@ def of_one_dataset(fake: FakeMaster, num_workers: int, **more: object) -> Iterat
         yield make(), make()
 
 
+@pytest.mark.usefixtures("quick_questions")
 @each_way
 @pytest.mark.timeout(60)
 def test_loaders_of_one_dataset_in_one_loop_are_told_that_they_wait_for_each_other(
@@ -385,6 +386,7 @@ def test_loaders_of_one_dataset_in_one_loop_are_told_that_they_wait_for_each_oth
     fake.outcomes["training"].check_complete(1)
 
 
+@pytest.mark.usefixtures("quick_questions")
 @pytest.mark.timeout(60)
 def test_a_loader_that_was_left_with_its_iterator_is_named_to_the_one_after_it() -> None:
     """As where a notebook cell is run again."""
@@ -399,6 +401,7 @@ def test_a_loader_that_was_left_with_its_iterator_is_named_to_the_one_after_it()
         assert service.finished
 
 
+@pytest.mark.usefixtures("quick_questions")
 @pytest.mark.timeout(60)
 def test_loaders_of_one_dataset_in_threads_of_their_own_wait_for_each_other() -> None:
     fake = FakeMaster()
@@ -408,7 +411,7 @@ def test_loaders_of_one_dataset_in_threads_of_their_own_wait_for_each_other() ->
         rest: list[int] = []
         thread = threading.Thread(target=rest_of, args=(other, rest))
         thread.start()
-        thread.join(2)  # longer than one question to the master waits
+        thread.join(0.2)  # longer than several questions to the master wait
         assert thread.is_alive()
         held += [number for batch in left for number in numbers(batch)]
         thread.join(50)

@@ -1,4 +1,7 @@
-"""Iterations over plain DataLoaders are told apart, and the reports of their loops are bounded."""
+"""Iterations over plain DataLoaders are told apart, and the reports of their loops are bounded.
+
+That they acknowledge nothing early the generated loops show.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import NumberReader, acknowledged, all_records, elastic, flat, numbers, once, take, trainer
+from loader_kit import UNEVEN, acknowledged, all_records, elastic, flat, numbers, once, take, trainer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from edl_torch import DataShardService, ShardedDataset
-from edl_torch.errors import AccountingError, InvalidArgument, LoaderWorkerDied
+from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, LoaderWorkerDied
 from edl_torch.testing import FakeMaster, wait_until
 
 COUNTS = {"a": 40}
@@ -285,9 +288,6 @@ def told(fake: FakeMaster, service: DataShardService) -> set[int]:
     return {record for _, record in acknowledged(fake, service)}
 
 
-# Another batch size than the service's --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [8, 60, None], ids=str)
 def test_a_default_report_of_another_batch_size_is_refused_at_once(
@@ -302,39 +302,6 @@ def test_a_default_report_of_another_batch_size_is_refused_at_once(
             InvalidArgument, match=rf"batch_size, 10 record.* batches have {loaded}: .*batch_size=…\)"
         ):
             service.report_batch_done()
-        assert told(fake, service) == set()
-
-
-# Reports that were made too often, or say too much --------------------------------------------------------
-
-
-@pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_a_report_made_twice_for_one_batch_is_refused(num_workers: int, explicit: bool) -> None:
-    fake = FakeMaster()
-    size = SIZE if explicit else None
-    with trainer(fake, REPORTED, batch_size=SIZE, records_per_shard=20) as (service, dataset):
-        trained: list[int] = []
-        for batch in DataLoader(dataset, SIZE, num_workers=num_workers):
-            trained += numbers(batch)
-            service.report_batch_done(size)
-            with pytest.raises(
-                AccountingError, match=r"reported as trained on, and .* delivered.*ElasticDataLoader"
-            ):
-                service.report_batch_done(size)
-            assert told(fake, service) <= set(trained)
-        assert service.finished  # what was refused changed nothing
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_a_report_of_more_records_than_were_delivered_is_refused_with_both_numbers(num_workers: int) -> None:
-    fake = FakeMaster()
-    with trainer(fake, REPORTED, batch_size=SIZE, records_per_shard=20) as (service, dataset):
-        loop = iter(DataLoader(dataset, 12, num_workers=num_workers))
-        next(loop)
-        with pytest.raises(AccountingError, match=r"20 record\(s\) are reported .* of the 12 delivered"):
-            service.report_batch_done(batch_size=20)
         assert told(fake, service) == set()
 
 
@@ -363,23 +330,6 @@ def test_reports_may_come_after_the_loop(num_workers: int) -> None:
                 service.report_batch_done()
         assert service.finished
     fake.outcomes["training"].check_complete(2)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_report_for_a_batch_of_the_pass_before_does_not_count_in_the_next_one(num_workers: int) -> None:
-    fake = FakeMaster()
-    with trainer(fake, REPORTED, batch_size=SIZE, records_per_shard=20) as (service, dataset):
-        loader = DataLoader(dataset, SIZE, num_workers=num_workers, persistent_workers=num_workers > 0)
-        take(iter(loader), 3)
-        loop = iter(loader)
-        trained = numbers(next(loop))
-        service.report_batch_done()
-        with pytest.raises(AccountingError, match="delivered in this pass"):
-            service.report_batch_done()
-        assert told(fake, service) <= set(trained)
-
-
-# Without a DataLoader, or with something between ----------------------------------------------------------
 
 
 def test_samples_drawn_one_by_one_bound_the_reports() -> None:
@@ -423,28 +373,6 @@ def test_a_dataset_between_may_make_one_sample_of_several_records(num_workers: i
     fake.outcomes["training"].check_complete(1)
 
 
-class InPairs(ShardedDataset):
-    """The same as a dataset of its own."""
-
-    def __iter__(self) -> Iterator[Any]:
-        records = super().__iter__()
-        return zip(records, records, strict=True)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_dataset_of_the_users_own_may_too(num_workers: int) -> None:
-    fake = FakeMaster()
-    reader = NumberReader(REPORTED)
-    with DataShardService(SIZE, fake.connect(), reader=reader, records_per_shard=20) as service:
-        for _ in DataLoader(InPairs(service, reader), SIZE // 2, num_workers=num_workers):
-            service.report_batch_done()
-        assert service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
-# Loops over shards ----------------------------------------------------------------------------------------
-
-
 def test_more_than_was_fetched_cannot_be_reported() -> None:
     fake = FakeMaster()
     with trainer(fake, REPORTED, batch_size=SIZE, records_per_shard=25) as (service, _):
@@ -460,3 +388,74 @@ def test_more_than_was_fetched_cannot_be_reported() -> None:
         ):
             service.report_batch_done()
         assert told(fake, service) == set(range(25))
+
+
+# Passes of several kinds -----------------------------------------------------------------------------------
+
+
+def test_a_second_pass_with_more_workers_is_a_pass_of_its_own() -> None:
+    fake = FakeMaster()
+    with trainer(fake, num_epochs=4) as (service, dataset):
+        for workers in (1, 2, 3, 0):
+            trained = []
+            for batch in DataLoader(dataset, 4, num_workers=workers):
+                trained += numbers(batch)
+                service.report_batch_done()
+            assert sorted(trained) == all_records()
+        assert service.finished
+
+
+def test_a_loop_over_shards_with_partial_batches() -> None:
+    fake = FakeMaster()
+    with trainer(fake, batch_size=4, records_per_shard=6) as (service, _):
+        done: list[int] = []
+        names = list(UNEVEN)
+        while not service.finished:
+            while (shard := service.fetch_shard()) is not None:
+                records = [1000 * names.index(name) + index for name, index in shard.indices()]
+                for first in range(0, len(records), 4):
+                    done += records[first : first + 4]
+                    completed = service.report_batch_done()
+                    assert completed == (first + 4 >= len(records))
+                    assert acknowledged(fake, service) == once(done)
+        assert sorted(done) == all_records()
+    fake.outcomes["training"].check_complete(1)
+
+
+def test_with_several_workers_a_failed_batch_cannot_be_named() -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        loop = iter(DataLoader(dataset, 4, num_workers=2))
+        take(loop, 2)  # the second is the other worker's
+        with pytest.raises(InvalidArgument, match="use ElasticDataLoader"):
+            service.report_batch_done(err_msg="NaN")
+
+
+@pytest.mark.parametrize("num_workers", [None, 0, 2], ids=["fetch_shard", "plain", "plain, 2 workers"])
+def test_an_elastic_loop_ends_where_the_data_are_read_otherwise(num_workers: int | None) -> None:
+    with trainer(FakeMaster()) as (service, dataset):
+        loop = iter(elastic(dataset))
+        take(loop, 1)
+        if num_workers is None:
+            assert service.fetch_shard() is not None
+        else:
+            context = "fork" if num_workers else None
+            plain = iter(DataLoader(dataset, 4, num_workers=num_workers, multiprocessing_context=context))
+            next(plain)
+        with pytest.raises(ConcurrentIteration, match="iterated anew"):
+            next(loop)
+
+
+def test_a_loop_that_can_never_end_says_why_and_stops() -> None:
+    """A plain loader's drop_last hides a remainder that no report can ever tell of."""
+    fake = FakeMaster()
+    with trainer(fake) as (service, dataset), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="a pass over", category=UserWarning)
+        loader = DataLoader(dataset, 4, drop_last=True)
+
+        def read() -> None:
+            while not service.finished:
+                for _ in loader:
+                    service.report_batch_done()
+
+        with pytest.raises(AccountingError, match=r"3 record\(s\) were read each time.*drop_last"):
+            read()

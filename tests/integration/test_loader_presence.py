@@ -6,88 +6,42 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
-from loader_kit import acknowledged, elastic, flat, numbers, once, take, trainer
+from loader_kit import (
+    AWAY,
+    acknowledged,
+    cut_off,
+    elastic,
+    flat,
+    numbers,
+    once,
+    stalled,
+    stopped,
+    take,
+    trainer,
+)
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService
-from edl_torch.core.calls import ConfirmCall
 from edl_torch.errors import InvalidArgument, MasterUnavailable
-from edl_torch.testing import FakeMaster, Fault, wait_until
+from edl_torch.testing import FakeMaster, Fault
 
 COUNTS = {"a": 100, "b": 37}
 BATCH = 4
 
 
-def optimizer() -> torch.optim.Optimizer:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.ones(1)  # a step on no gradient is on no batch
-    return torch.optim.SGD([parameter], lr=0.1)
-
-
-def stopped(fake: FakeMaster, service: DataShardService) -> None:
-    """The process was stopped for longer than the lease timeout: the stream stands, nothing was sent."""
-    fake.clock.advance(31.0)
-    assert fake.expire()
-
-
-def cut_off(fake: FakeMaster, service: DataShardService) -> None:
-    """The stream was broken for longer than the grace."""
-    fake.break_stream(service.session.id)
-    fake.clock.advance(1.5)
-    assert fake.expire()
-
-
-def stalled(fake: FakeMaster, service: DataShardService) -> None:
-    """The loop hung for longer than the progress timeout, and heartbeats flowed."""
-    for _ in range(4):
-        fake.clock.advance(5.0)
-        presence = fake.listeners[service.session.id]
-        fake._dispatcher.heartbeat(service.session.id, presence.member, fake.clock(), presence.progress)
-        fake.listeners[service.session.id].answered(fake.clock())
-    assert all(item.stalled for item in fake.expire())
-
-
 @pytest.fixture
 def fake() -> FakeMaster:
-    return FakeMaster(lease_timeout_s=30.0, grace_s=1.0, progress_timeout_s=15.0)
-
-
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-@pytest.mark.parametrize("away", [stopped, cut_off, stalled])
-def test_no_batch_of_a_void_lease_is_handed_out(
-    fake: FakeMaster, away: Callable[[FakeMaster, DataShardService], None], in_process: bool
-) -> None:
-    """With 5 batches to a step no report falls due that would tell the trainer of its loss."""
-    with trainer(fake, COUNTS, in_process=in_process, records_per_shard=16) as (service, dataset):
-        steps = optimizer()
-        service.attach(steps)
-        trained: list[int] = []
-        number = 0
-        while not service.finished:
-            for batch in elastic(dataset):
-                number += 1
-                if number == 7:  # one step done, one batch of the next, one in hand
-                    if not in_process:  # and a lease fetched ahead
-                        wait_until(lambda: service.record_count > 16)
-                    away(fake, service)
-                trained += numbers(batch)
-                if number % 5 == 0:
-                    steps.step()
-            steps.step()
-        assert sorted(set(trained)) == sorted(record for _, record in acknowledged(fake, service))
-        assert len(trained) == 137 + 2 * BATCH
-    fake.outcomes["training"].check_complete(1)
+    return FakeMaster(**AWAY)
 
 
 @pytest.mark.parametrize("away", [stopped, cut_off, stalled])
 def test_without_an_optimizer_the_batch_in_hand_is_doubled_and_no_other(
-    fake: FakeMaster, away: Callable[[FakeMaster, DataShardService], None]
+    fake: FakeMaster, away: Callable[[FakeMaster, str], None]
 ) -> None:
     with trainer(fake, COUNTS, in_process=False) as (service, dataset):
         loop = iter(elastic(dataset))
         seen = take(loop, 5)
-        away(fake, service)
+        away(fake, service.session.id)
         assert acknowledged(fake, service) == once(flat(seen[:4]))
         seen += take(loop, 1000)
         assert len(flat(seen)) == 137 + len(seen[4])
@@ -123,58 +77,6 @@ def test_presenting_leases_may_fail_on_the_way(fake: FakeMaster, fault: Fault) -
     fake.outcomes["training"].check_complete(1)
 
 
-def test_a_break_while_leases_are_presented_is_noticed(fake: FakeMaster) -> None:
-    with trainer(fake, COUNTS) as (service, dataset):
-        session = service.session.id
-        loop = iter(elastic(dataset))
-        seen = take(loop, 3)
-        answered, calls = fake._local.call, []
-
-        def confirm_and_break(request: Any, wait_s: float = 0.0) -> Any:
-            answer = answered(request, wait_s)
-            if isinstance(request, ConfirmCall):
-                calls.append(request)
-                if len(calls) == 1:
-                    fake.break_stream(session)
-            return answer
-
-        fake._local.call = confirm_and_break  # type: ignore[method-assign]
-        fake.break_stream(session)
-        seen += take(loop, 1)
-        assert len(calls) == 2
-        seen += take(loop, 1000)
-        assert len(calls) == 2  # in doubt no more
-        assert len(flat(seen)) == 137
-
-
-def test_while_presence_is_sure_nothing_is_asked(fake: FakeMaster) -> None:
-    with trainer(fake, COUNTS) as (service, dataset):
-        fake.faults.plan("confirm", *[Fault.REPEAT] * 3)
-        for _ in elastic(dataset):
-            fake.clock.advance(4.9)
-        assert repr(fake.faults) == "<Faults {'confirm': 3}>"
-        assert service.finished
-
-
-def test_a_master_that_stays_away_is_an_error_and_the_loop_can_be_taken_up_again(fake: FakeMaster) -> None:
-    with trainer(fake, COUNTS) as (service, dataset):
-        service.attach(steps := optimizer())
-        loop = iter(elastic(dataset))
-        seen = take(loop, 3)
-        steps.step()
-        fake.break_stream(service.session.id)
-        fake.faults.master_away()
-        with pytest.raises(MasterUnavailable):
-            next(loop)
-        fake.faults.master_away(False)
-        while not service.finished:
-            for batch in elastic(dataset):
-                seen.append(numbers(batch))
-                steps.step()
-        assert len(flat(seen)) == 137
-    fake.outcomes["training"].check_complete(1)
-
-
 # Loops of a plain DataLoader ------------------------------------------------------------------------------
 
 
@@ -188,7 +90,7 @@ def plain(service: DataShardService, loader: DataLoader[Any]) -> Iterator[list[i
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("away", [stopped, cut_off, stalled])
 def test_a_plain_loop_acknowledges_nothing_of_a_void_lease(
-    fake: FakeMaster, away: Callable[[FakeMaster, DataShardService], None], num_workers: int
+    fake: FakeMaster, away: Callable[[FakeMaster, str], None], num_workers: int
 ) -> None:
     with trainer(fake, COUNTS, in_process=False) as (service, dataset):
         context = "fork" if num_workers else None
@@ -197,7 +99,7 @@ def test_a_plain_loop_acknowledges_nothing_of_a_void_lease(
         for number, batch in enumerate(plain(service, loader)):
             trained |= set(batch)
             if number == 6:
-                away(fake, service)
+                away(fake, service.session.id)
             assert {record for _, record in acknowledged(fake, service)} <= trained
     fake.outcomes["training"].check_complete(1)
 

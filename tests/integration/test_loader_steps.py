@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +24,12 @@ def optimizer(kind: Any = torch.optim.SGD) -> torch.optim.Optimizer:
     return made
 
 
-def test_attach_takes_an_optimizer() -> None:
-    with (
-        trainer(FakeMaster()) as (service, _),
-        pytest.raises(InvalidArgument, match=r"torch\.optim\.Optimizer, not Linear"),
-    ):
-        service.attach(torch.nn.Linear(1, 1))
-
-
 def test_close_takes_its_hook_off_the_optimizer() -> None:
     sgd = optimizer()
     with trainer(FakeMaster()) as (service, dataset):
         service.attach(sgd)
         take(iter(elastic(dataset)), 1)
     sgd.step()
-
-
-# Wrappers that read ahead ---------------------------------------------------------------------------------
-
-
-def ahead(loader: Any, lookahead: int) -> Iterator[Any]:
-    """Asks for `lookahead` batches before it hands on the first, as Accelerate (1) and others do."""
-    kept = []
-    for batch in loader:
-        kept.append(batch)
-        if len(kept) > lookahead:
-            yield kept.pop(0)
-    yield from kept
 
 
 @pytest.mark.parametrize("reported", [False, True])
@@ -85,33 +63,6 @@ def test_a_last_step_that_a_scaler_skips_counts_where_the_loop_says_so(reported:
             assert acknowledged(fake, service) == once(all_records())
 
 
-# Optimizers that come and go ------------------------------------------------------------------------------
-
-
-def run_epoch(dataset: Any, step: Any) -> list[int]:
-    """One pass, with a step on each batch."""
-    seen = []
-    for batch in elastic(dataset):
-        seen += numbers(batch)
-        step()
-    return seen
-
-
-@pytest.mark.parametrize("detached", [True, False], ids=["detached", "let go"])
-def test_a_new_optimizer_in_each_epoch_counts_from_then_on(detached: bool) -> None:
-    fake = FakeMaster()
-    with trainer(fake, num_epochs=3) as (service, dataset):
-        for epoch in range(3):
-            sgd = optimizer()
-            service.attach(sgd)
-            assert sorted(run_epoch(dataset, sgd.step)) == all_records()
-            assert sum(acknowledged(fake, service).values()) == 39 * (epoch + 1)
-            if detached:
-                service.detach(sgd)
-        assert service.finished
-    fake.outcomes["training"].check_complete(3)
-
-
 def test_an_optimizer_is_attached_once_and_detached_once() -> None:
     with trainer(FakeMaster()) as (service, _):
         sgd = optimizer()
@@ -123,37 +74,6 @@ def test_an_optimizer_is_attached_once_and_detached_once() -> None:
 
 
 # Steps that train nothing, and steps that only look like it -----------------------------------------------
-
-
-def test_a_step_at_rate_zero_counts() -> None:
-    """As the last one of a cosine schedule, in loops that write `step(closure=None)`."""
-    fake = FakeMaster()
-    with trainer(fake, {"a": 8}) as (service, dataset):
-        sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
-        service.attach(sgd)
-        run_epoch(dataset, lambda: sgd.step(closure=None))
-        assert service.finished
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_a_scaler_skips_counts_nothing(fused: bool) -> None:
-    fake = FakeMaster()
-    weight = torch.nn.Parameter(torch.ones(1))
-    sgd = torch.optim.SGD([weight], lr=0.1, fused=fused)
-    scaler = torch.amp.GradScaler("cpu")
-    with trainer(fake) as (service, dataset):
-        service.attach(sgd)
-        loop = iter(elastic(dataset))
-        seen = []
-        for factor, told in ((1.0, 1), (torch.inf, 1), (1.0, 3)):
-            seen += take(loop, 1)
-            sgd.zero_grad()
-            scaler.scale((weight * factor).sum()).backward()
-            before = weight.item()
-            scaler.step(sgd)
-            scaler.update()
-            assert (weight.item() == before) == (factor == torch.inf)
-            assert acknowledged(fake, service) == once(flat(seen[:told]))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -309,54 +229,7 @@ def test_an_engine_that_one_service_has_detached_steps_for_the_other() -> None:
         engine.step()
 
 
-def test_a_scheduler_is_no_optimizer() -> None:
-    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    scheduler: Any = torch.optim.lr_scheduler.StepLR(inner, 1)
-    with trainer(FakeMaster()) as (service, _), pytest.raises(InvalidArgument, match="not StepLR"):
-        service.attach(scheduler)
-
-
 # Gradients ------------------------------------------------------------------------------------------------
-
-
-def slope_of(loader: Any, batch: Any, weight: torch.nn.Parameter) -> None:
-    """Backpropagate the mean of the records' numbers times `weight`."""
-    loader.weigh((weight * batch.double()).mean()).backward()
-
-
-@pytest.mark.filterwarnings(
-    "ignore:an optimizer stepped on gradients:UserWarning"
-)  # of zeros, for all it sees
-@pytest.mark.parametrize("zero", ["before", "after", "with zeros"])
-@pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.parametrize("ends", ["break", "failure"])
-def test_a_batch_that_was_not_trained_on_is_not_in_the_mean(ends: str, trained: bool, zero: str) -> None:
-    fake = FakeMaster()
-    weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
-    sgd = torch.optim.SGD([weight], lr=0.0)
-    with trainer(fake, max_bad_records=4) as (service, dataset):
-        service.attach(sgd)
-        loader = elastic(dataset)
-        for batch in loader:
-            if trained:
-                slope_of(loader, batch, weight)
-            if ends == "break":
-                break
-            service.report_batch_done(err_msg="NaN loss")
-            break
-        if zero == "after":
-            sgd.zero_grad()
-        for batch in loader:
-            if zero != "after":
-                sgd.zero_grad(set_to_none=zero == "before")
-            slope_of(loader, batch, weight)
-            loader.scale_gradients(sgd)
-            assert weight.grad is not None
-            assert float(weight.grad) == pytest.approx(batch.double().mean().item(), rel=1e-15)
-            sgd.step()
-            sgd.zero_grad()
-            zero = "after"
-        assert service.finished
 
 
 def test_a_failed_batch_has_no_weight() -> None:

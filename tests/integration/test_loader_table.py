@@ -135,6 +135,7 @@ def all_rows() -> Iterator[Any]:
             yield pytest.param(row, in_process, options, id=f"{name}-{setup}".replace(" ", "_"), marks=marks)
 
 
+@pytest.mark.usefixtures("quick_questions")
 @pytest.mark.parametrize(("row", "in_process", "options"), list(all_rows()))
 def test_what_a_loop_does_decides_what_becomes_of_its_batches(
     row: Row, in_process: bool, options: dict[str, int]

@@ -35,8 +35,6 @@ from torch.utils.data import get_worker_info
 from edl_torch.errors import LoaderWorkerDied
 from edl_torch.testing import FakeMaster, wait_until
 
-SHUFFLED: dict[str, Any] = {"shuffle_shards": True, "seed": 3, "dataset": {"shuffle": True}}
-
 
 def add_noise(number: int) -> torch.Tensor:
     return torch.tensor(float(number)) + torch.rand(())
@@ -89,12 +87,6 @@ def test_large_batches_keep_their_records_while_others_are_read(num_workers: int
     for images, labels in kept:
         assert (images == labels[:, None, None]).all()
     assert sorted(label for _, labels in kept for label in labels.tolist()) == all_records()
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_persistent_workers_and_epochs_use_threads_each_time(num_workers: int) -> None:
-    arguments = {"persistent_workers": True} if num_workers else {}
-    assert sorted(flat(batches(2, num_workers, 3, **arguments))) == sorted(3 * all_records())
 
 
 @pytest.mark.long
@@ -173,25 +165,6 @@ def test_a_worker_that_dies_in_a_thread_names_its_records_and_loses_none() -> No
         take(iter(elastic(dataset, num_threads=2)), 100)
         assert service.finished
     fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("save_after", [1, 5, 9])
-def test_the_order_after_a_restore_is_that_of_the_undisturbed_run(save_after: int) -> None:
-    with trainer(FakeMaster(), SafeReader(UNEVEN), **SHUFFLED) as (_, dataset):
-        undisturbed = flat(take(iter(elastic(dataset)), 100))
-    with trainer(FakeMaster(), SafeReader(UNEVEN), **SHUFFLED) as (service, dataset):
-        loader = elastic(dataset, num_threads=2)
-        loop = iter(loader)
-        first = flat(take(loop, save_after))
-        state = service.state_dict()
-        take(loop, 1)
-        service.load_state_dict(state)
-        loader.close()
-    with trainer(FakeMaster(), SafeReader(UNEVEN), **SHUFFLED) as (service, dataset):
-        service.load_state_dict(state)
-        rest = flat(take(iter(elastic(dataset, num_threads=2)), 100))
-    assert sorted(first + rest) == all_records()
-    assert first + rest == undisturbed
 
 
 def test_synchronous_ranks_with_threads_train_each_record_once() -> None:

@@ -89,15 +89,6 @@ def test_unequal_trainers_give_each_record_one_outcome(speeds: tuple[float, ...]
     fake.outcomes["training"].check_complete(2)
 
 
-def test_two_trainers_with_loader_workers() -> None:
-    fake = FakeMaster()
-    shares = together(
-        *(loop_of(fake, 4, 0.002, num_workers=2, num_epochs=2, records_per_shard=12) for _ in range(2))
-    )
-    assert sum(shares) == 2 * 137
-    fake.outcomes["training"].check_complete(2)
-
-
 @pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
 def test_remainders_of_two_trainers_make_whole_batches(in_process: bool) -> None:
     fake = FakeMaster()
@@ -200,45 +191,6 @@ def test_a_dead_peers_records_come_to_the_one_that_waits() -> None:
             rest = living.result(timeout=60)
         assert len(flat(taken[:2] + rest)) == 137
         dying.close()
-    fake.outcomes["training"].check_complete(1)
-
-
-def test_a_lost_session_trains_on_and_doubles_one_batch_at_most() -> None:
-    fake = FakeMaster(grace_s=1.0)
-    with trainer(fake, COUNTS) as (service, dataset):
-        loop = iter(elastic(dataset))
-        seen = take(loop, 3)
-        fake.break_stream(service.session.id)
-        fake.clock.advance(1.5)
-        assert fake.expire()
-        seen += take(loop, 1000)
-        assert 137 <= len(flat(seen)) <= 137 + 4
-        assert service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_session_lost_in_a_plain_loop_acknowledges_nothing_early(num_workers: int) -> None:
-    from torch.utils.data import DataLoader
-
-    fake = FakeMaster(grace_s=1.0)
-    with trainer(fake, COUNTS, in_process=False) as (service, dataset):
-        loader = DataLoader(dataset, 4, num_workers=num_workers)
-        trained: list[int] = []
-        for number, batch in enumerate(loader):
-            trained += numbers(batch)
-            service.report_batch_done()
-            if number == 3:
-                service.session.flush()
-                fake.break_stream(service.session.id)
-                fake.clock.advance(1.5)
-                fake.expire()
-            assert {record for _, record in acknowledged(fake, service)} <= set(trained)
-        while not service.finished:
-            for batch in loader:
-                trained += numbers(batch)
-                service.report_batch_done()
-                assert {record for _, record in acknowledged(fake, service)} <= set(trained)
     fake.outcomes["training"].check_complete(1)
 
 

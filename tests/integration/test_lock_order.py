@@ -247,33 +247,6 @@ def test_records_of_a_lost_iterator_go_to_a_trainer_that_waits_for_them() -> Non
         assert first.record_count == 0
 
 
-def test_a_loader_that_is_closed_after_a_break_gives_back_at_once() -> None:
-    with trainer(FakeMaster(), {"a": 12}) as (service, dataset):
-        loader = elastic(dataset)
-        for _ in loader:
-            break
-        assert service.record_count == 0
-        for _ in loader:
-            break
-        loader.close()
-        assert service.record_count == 0
-    loader.close()
-
-
-def test_a_step_after_a_break_comes_too_late_for_the_batch_in_hand() -> None:
-    fake = FakeMaster()
-    with trainer(fake, {"a": 12}) as (service, dataset):
-        weight = torch.nn.Parameter(torch.ones(1))
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        service.attach(optimizer)
-        weight.sum().backward()
-        for _ in elastic(dataset):
-            break
-        optimizer.step()
-        assert not acknowledged(fake, service)
-        assert service.record_count == 0
-
-
 def test_a_generator_over_an_epoch_that_is_collected_takes_no_lock(tmp_path: Path) -> None:
     with checked_locks() as watch:
         service, dataset = service_of(FakeMaster(), tmp_path)

@@ -5,7 +5,6 @@ The model counts how often it learnt each record; nothing asks the loader.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -728,16 +727,6 @@ def a_window_twice(loader: Any, model: Counts, optimizer: Any) -> None:
             for batch in window:
                 model(batch).backward()
             optimizer.step()
-
-
-@other
-def an_old_model_in_the_middle(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader):
-        if number == 2:
-            saved = copy.deepcopy(model.state_dict())
-        learn(model, optimizer, batch)
-        if number == 4:
-            model.load_state_dict(saved)
 
 
 class SkipsSome(torch.optim.SGD):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,11 @@ def test_each_batch_is_of_one_component_and_shares_are_kept_over_batches(
     assert proof["from_its_share"] <= 10 or "num_workers" in reading
 
 
-@pytest.mark.parametrize("reading", READING[:3], ids=str)
-@pytest.mark.parametrize("batch_size", [3, 4, 6, 12])
+@pytest.mark.parametrize(
+    ("batch_size", "reading"),
+    [*product((3, 4, 6, 12), ({}, {"num_threads": 3})), (4, {"num_workers": 2})],
+    ids=str,
+)
 def test_tensors_of_other_shapes_are_batched_by_component(batch_size: int, reading: dict[str, Any]) -> None:
     shapes = {name: 2 + place for place, name in enumerate(SIZES)}
     parts = {
@@ -93,8 +97,14 @@ def test_tensors_of_other_shapes_are_batched_by_component(batch_size: int, readi
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("reading", READING, ids=str)
-@pytest.mark.parametrize("bad", [[0], [4], [0, 1, 2, 3, 4], [1, 3]], ids=str)
+@pytest.mark.parametrize(
+    ("bad", "reading"),
+    [
+        *product(([0], [4], [0, 1, 2, 3, 4], [1, 3]), ({}, {"num_threads": 3})),
+        *(([1, 3], reading) for reading in READING if "num_workers" in reading),
+    ],
+    ids=str,
+)
 def test_a_bad_record_makes_its_batch_shorter_and_mixes_none(
     bad: list[int], reading: dict[str, Any], drop_last: bool
 ) -> None:

@@ -74,15 +74,6 @@ def test_a_pass_that_finds_nothing_since_others_were_quicker_does_not_warn() -> 
             assert list(elastic(slow)) == []
 
 
-def test_a_job_that_went_back_to_its_beginning_has_epochs_again() -> None:
-    with trainer(FakeMaster()) as (service, dataset):
-        loader = elastic(dataset)
-        list(loader)
-        service.load_state_dict(None)
-        with no_warning():
-            assert len(flat(take(iter(loader), 100))) == len(all_records())
-
-
 # Loops that are left ----------------------------------------------------------------------------------------
 
 AGAIN = r"batch in hand of 'training'.*read again.*loader\.attach\(optimizer\).*loader\.stepped\(\) before"
@@ -363,6 +354,7 @@ def verdict_of(folder: Path) -> Verdict:
     return verdict
 
 
+@pytest.mark.usefixtures("quick_questions")
 @BOTH
 @pytest.mark.parametrize("barrier", [True, False])
 def test_a_window_dropped_at_the_end_of_the_job_counts_and_the_audit_tells(
@@ -383,6 +375,7 @@ def test_a_window_dropped_at_the_end_of_the_job_counts_and_the_audit_tells(
     assert verdict.rests_on == {"unseen": 32, "unstepped": 8}  # it steps without gradients
 
 
+@pytest.mark.usefixtures("quick_questions")
 @pytest.mark.timeout(60)
 def test_several_trainers_drop_their_own_windows(tmp_path: Path) -> None:
     fake = FakeMaster()
@@ -476,16 +469,6 @@ def test_a_fresh_synchronous_job_begins_at_the_beginning(asks: bool, in_process:
     run_ranks(fake, 2, train, {"a": 40}, in_process=in_process, num_epochs=2)
     assert fake.dataset_status("training").lineage == 1
     fake.outcomes["training"].check_complete(2)
-
-
-def test_a_synchronous_job_that_finds_a_position_must_load_one() -> None:
-    fake = FakeMaster()
-    with trainer(fake, {"a": 40}) as (service, dataset):
-        take(iter(elastic(dataset)), 2)
-        service.session.flush()
-    for _ in range(2):
-        with pytest.raises(Failed, match="call load_state_dict"):
-            run_ranks(fake, 2, train_fresh, {"a": 40})
 
 
 def test_a_synchronous_job_that_finds_another_trainer_must_load_a_position() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import uuid
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import preloaded
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +19,6 @@ import torch
 from cases import cases
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.errors import BadRecord
 from edl_torch.readers import ParquetReader
 
 pytest.importorskip("pyarrow")
@@ -28,10 +26,8 @@ pytest.importorskip("odps")
 
 from maxcompute import Fail, MaxComputeServer, Rows
 
-from edl_torch.client.grpc.client import MasterClient
 from edl_torch.errors import SourceChanged
 from edl_torch.readers import ODPSDataReader
-from edl_torch.testing import wait_until
 
 ROWS = 700
 KEY = "a-key-that-nobody-may-see"
@@ -119,14 +115,6 @@ def test_a_shard_is_downloaded_once_however_it_is_shuffled(server):
     assert sorted(ranges) == sorted(2 * ["(0,100)", "(100,100)", "(200,100)", "(300,50)"])
 
 
-def test_a_global_shuffle_reads_through_blocks(server):
-    reader = ODPSDataReader("clicks", columns=["i"])
-    with service(reader, shuffle=True) as data:
-        loader = ElasticDataLoader(ShardedDataset(data, reader), batch_size=None)
-        assert sorted(row for batch in loader for row in batch["i"].tolist()) == list(range(ROWS))
-    assert server.requests["data"] == 2  # a partition is one block here
-
-
 def test_faults_below_the_loader_lose_nothing(server):
     reader = ODPSDataReader("clicks", columns=["i"])
     reader.table.retries.first_s = 0.001
@@ -152,63 +140,34 @@ def test_a_table_written_to_ends_the_loop_with_its_name(server, num_workers):
         assert num_workers or isinstance(caught.value.__cause__, SourceChanged)
 
 
-@pytest.fixture
-def master(server, tmp_path):
-    """`edl-torch master` over the table, with a journal."""
-    address, state = tmp_path / f"address-{uuid.uuid4().hex}", tmp_path / "state"
-    options = ["--training_data", "odps://demo/tables/clicks", "--validation_data"]
-    options += ["odps://demo/tables/clicks/ds=1", "--records_per_task", "100", "--state", str(state)]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "edl_torch",
-            "master",
-            "--addr",
-            "127.0.0.1:0",
-            "--address-file",
-            address,
-            *options,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    wait_until(lambda: address.exists() or process.poll() is not None, timeout_s=60)
-    assert process.poll() is None, process.communicate()
-    yield process, address.read_text().strip(), state
-    if process.poll() is None:
-        process.kill()
-    process.communicate()
-
-
 def test_the_masters_command_line_makes_shards_of_a_table_and_keeps_the_key_to_itself(
-    server, master, tmp_path
+    server, start_master, tmp_path
 ):
-    process, address, state = master
+    options = ("--training_data", "odps://demo/tables/clicks", "--records_per_task", "100")
+    options += ("--validation_data", "odps://demo/tables/clicks/ds=1")
+    master = start_master(*options, durable=True)
     reader = ODPSDataReader("clicks", columns=["i"])
-    client = MasterClient(address, "trainer")
+    client = master.client("trainer")
     with DataShardService(batch_size=32, master_client=client, audit_dir=str(tmp_path / "audit")) as data:
         loader = ElasticDataLoader(ShardedDataset(data, reader), batch_size=None)
         rows = [row for batch in loader for row in batch["i"].tolist()]
         token = data.state_dict()
     assert sorted(rows) == list(range(ROWS))
-    status = subprocess.run(
-        [sys.executable, "-m", "edl_torch", "status", "--addr", address, "--json"],
+    status = preloaded.run(
+        [sys.executable, "-m", "edl_torch", "status", "--addr", master.address, "--json"],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
     client.close()
-    process.terminate()
-    output = process.communicate(timeout=30)[0]
-    journal = b"".join(path.read_bytes() for path in state.rglob("*") if path.is_file())
+    master.stop()
+    journal = b"".join(path.read_bytes() for path in master.state.rglob("*") if path.is_file())
     audit = b"".join(path.read_bytes() for path in (tmp_path / "audit").rglob("*") if path.is_file())
     assert b"demo.clicks/ds=1" in journal
     assert {"training", "evaluation"} <= set(str(json.loads(status.stdout)).replace("'", " ").split())
     assert len(audit) > 0
-    for text in (output, status.stdout, status.stderr, json.dumps(token)):
+    for text in (master.log, status.stdout, status.stderr, json.dumps(token)):
         assert KEY not in text
         assert os.environ["ODPS_ACCESS_ID"] not in text
     for data in (journal, audit):
@@ -216,7 +175,7 @@ def test_the_masters_command_line_makes_shards_of_a_table_and_keeps_the_key_to_i
 
 
 def test_a_master_that_cannot_reach_the_table_says_why_in_one_line(server):
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-m", "edl_torch", "master", "--training_data", "odps://demo/tables/nothing"],
         capture_output=True,
         text=True,
@@ -302,37 +261,6 @@ def test_each_row_once_an_epoch(folder, workers, columnar):
             assert epochs[0] != epochs[1] != list(range(130)), name
 
 
-def test_columns_become_tensors_of_their_own_types(folder):
-    reader = ParquetReader(folder)
-    with DataShardService(5, reader=reader) as service:
-        batch = next(iter(ElasticDataLoader(ShardedDataset(service, reader), batch_size=None)))
-    kinds = {name: values.dtype for name, values in batch.items() if isinstance(values, torch.Tensor)}
-    assert kinds == {
-        "id": torch.int64,
-        "half": torch.float32,
-        "vector": torch.float64,
-        "year": torch.int64,
-    }
-    assert isinstance(batch["text"], np.ndarray)
-
-
-@pytest.mark.parametrize("columnar", [True, False], ids=["columns", "rows"])
-def test_a_shuffled_epoch_decodes_each_row_group_once(folder, columnar):
-    reader = ParquetReader(folder)
-    groups = 7 + 4 + 7
-    size = {"batch_size": None} if columnar else {}
-    epochs = read(
-        *(
-            reader,
-            {"shuffle_shards": True, "records_per_shard": 2 * reader.rows_per_group},
-            {"shuffle": True},
-        ),
-        **size,
-    )
-    assert len(epochs) == 2
-    assert reader.groups_decoded == groups, "all fits the cache, so the second epoch decodes nothing"
-
-
 def test_forked_workers_read_after_their_trainer_has_read(folder):
     """The trainer's open files, Arrow's threads and its tables exist already when the workers are forked."""
     reader = ParquetReader(folder)
@@ -341,24 +269,3 @@ def test_forked_workers_read_after_their_trainer_has_read(folder):
     for _ in range(3):
         for epoch in read(reader, {}, {}, num_workers=2, multiprocessing_context="fork", batch_size=None):
             assert sorted(epoch) == list(range(130))
-
-
-def test_rows_of_a_damaged_row_group_are_quarantined_by_name(folder):
-    path = folder / "year=2023" / "0.parquet"
-    chunk = pq.read_metadata(path).row_group(2).column(0)
-    content = bytearray(path.read_bytes())
-    first = chunk.dictionary_page_offset or chunk.data_page_offset
-    content[first : first + 20] = b"\xff" * 20
-    path.write_bytes(content)
-    reader = ParquetReader(folder)
-    with DataShardService(5, reader=reader, max_bad_records=8) as service:
-        dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-        seen = [i for batch in ElasticDataLoader(dataset, batch_size=None) for i in check_batch(batch)]
-        assert service.progress().quarantined == 8
-    assert sorted(seen) == [*range(16), *range(24, 130)]
-    with (
-        DataShardService(5, reader=reader) as service,
-        pytest.raises(BadRecord, match="row group 2 is damaged"),
-    ):
-        for _ in ElasticDataLoader(ShardedDataset(service, reader), batch_size=None):
-            pass

@@ -12,9 +12,7 @@ import preloaded
 import pytest
 from every_reader import made
 from image_files import write_image_folder
-from test_master_process import master
-
-from edl_torch import MasterClient
+from master_kit import MakeMaster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prediction"
 sys.path.insert(0, str(EXAMPLE))
@@ -53,31 +51,29 @@ def lines(out: Path) -> list[tuple[str, int]]:
     return [(entry["name"], entry["index"]) for entry in entries]
 
 
-def test_each_record_has_one_result_though_trainers_are_killed(tmp_path: Path, photos: str) -> None:
+def test_each_record_has_one_result_though_trainers_are_killed(
+    tmp_path: Path, photos: str, start_master: MakeMaster
+) -> None:
     out = tmp_path / "out"
     command = [photos, str(out), "--batch-size", str(BATCH)]
-    with master(
-        tmp_path, "--prediction_data", photos, "--records_per_task", "12", "--grace-s", "0.2"
-    ) as address:
-        environment = {
-            **os.environ,
-            "EDL_MASTER_ADDR": address,
-            "PYTHONPATH": os.pathsep.join([str(EXAMPLE.parents[1]), str(EXAMPLE)]),
-        }
-        victims = [
-            preloaded.Popen([sys.executable, "-c", VICTIM, how, *command], env=environment)
-            for how in ("before", "after")
-        ]
-        assert [victim.wait(100) for victim in victims] == [-signal.SIGKILL] * 2
-        script = str(EXAMPLE / "predict.py")
-        trainers = [
-            preloaded.Popen([sys.executable, script, *command, "--workers", str(n)], env=environment)
-            for n in (0, 1)
-        ]
-        assert [trainer.wait(100) for trainer in trainers] == [0, 0]
-        client = MasterClient(address, "test", master_timeout_s=10)
-        status = client.dataset_status("prediction")
-        client.close()
+    master = start_master("--prediction_data", photos, "--records_per_task", "12", "--grace-s", "0.2")
+    environment = {
+        **os.environ,
+        "EDL_MASTER_ADDR": master.address,
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLE.parents[1]), str(EXAMPLE)]),
+    }
+    victims = [
+        preloaded.Popen([sys.executable, "-c", VICTIM, how, *command], env=environment)
+        for how in ("before", "after")
+    ]
+    assert [victim.wait(100) for victim in victims] == [-signal.SIGKILL] * 2
+    script = str(EXAMPLE / "predict.py")
+    trainers = [
+        preloaded.Popen([sys.executable, script, *command, "--workers", str(n)], env=environment)
+        for n in (0, 1)
+    ]
+    assert [trainer.wait(100) for trainer in trainers] == [0, 0]
+    status = master.client().dataset_status("prediction")
     assert status.finished
     assert (status.acknowledged, status.quarantined, status.dropped) == (COUNT, 0, 0)
     merged = result_log.merge(out)

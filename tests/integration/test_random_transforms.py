@@ -240,22 +240,6 @@ def test_all_threads_are_between_two_draws_at_once() -> None:
     assert not first.acquire(blocking=False)
 
 
-def test_the_loops_numbers_are_those_of_a_loop_without_threads() -> None:
-    def loop(**arguments: Any) -> list[torch.Tensor]:
-        torch.manual_seed(3), random.seed(3), np.random.seed(3)
-        drawn = []
-        with ElasticDataLoader(
-            MapDatasetReader(Numbers(), thread_safe=True), 4, seed_transforms=True, transform=DRAWS["rand"],
-            master_client=LocalMaster(), **arguments,
-        ) as loader:  # fmt: skip
-            for _ in loader:
-                drawn.append(torch.nn.functional.dropout(torch.ones(50)) + random.random() + np.random.rand())
-        return [*drawn, torch.rand(3)]
-
-    for found, wanted in zip(loop(num_threads=3), loop(), strict=True):
-        assert torch.equal(found, wanted)
-
-
 def draw_globally(record: torch.Tensor, *, by: str) -> torch.Tensor:
     drawn = torch.rand(2).double()
     if by == "random":

@@ -6,18 +6,14 @@ import os
 import random
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import preloaded
 import pytest
 import torch
 from tar_files import samples_tar
 
-from edl_torch import ElasticDataLoader
 from edl_torch.cli.main import main
-from edl_torch.readers import TarReader
 
 PROGRAM = Path(__file__).with_name("tar_program.py")
 EPOCHS = 2
@@ -73,45 +69,3 @@ def test_each_record_counts_once_though_the_job_is_killed_often(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
     kill_and_prove(tmp_path, capsys, kills=5, workers=seed % 2 * 2, seed=seed)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_each_sample_is_seen_once_an_epoch_in_any_order(tmp_path: Path, seed: int) -> None:
-    """The job's twin in one process: random shards, fields, orders and threads."""
-    chance = random.Random(seed)
-    sizes = [chance.randint(0, 40) for _ in range(chance.randint(1, 5))]
-    records = shards(tmp_path / "data", [*sizes, 1])
-    options: dict[str, Any] = {
-        "shuffle": chance.choice([True, False, "shards", "in_shard"]),
-        "records_per_shard": chance.choice([None, 1, 7]),
-        "num_threads": chance.choice([0, 3]),
-    }
-    given = {name: value for name, value in options.items() if value}
-    print(f"seed {seed}: {sizes} {given}")
-    seen: list[Counter[int]] = []
-    reader = TarReader(tmp_path / "data", ("cls", "txt"))
-    with ElasticDataLoader(reader, batch_size=5, num_epochs=2, **given) as loader:
-        for _ in loader.epochs():
-            counts: Counter[int] = Counter()
-            for numbers, texts in loader:
-                assert [int(text) for text in texts] == numbers.tolist()
-                counts.update(numbers.tolist())
-            seen.append(counts)
-    assert seen == [Counter(range(records))] * 2
-
-
-def test_broken_samples_are_quarantined_by_name(tmp_path: Path) -> None:
-    records = shards(tmp_path / "data", [20])
-    path = tmp_path / "data" / "train-000.tar"
-    content = bytearray(path.read_bytes())
-    place = content.index(b"00007.cls") + 512
-    content[place] = ord("x")
-    path.write_bytes(content)
-    with ElasticDataLoader(
-        str(tmp_path / "data"), batch_size=4, on_bad_record="quarantine", max_bad_records=1
-    ) as loader:
-        seen = [number for batch in loader for number in batch["cls"].tolist()]
-        (bad,) = loader.quarantined()
-    assert sorted(seen) == [n for n in range(records) if n != 7]
-    assert (bad.name, bad.index) == (str(tmp_path / "data"), 7)
-    assert f"'{path}' sample '00007' member 'cls': is no whole number" in bad.reason

@@ -24,7 +24,7 @@ SETTINGS = {"NOTICES": "1", "SAVE_EVERY": "1000000", "EDL_MASTER_TIMEOUT_S": "5"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path)
+    cluster = Cluster(tmp_path, last_call_s=1)  # nodes come one after the other
     yield cluster
     cluster.close()
     for agent in cluster.agents:  # shown where the test has failed

@@ -23,7 +23,7 @@ from edl_torch.testing import wait_until
 TORCHRUN = Path(__file__).parents[1] / "preloaded_torchrun.py"
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 ASYNCHRONOUS = Path(__file__).with_name("torchrun_trainer.py")
-QUICK = "join_timeout=120,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60"
+QUICK = "join_timeout=120,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=60,last_call_timeout="
 
 
 class Agent:
@@ -77,12 +77,18 @@ class Host(Protocol):
 
 
 class Cluster:
-    """The agents of one elastic job over `folder`, `least` to 3 of them; they meet at `meeting`."""
+    """The agents of one elastic job over `folder`, `least` to 3 of them; they meet at `meeting`.
 
-    def __init__(self, folder: Path, least: int = 1, meeting: str = "localhost") -> None:
+    Those who could begin wait so long for others.
+    """
+
+    def __init__(
+        self, folder: Path, least: int = 1, meeting: str = "localhost", last_call_s: int = 3
+    ) -> None:
         self.folder = folder
         self._least = least
         self._meeting = meeting
+        self._settings = f"{QUICK}{last_call_s}"
         self.agents: list[Agent] = []
         self._port = quiet_port()
         (folder / "steps").mkdir()
@@ -92,13 +98,13 @@ class Cluster:
         command = [f"--nnodes={self._least}:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
         command += [
             f"--rdzv-endpoint={self._meeting}:{self._port}",
-            f"--rdzv-conf={QUICK}",
+            f"--rdzv-conf={self._settings}",
             "--max-restarts=20",
         ]
         command += ["--monitor-interval=0.1"]
         if host is not None:  # all hosts of a test have this machine's name: who is who must be said
             is_host = int(host.address == self._meeting)
-            command += [f"--local-addr={host.address}", f"--rdzv-conf={QUICK},is_host={is_host}"]
+            command += [f"--local-addr={host.address}", f"--rdzv-conf={self._settings},is_host={is_host}"]
         command += [str(WORKER), str(self.folder)]
         settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         prefix = [] if host is None else host.prefix

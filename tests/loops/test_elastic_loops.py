@@ -242,6 +242,8 @@ def test_what_a_wrapper_held_is_not_trained_on_after_the_data_went_back(told: bo
         with pytest.raises(AccountingError, match=r"read ahead.*Leave the loop after load_state_dict"):
             next(batches)
         assert [number for batch in loader for number in batch.tolist()] == [*range(8)]
+        if not told:
+            loader.give_back(window=True)
 
 
 def test_unreadable_records_are_in_nobodys_way() -> None:
