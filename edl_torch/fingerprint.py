@@ -111,6 +111,10 @@ class Fingerprint:
             raise InvalidArgument(f"no fingerprint of data: {text[:40]!r} is damaged")
         return found
 
+    def known(self, strength: str) -> Fingerprint:
+        """Return it with another strength."""
+        return self.from_row([strength, *self.row[1:]])
+
     @property
     def row(self) -> list[Any]:
         """All of it but the digest, which follows from it, as plain values."""

@@ -55,7 +55,7 @@ class Tab:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    async def wait_until(self, script: str, timeout_s: float = 20.0) -> float:
+    async def wait_until(self, script: str, timeout_s: float = START_S) -> float:
         """Wait until an expression is true; returns how long that took."""
         begun = time.monotonic()
         while not await self.run(script):

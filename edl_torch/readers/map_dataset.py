@@ -5,18 +5,24 @@ It must not import torch: a `torch.utils.data.Dataset` is used through these met
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain, repeat
+from numbers import Number
 from types import MethodType
 from typing import Any
+
+import numpy as np
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
-from edl_torch.readers.shared.dataset_looks import fingerprint_of, mapped_files
+from edl_torch.readers.shared.dataset_looks import fingerprint_of
+from edl_torch.readers.shared.files import FileStamp
 from edl_torch.system.termination import is_of_a_handler
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
+_MOST_INSIDE, _MOST_MET = 256, 4096  # parts of a list, and objects, in which mapped arrays are looked for
 
 
 class MapDatasetReader(IndexedReader):
@@ -68,7 +74,7 @@ class MapDatasetReader(IndexedReader):
         self.thread_safe = thread_safe
         self.count = count
         self._constants: dict[str, str] = {}
-        self._mapped = mapped_files(dataset)
+        self._mapped = _mapped_files(dataset)
         self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 
     @property
@@ -140,3 +146,24 @@ class MapDatasetReader(IndexedReader):
                 )
             self._check_mapped()
             yield records
+
+
+def _mapped_files(dataset: Any) -> list[FileStamp]:
+    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are, in
+    datasets inside of it too. An array that is a part of a mapped one, as `np.asarray` gives, is mapped."""
+    files: dict[str, None] = {}
+    ahead, met = [dataset], set[int]()
+    while ahead and len(met) < _MOST_MET:
+        value = ahead.pop()
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        if isinstance(value, list | tuple):
+            ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
+        elif isinstance(value, np.ndarray):
+            if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
+                files[os.fspath(value.filename)] = None
+            ahead.append(value.base)
+        elif isinstance(value, Sized) and not isinstance(value, type):
+            ahead += getattr(value, "__dict__", {}).values()
+    return [FileStamp.of(file) for file in files if os.path.isfile(file)]

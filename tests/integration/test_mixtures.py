@@ -17,7 +17,7 @@ import uuid
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from mixture_proof import Broken, prove
+from mixture_proof import prove
 from torch.utils.data import IterableDataset, TensorDataset
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
@@ -257,32 +257,11 @@ def test_a_dataset_that_shrank_is_told_and_no_record_is_bad(make: Callable[[int,
         assert not one.quarantined()
 
 
-def test_each_pass_over_a_component_that_is_shuffled_is_another_permutation() -> None:
-    parts = {
-        name: MixtureComponent(Numbers(STARTS[name], size), shuffle=True) for name, size in SIZES.items()
-    }
-    with loader(Mixture(parts, WEIGHTS, num_records=1000)) as one:
-        found = trained(one)
-    assert [name for name, _, _ in found] == [name for name, _, _ in Book(WEIGHTS).upto(1000).found]
-    passes = [[n for name, number, n in found if (name, number) == ("code", which)] for which in range(8)]
-    assert all(sorted(one) == list(range(37)) for one in passes)
-    assert len(set(map(tuple, passes))) == 8
-
-
 def test_a_component_has_its_own_transform_and_the_loaders_after_it() -> None:
     parts = {"a": MixtureComponent([1, 2, 3], transform=lambda n: n + 10), "b": [7]}
     mixed = Mixture(parts, {"a": 1, "b": 1}, num_records=4, with_component=True)
     with ElasticDataLoader(mixed, 4, transform=lambda n: n * 2, collate_fn=list) as one:
         assert next(iter(one)) == [("a", 22), ("b", 14), ("a", 24), ("b", 14)]
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_a_component_has_its_own_transform_or_its_name(named: bool) -> None:
-    transform = None if named else (lambda n: n + 10)
-    parts = {"a": MixtureComponent([1, 2], transform=transform), "b": [7]}
-    mixed = Mixture(parts, {"a": 1, "b": 1}, num_records=2, with_component=named)
-    with ElasticDataLoader(mixed, 2, collate_fn=list) as one:
-        assert next(iter(one)) == ([("a", 1), ("b", 7)] if named else [11, 7])
 
 
 def test_a_record_of_a_small_component_is_augmented_otherwise_in_each_pass() -> None:
@@ -304,18 +283,6 @@ def test_a_record_of_a_small_component_is_augmented_otherwise_in_each_pass() -> 
     plain = drawn()
     assert len({value for _, value in plain}) == 60
     assert dict(drawn(num_workers=2)) == dict(drawn(num_threads=2)) == dict(plain)
-
-
-@pytest.mark.parametrize("stops", ["first_exhausted", "all_exhausted"])
-def test_it_ends_with_whole_passes(stops: Any) -> None:
-    with loader(mixture(stopping_strategy=stops, num_records=None), drop_last=False) as one:
-        found = trained(one)
-    complete = {
-        name: sum(found.count((name, 0, n)) for n in range(size)) == size for name, size in SIZES.items()
-    }
-    assert any(complete.values()) if stops == "first_exhausted" else all(complete.values())
-    if stops == "first_exhausted":
-        assert found[-1] == ("math", 0, 4)
 
 
 def test_it_is_endless_without_an_end() -> None:
@@ -353,30 +320,6 @@ def in_any_order(
         yield one, batch
 
 
-def test_trainers_share_it_and_go_on_from_a_token_with_others() -> None:
-    expected = Counter(Book(WEIGHTS).upto(1000).found)
-    noise, done, token = random.Random(5), Counter[Found](), None
-    for stage, ranks in enumerate((1, 3, 2, 1)):
-        master = LocalMaster()
-        with ExitStack() as stack:
-            loaders = [
-                stack.enter_context(loader(master_client=master, num_workers=ranks % 2)) for _ in range(ranks)
-            ]
-            if token is not None:
-                loaders[0].load_state_dict(token)
-            loops = {one: iter(one) for one in loaders}
-            kept = Counter(done)
-            for one, batch in in_any_order(loops, noise, 18 if stage < 3 else 1000):
-                kept.update(records_of(one, batch))
-                one.stepped()
-            for one in loaders:
-                one.service.session.flush()
-            token, done = loaders[0].state_dict(), kept
-            for loop in loops.values():
-                loop.close()  # type: ignore[attr-defined]
-    assert done == expected
-
-
 def test_new_weights_begin_at_the_first_index_that_is_not_lent() -> None:
     new = {"web": 0.1, "code": 0.1, "math": 0.8}
     for workers in (0, 2):
@@ -400,19 +343,6 @@ def test_a_schedule_changes_weights_as_it_comes_to_them() -> None:
         found = trained(one)
     book = Book(WEIGHTS).upto(433)
     book.weigh(new)
-    assert found == book.upto(1000).found
-
-
-def test_weights_that_were_to_come_later_may_be_set_now() -> None:
-    later = {"web": 0.1, "code": 0.8, "math": 0.1}
-    with loader(mixture(weights=[(0, WEIGHTS), (700, later)]), records_per_shard=20) as one:
-        loop = iter(one)
-        found = records_of(one, next(loop))
-        start = one.set_weights(later)
-        assert start < 100
-        found += [record for batch in loop for record in records_of(one, batch)]
-    book = Book(WEIGHTS).upto(start)
-    book.weigh(later)
     assert found == book.upto(1000).found
 
 
@@ -714,49 +644,6 @@ def test_an_audit_says_what_each_component_was_to_give_and_gave(
         assert one == pytest.approx(
             {"given": given[name], "share": wanted[name], "passes": given[name] / SIZES[name]}
         )
-
-
-def changed(text: str, old: str, new: str) -> str:
-    assert text.count(old) == 1, text
-    return text.replace(old, new)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"shard": 0}, "acknowledged twice"),
-        ({"counts": [1, 0, -1]}, "begins with"),
-        ({"lags": [1, -1, 0]}, "lags"),
-        ({"start": -1}, "begins with"),
-    ],
-)
-def test_the_proof_from_logs_alone_sees_what_does_not_fit(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
-    with loader(audit_dir=tmp_path, records_per_shard=20) as one:
-        loop = iter(one)
-        for _ in range(5):
-            next(loop)
-        start = one.set_weights({"code": 2, "math": 2, "web": 1})
-        for _ in loop:
-            pass
-    (log,) = tmp_path.glob("*.audit")
-    assert prove([str(tmp_path)])["records"] == 1000
-    text = log.read_text()
-    if "shard" in change:
-        text = changed(text, "\n0 1 0 20 2 1 ", "\n0 0 0 20 2 1 ")
-    else:
-        counts = [3 * start // 10, start // 10, 6 * start // 10]
-        more = {"start": 0, "counts": [0, 0, 0], "lags": [0, 0, 0], **change}
-        other = [one + another for one, another in zip(counts, more["counts"], strict=True)]
-        old, new = ([start, counts, [0, 0, 0]], [start + more["start"], other, more["lags"]])
-        told = [
-            json.dumps([at, [2, 2, 1], of, lags], separators=(",", ":"))[1:-1] for at, of, lags in (old, new)
-        ]
-        text = changed(text, *told)
-    log.write_text(text)
-    with pytest.raises(Broken, match=said):
-        prove([str(tmp_path)])
 
 
 def test_an_audit_says_of_which_components_the_least_is_known(

@@ -2,10 +2,10 @@
 
 Two datasets may have the same attributes and give other records: code names a table of its module or a number
 of its class, `__init__` keeps an argument, a function holds a value. Python's bytecode tells what each
-instruction names, so nothing is called to find these. Code that makes records is a dataset's `__getitem__`,
-and methods and functions of its modules that this calls.
+instruction names, so nothing is called to find these. Code that makes records is a dataset's `__getitem__`
+and functions that it has, and methods and functions that these call, but those of installed packages.
 
-A number that code writes to, as it counts calls, tells no data apart. What may be data is for `dataset_looks`
+A value that code writes to, as it counts calls, tells no data apart. What may be data is for `dataset_looks`
 to say, which asks here.
 """
 
@@ -14,46 +14,96 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import os
+import sys
+import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import date, timedelta
-from itertools import pairwise
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
 
-import numpy as np
+from edl_torch.readers.shared.looks import OF_A_PROCESS, is_value
 
-from edl_torch.readers.shared.looks import OF_A_PROCESS
+_WRITERS = {
+    *("append", "extend", "insert", "pop", "popitem", "remove", "clear", "update", "setdefault", "sort"),
+    *("add", "discard"),
+}
+_OPENERS = {
+    *("open", "fdopen", "urlopen", "connect", "imread", "read_image", "read_bytes", "read_text", "read_file"),
+    *("load", "loadmat", "loadtxt", "fromfile", "memmap", "File", "read_csv", "read_table", "read_parquet"),
+}
+_OF_A_RUN = {
+    *("getpid", "getppid", "get_ident", "get_native_id", "gethostname", "id", "hash", "urandom", "uuid4"),
+    *("time_ns", "perf_counter_ns", "monotonic_ns", "now", "utcnow", "today"),
+}
+_MAKING = {"__init__", "__post_init__", "__setstate__"}
+_LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
 
-_WRITERS = {"append", "extend", "insert", "pop", "popitem", "remove", "clear", "update", "setdefault", "sort"}
+
+class Code(NamedTuple):
+    """What an object's code tells of the names of its attributes. None of these is written to but as it is
+    made, and none tells of the process."""
+
+    made_with: set[str]  # named as an argument, or values of its class that code which makes records names
+    named: set[str]  # by code that makes records
+    literals: set[str]  # values that `__init__` has
+    is_of_a_run: bool  # whether `__init__` asks for clocks, processes or identities
+    opens: bool  # whether code that makes records opens files
 
 
-def named_in_code(found: Any, may_be_data: Callable[[Any], bool]) -> tuple[dict[str, Any], set[str]]:
-    """Return what code names that makes an object's records: data, numbers and texts of modules and classes,
+def makers_of(found: Any, called: set[str]) -> list[FunctionType]:
+    """Return what makes an object's records: with names that are `called` elsewhere, where they are its
+    methods'. What the code names is added to them."""
+    kind, makers = type(found), list[FunctionType]()
+    roots = ("__getitem__", "__getitems__", *sorted(called))
+    ahead = [vars(base)[name] for name in roots for base in kind.__mro__[::-1] if name in vars(base)]
+    is_ours = functools.partial(_is_ours, {base.__module__ for base in kind.__mro__})
+    ahead += filter(is_ours, getattr(found, "__dict__", {}).values())
+    met = set[int]()
+    while ahead:
+        function = ahead.pop()
+        if id(function) in met:
+            continue
+        met.add(id(function))
+        if (inside := _wrapped_by(function)) is not None:
+            ahead.append(inside)
+        if not isinstance(function, FunctionType):
+            continue
+        makers.append(function)
+        names = _names_in(function.__code__) - _MAKING
+        called |= {name for name in names if not name.startswith("__")}
+        ahead += [vars(base)[name] for base in kind.__mro__ for name in sorted(names) if name in vars(base)]
+        ahead += filter(is_ours, _reached(function).values())
+        ahead += filter(is_ours, (value for _, value in held_by(function)))
+    return makers
+
+
+def named_in_code(
+    found: Any, makers: Sequence[FunctionType], may_be_data: Callable[[Any], bool]
+) -> tuple[dict[str, Any], set[str]]:
+    """Return what code names that makes an object's records: data, values and texts of modules and classes,
     by name, numbered where several have one; and the names of data that it may write to."""
     held: defaultdict[str, list[Any]] = defaultdict(list)
+    own = {id(value) for value in getattr(found, "__dict__", {}).values()}  # what these hold has their name
     written = set[int]()
-    for function in _makers_of(type(found)):
-        code, scope = function.__code__, function.__globals__
-        names = sorted(name for name in _names_in(code) if not name.startswith("__"))
-        known = sorted(_named_by(code, "LOAD_GLOBAL") & scope.keys() & {*names})
-        each = {f"{code.co_name}.{name}": value for name, value in held_by(function)}
-        each |= {f"global {name}": scope[name] for name in known}
-        modules = {name: vars(scope[name]) for name in known if isinstance(scope[name], ModuleType)}
-        for (opcode, module), (then, name) in pairwise(_instructions(code)):
-            is_read = opcode == "LOAD_GLOBAL" and then in ("LOAD_ATTR", "LOAD_METHOD")
-            if is_read and name in names and name in modules.get(module, ()):
-                each[f"global {module}.{name}"] = modules[module][name]
+    for function in makers:
+        code = function.__code__
+        names = {name for name in _names_in(code) if not name.startswith("__")}
+        of_function = held_by(function) if id(function) not in own else ()
+        each = {f"{code.co_name}.{name}": value for name, value in of_function} | _reached(function)
         for kind in reversed(type(found).__mro__):
-            each |= {name: vars(kind)[name] for name in names if name in vars(kind)}
+            each |= {name: vars(kind)[name] for name in sorted(names) if name in vars(kind)}
+        for path, value in list(each.items()):
+            if isinstance(value, functools.partial | functools.partialmethod):
+                each |= {f"{path}.{name}": one for name, one in held_by(value)}
         stored = _named_by(code, "STORE_ATTR", "STORE_GLOBAL")
         into = _named_by(code, "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_GLOBAL") | _WRITERS.intersection(names)
         for path, value in each.items():
             name = path.rpartition(".")[2].removeprefix("global ")
-            is_plain = is_number(value) or isinstance(value, str)
-            is_told = is_plain and not (name in stored or name.lower() in OF_A_PROCESS)
-            is_data = may_be_data(value)
+            is_one = is_value(value) or isinstance(value, str | os.PathLike)
+            is_told = is_one and not (name in stored or name.lower() in OF_A_PROCESS)
+            is_data = not is_one and may_be_data(value)
             if (is_told or is_data) and all(value is not one for one in held[path]):
                 held[path].append(value)
             if is_data and into:
@@ -66,26 +116,44 @@ def named_in_code(found: Any, may_be_data: Callable[[Any], bool]) -> tuple[dict[
     return named, {name for name, value in named.items() if id(value) in written}
 
 
-def _makers_of(kind: type) -> Iterator[FunctionType]:
-    """Yield what makes an object's records."""
-    ahead: list[Any] = [getattr(kind, name, None) for name in ("__getitem__", "__getitems__")]
-    met = set[int]()
-    while ahead:
-        function = ahead.pop()
-        if id(function) in met:
-            continue
-        met.add(id(function))
-        if (inside := _wrapped_by(function)) is not None:
-            ahead.append(inside)
-        if not isinstance(function, FunctionType):
-            continue
-        yield function
-        names = sorted(_names_in(function.__code__))
-        ahead += [vars(base)[name] for base in kind.__mro__ for name in names if name in vars(base)]
-        called = (function.__globals__.get(name) for name in names)
-        ahead += [
-            one for one in called if isinstance(one, FunctionType) and one.__module__ == function.__module__
-        ]
+def _is_ours(modules: set[str], member: Any) -> bool:
+    """Whether it is a function of these modules, or of none that is installed."""
+    function = _unwrapped(member)
+    return isinstance(function, FunctionType) and (
+        function.__module__ in modules
+        or all(part not in function.__code__.co_filename for part in _LIBRARIES)
+    )
+
+
+def _reached(function: FunctionType) -> dict[str, Any]:
+    """What code reaches from names of its module and what it imports: `SCALE`, `settings.SCALE`."""
+    reached: dict[str, Any] = {}
+    known, local = function.__globals__, dict[str, tuple[str, Any]]()
+    path, value, imported = "", None, None
+    for opcode, name in _instructions(function.__code__):
+        before = path
+        if opcode == "IMPORT_NAME":
+            there = f"{known.get('__package__')}.{name}".rstrip(".")
+            imported = sys.modules.get(name) or sys.modules.get(there)
+            # A text where it is not there yet: what it may say of records is not known.
+            path, value = name, sys.modules.get(name.partition(".")[0], imported) or name
+        elif opcode == "IMPORT_FROM":
+            path, value = name, inspect.getattr_static(imported, name, imported)
+        elif opcode == "STORE_FAST" and path:
+            local[name], path = (path, value), ""
+        elif opcode == "LOAD_GLOBAL" and name in known:
+            path, value = name, known[name]
+        elif opcode == "LOAD_FAST" and name in local:
+            path, value = local[name]
+        elif path and opcode in ("LOAD_ATTR", "LOAD_METHOD"):
+            path, value = f"{path}.{name}", inspect.getattr_static(value, name, None)
+            if is_value(value):
+                reached.pop(f"global {before}", None)  # what else it has is not asked for
+        else:
+            path = ""
+        if path and "__" not in path:
+            reached[f"global {path}"] = value
+    return reached
 
 
 def _unwrapped(member: Any) -> Any:
@@ -103,22 +171,22 @@ def _wrapped_by(member: Any) -> Any:
     """What a member of a class wraps. It is not asked: one that holds settings may answer to any name."""
     if isinstance(member, property):
         return member.fget
-    if isinstance(member, staticmethod | classmethod):
+    if isinstance(member, staticmethod | classmethod | MethodType):
         return member.__func__
+    if isinstance(member, functools.partial | functools.partialmethod | functools.cached_property):
+        return member.func
     return inspect.getattr_static(member, "__wrapped__", None)
 
 
-@functools.lru_cache(maxsize=256)
-def arguments_of(kind: type) -> frozenset[str]:
-    """Return names of attributes that are named as an argument of a class, or are numbers of its own that
-    code which makes records names, and that are written to as it is made alone: none that tells of the
-    process."""
-    names, written = set[str](), set[str]()
-    named = {name for function in _makers_of(kind) for name in _names_in(function.__code__)}
+def code_of(kind: type, makers: Sequence[FunctionType]) -> Code:
+    """Return what an object's code tells of its attributes."""
+    named = {name for function in makers for name in _names_in(function.__code__)}
+    made_with, literals, of_init = set[str](), set[str](), set[str]()
+    written = {name for function in makers for name in _named_by(function.__code__, "STORE_ATTR")}
     for base in kind.__mro__:
         for name, member in vars(base).items():
-            if is_number(member) and name in named:
-                names |= {name} - OF_A_PROCESS
+            if name in named and is_value(member):
+                made_with.add(name)
             for one in (member.fget, member.fset) if isinstance(member, property) else (member,):
                 # A class method that makes an object is none: it may write to any attribute.
                 function = _unwrapped(one) if isinstance(one, FunctionType) else None
@@ -126,17 +194,22 @@ def arguments_of(kind: type) -> frozenset[str]:
                     continue
                 code = function.__code__
                 if name == "__init__":
-                    arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-                    names.update(*((each, f"_{each}") for each in arguments if each not in OF_A_PROCESS))
-                elif name not in ("__post_init__", "__setstate__"):
+                    given = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+                    hidden = f"_{base.__name__.lstrip('_')}__"
+                    made_with.update(*((each, f"_{each}", hidden + each) for each in given))
+                    literals |= {repr(one) for one in code.co_consts}
+                    of_init |= _names_in(code)
+                elif name not in _MAKING:
                     written |= _named_by(code, "STORE_ATTR")
-    return frozenset(names - written)
+    written |= {name for name in made_with | named if name.rpartition("__")[2].lstrip("_") in OF_A_PROCESS}
+    opens = bool(_OPENERS & named.difference(*(vars(base) for base in kind.__mro__)))
+    return Code(made_with - written, named - written, literals, bool(_OF_A_RUN & of_init), opens)
 
 
 def held_by(function: Any) -> list[tuple[str, Any]]:
-    """Return what a function has beside its arguments, by name, but numbers that it writes to, as it counts
+    """Return what a function has beside its arguments, by name, but values that it writes to, as it counts
     calls; cells that are still empty have nothing."""
-    if isinstance(function, functools.partial):
+    if isinstance(function, functools.partial | functools.partialmethod):
         given = [(str(number), value) for number, value in enumerate(function.args)]
         return [*held_by(function.func), *given, *function.keywords.items()]
     if not isinstance(function, FunctionType):
@@ -149,27 +222,23 @@ def held_by(function: Any) -> list[tuple[str, Any]]:
             held.append((name, cell.cell_contents))
     functions = [function, *(value for _, value in held if isinstance(value, FunctionType))]
     written = {name for one in functions for name in _named_by(one.__code__, "STORE_DEREF")}
-    return [pair for pair in held if not (pair[0] in written and is_number(pair[1]))]
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number, a date or a time."""
-    return isinstance(value, int | float | date | timedelta) or (
-        isinstance(value, np.generic) and isinstance(value.item(), int | float)
-    )
+    return [pair for pair in held if not (pair[0] in written and is_value(pair[1]))]
 
 
 # Bytecode ----------------------------------------------------------------------------------------------
 
 
-def _names_in(code: CodeType) -> set[str]:
-    """The names of globals and attributes in code."""
-    return {name for one in _codes(code) for name in one.co_names}
+@functools.lru_cache(maxsize=1024)
+def _names_in(code: CodeType) -> frozenset[str]:
+    """The names of globals and attributes in code, and its texts: `getattr(self, "scale")`."""
+    texts = (text for one in _codes(code) for text in one.co_consts if isinstance(text, str))
+    return frozenset(texts).union(*(one.co_names for one in _codes(code)))
 
 
-def _named_by(code: CodeType, *opcodes: str) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def _named_by(code: CodeType, *opcodes: str) -> frozenset[str]:
     """What some instructions of code name."""
-    return {name for opcode, name in _instructions(code) if opcode in opcodes}
+    return frozenset(name for opcode, name in _instructions(code) if opcode in opcodes)
 
 
 @functools.lru_cache(maxsize=1024)

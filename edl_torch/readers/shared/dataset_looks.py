@@ -4,10 +4,9 @@ Of a map-style dataset no record is asked for: it may be drawn at random, cost m
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
 that have as many entries as the dataset has records, datasets inside it, as `Subset` has, and what its code
 names of its class and modules (`dataset_code`). One may be filled as it is used: what a dataset lacks at one
-time, and has at another, is no difference. Numbers and constants are those of the first look: what a loop
-makes of them later is the program's. Samples of all are claimed only where no other attribute may hold
-records or say where they lie, and no entry looks like a path: what is in its file was not looked at. It must
-not import torch.
+time, and has at another, is no difference. Values (`looks.settled`) and constants are those of the first
+look: what a loop makes of them later is the program's. Samples of all are claimed only where nothing else may
+hold records or say where they lie, and no entry looks like a path. It must not import torch.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
-from datetime import date, timedelta
-from enum import Enum, IntEnum
-from numbers import Number
+from enum import IntEnum
 from pathlib import PurePath
 from types import ModuleType
 from typing import Any
@@ -28,18 +25,22 @@ import numpy as np
 
 from edl_torch.errors import EdlError, ReaderError
 from edl_torch.fingerprint import VALUES, Fingerprint, Part
-from edl_torch.readers.shared.dataset_code import arguments_of, held_by, is_number, named_in_code
-from edl_torch.readers.shared.files import FileStamp
+from edl_torch.readers.shared.dataset_code import code_of, held_by, makers_of, named_in_code
 from edl_torch.readers.shared.looks import (
     ARRAYS_OWN,
     LISTED_BYTES,
     OF_A_PROCESS,
     Unlike,
     below,
+    by_name,
     chosen,
     digest_of,
+    is_name,
+    is_value,
     listing,
+    name_of_function,
     records,
+    settled,
 )
 
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
@@ -48,6 +49,8 @@ _SEEN = 64
 _DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
 _MOST_COPIED = 4096  # parts
 _MOST_CONSTANTS = 4096  # in a list or dict of a module
+# Objects of these hold no records: loggers, locks, patterns, kinds of numbers and devices.
+_NO_DATA = {"logging", "threading", "_thread", "re", "random", "torch", "numpy"}
 _LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardly all of the records
 _PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
 # What other objects say, as without a connection.
@@ -120,6 +123,7 @@ class _MadeOf:
         self.tables: list[Part] = []  # short ones, which tell no records apart
         self._untold = _Untold.NOTHING
         self._are_names = False  # some entries look like paths
+        self._called = set[str]()  # names in code of what was looked at before
         # Each with its name and the places of its parts, None while it is looked at.
         self._met: list[tuple[Any, str, tuple[int, int] | None]] = []
 
@@ -151,7 +155,8 @@ class _MadeOf:
         if count is not None:
             if any(getattr(kind, "__slots__", ()) for kind in type(found).__mro__):
                 self._untold = _Untold.RECORDS
-            attributes, constants = _attributes(found, count)
+            attributes, constants, untold = _attributes(found, count, self._called)
+            self._untold = max(self._untold, untold)
             for attribute, value in sorted(attributes.items()):
                 inner = f"{name}.{attribute}" if name else attribute
                 if attribute in constants:
@@ -213,60 +218,62 @@ class _MadeOf:
 # Attributes --------------------------------------------------------------------------------------------
 
 
-def _attributes(found: Any, count: int) -> tuple[dict[str, Any], set[str]]:
+def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any], set[str], _Untold]:
     """What an object of so many records has, by name, in its classes, its functions and what its code names
-    too; and what of it is one for all records, and stays: numbers that a function holds, that have the name
-    of an argument, or that its code names; lists and dicts of plain values that this names. Nothing that is
-    written to, as by other methods, stays."""
+    too; and what of it is one for all records, and stays: values that a function holds, that have the name
+    of an argument, or that its code names; lists, sets and dicts of plain values that this names. Nothing
+    that is written to, as by other methods, stays. A number that is computed as the object is made may be of
+    this host, or of this run: it is not told."""
     own = getattr(found, "__dict__", {})
     held = {
         f"{name}.{inner}": value
         for name, function in own.items()
         for inner, value in held_by(function)
-        if _has_entries(value, count)
-        or _is_dataset(value)
-        or (is_number(value) and inner not in OF_A_PROCESS)
+        if _has_entries(value, count) or _is_dataset(value) or (is_value(value) and inner not in OF_A_PROCESS)
     }
     of_classes = {
         name: value
         for kind in reversed(type(found).__mro__)
         for name, value in vars(kind).items()
-        if _has_entries(value, count) or is_number(value)
+        if not name.startswith("__") and (_has_entries(value, count) or is_value(value))
     }
-    named, written = named_in_code(found, _may_be_data)
-    kind: Any = type(found)
+    makers = makers_of(found, called)
+    code = code_of(type(found), makers)
+    named, written = named_in_code(found, makers, _may_be_data)
     every = named | of_classes | held | own
-    constants = {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
-    constants |= {name for name in every.keys() & arguments_of(kind) if is_number(every[name])}
-    constants |= {name for name in held.keys() - own.keys() if is_number(held[name])}
-    return every | {name: _settled(every[name]) for name in constants}, constants
+    values = {name: settled(value) for name, value in every.items() if is_value(value)}
+    computed = {
+        name
+        for name in values.keys() & own.keys() & code.named - code.made_with
+        if (isinstance(values[name], float) or code.is_of_a_run) and repr(own[name]) not in code.literals
+    }
+    constants = values.keys() & (code.made_with | (code.named & own.keys()) | (held.keys() - own.keys()))
+    constants |= {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
+    every |= {name: _without_process(values.get(name, every[name])) for name in constants}
+    return every, constants - computed, _Untold.WHERE if computed or code.opens else _Untold.NOTHING
 
 
 def _may_be_data(value: Any) -> bool:
-    return not isinstance(value, type | ModuleType) and (
+    if isinstance(value, type | ModuleType) or value is None or hasattr(type(value), "__get__"):
+        return False
+    is_known = (
         isinstance(value, list | tuple | range | Mapping) or _is_map_style(value) or _has(value, "iloc")
     )
+    return is_known or not (callable(value) or type(value).__module__.partition(".")[0] in _NO_DATA)
 
 
 def _is_constant(value: Any, count: int) -> bool:
-    if not isinstance(value, list | tuple | Mapping):
-        return is_number(value)
+    if not isinstance(value, list | tuple | set | Mapping):
+        return is_value(value)
     each = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     is_short = 0 < len(value) <= _MOST_CONSTANTS and len(value) != count
-    return is_short and all(_is_name(one) or is_number(one) for one in each)
+    return is_short and all(is_name(one) or is_value(one) for one in each)
 
 
-def _settled(value: Any) -> Any:
-    """A constant without what tells of the process, and a number as YAML has one."""
+def _without_process(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
-    value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _is_name(value: Any) -> bool:
-    """Whether it is a text that says the same on each host."""
-    return isinstance(value, str) and not os.path.isabs(value)
+    return value
 
 
 def _has_entries(value: Any, count: int) -> bool:
@@ -305,17 +312,15 @@ def _is_table(value: Any, count: int) -> bool:
         return list(value.values()) == [*range(len(value))] and all(isinstance(key, str) for key in value)
     are_bounds = all(type(each) is int for each in value) and value[-1] == count and sorted(value) == [*value]
     is_fixed = isinstance(value, tuple)
-    return are_bounds or all(_is_name(each) or (is_fixed and isinstance(each, Number)) for each in value)
+    return are_bounds or all(is_name(each) or (is_fixed and is_value(each)) for each in value)
 
 
 def _untold(value: Any, count: int) -> _Untold:
     """What may be in an attribute that has not one entry for each of so many records."""
-    if value is None or callable(value) or isinstance(value, Number | np.generic | Enum | date | timedelta):
-        return _Untold.NOTHING
     if isinstance(value, str | os.PathLike) and (text := os.fspath(value)):
         return _Untold.WHERE if count != len(text) < _LONGEST_NAME else _Untold.RECORDS
-    if _is_array(value):
-        return _Untold.RECORDS if value.shape else _Untold.NOTHING
+    if value is None or callable(value) or (is_value(value) and not isinstance(value, bytes | frozenset)):
+        return _Untold.NOTHING
     is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
     return _Untold.NOTHING if is_empty else _Untold.RECORDS
 
@@ -330,18 +335,21 @@ def _digest(found: Any) -> tuple[str, bool]:
     """
     if _has(found, "column_names", "with_format"):  # Hugging Face `datasets`
         rows = found.with_format("arrow")  # as they are kept: nothing is decoded
+        form = _form(getattr(found, "format", None) or {})
 
         def row_of(place: int) -> list[Any]:
             values = rows[place : place + 1].to_pylist()[0].values()
-            return [found.column_names, [_without_folder(value) for value in values]]
+            return [found.column_names, form, [_without_folder(value) for value in values]]
 
         return _of_some(found, row_of)
     if _has(found, "iloc"):  # pandas
         names = list(getattr(found, "columns", ()))
+        kinds = [str(kind) for kind in np.atleast_1d(found.dtypes) if getattr(kind, "kind", "O") in "biufc"]
 
         def row(place: int) -> list[Any]:
-            values = found.iloc[place]
-            return [names, values.tolist() if hasattr(values, "tolist") else values]
+            values, label = found.iloc[place], found.index[place]
+            labels = [str(one) for one in (label if isinstance(label, tuple) else [label])]
+            return [names, kinds, labels, values.tolist() if hasattr(values, "tolist") else values]
 
         return _of_some(found, row)
     if isinstance(found, list | tuple | range):
@@ -391,11 +399,18 @@ def _with_texts(value: Any, place: _Place, told: Callable[[_Place, str], str]) -
         return told(place, value)
     if len(place) == _DEEPEST_PATH:
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value := by_name(value), Mapping):
         return {key: _with_texts(item, (*place, key), told) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_with_texts(item, (*place, number), told) for number, item in enumerate(value)]
     return value
+
+
+def _form(form: Mapping[str, Any]) -> list[Any]:
+    """What a dataset of Hugging Face's makes of its columns."""
+    given = sorted((form.get("format_kwargs") or {}).items())
+    said = [(key, name_of_function(one) if callable(one) else str(one)) for key, one in given]
+    return [form.get("type"), list(form.get("columns") or ()), *(p for p in said if p[0] not in OF_A_PROCESS)]
 
 
 def _without_folder(value: Any) -> Any:
@@ -431,27 +446,3 @@ def _is_map_style(value: Any) -> bool:
 
 def _is_dataset(value: Any) -> bool:
     return _is_map_style(value) and not _is_container(value)
-
-
-# Mapped files ------------------------------------------------------------------------------------------
-
-
-def mapped_files(dataset: Any) -> list[FileStamp]:
-    """Return the files that arrays of a dataset are mapped from (`np.load(mmap_mode="r")`), as they are, in
-    datasets inside of it too. An array that is a part of a mapped one, as `np.asarray` gives, is mapped."""
-    files: dict[str, None] = {}
-    ahead, met = [dataset], set[int]()
-    while ahead and len(met) < _MOST_COPIED:
-        value = ahead.pop()
-        if id(value) in met:
-            continue
-        met.add(id(value))
-        if isinstance(value, list | tuple):
-            ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
-        elif isinstance(value, np.ndarray):
-            if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
-                files[os.fspath(value.filename)] = None
-            ahead.append(value.base)
-        elif isinstance(value, Sized) and not isinstance(value, type):
-            ahead += getattr(value, "__dict__", {}).values()
-    return [FileStamp.of(file) for file in files if os.path.isfile(file)]

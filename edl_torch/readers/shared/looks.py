@@ -13,7 +13,10 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +94,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         of_data = sorted(pair for pair in function.keywords.items() if pair[0] not in OF_A_PROCESS)
         plain = [*enumerate(function.args), *of_data]
-        given += "".join(f" {name}={_said(value)}" for name, value in plain if isinstance(value, int | float))
+        given += "".join(f" {name}={digest_of(settled(value))}" for name, value in plain if is_value(value))
         function = function.func
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '')}:{named.__qualname__}{given}"
@@ -232,6 +235,9 @@ ARRAYS_OWN = (TypeError, ValueError, RuntimeError, LookupError)  # what array-li
 
 
 _LONG_BITS = 2048  # Python may refuse to write longer integers in decimal
+_LONGEST_VALUE = 4096  # bytes, or members of a set
+_PLAIN = (bool, int, float, complex, str, bytes, Decimal, Fraction, date, time, timedelta)
+_USUAL = ("bool", "int64", "float64", "complex128")  # a Python number becomes the same batch
 
 
 class Unlike(Exception):
@@ -241,6 +247,61 @@ class Unlike(Exception):
 def digest_of(value: Any) -> str:
     """Return a digest of a plain value, an array, or a container of those. Raises `Unlike`."""
     return records(1, lambda _: value)
+
+
+def is_value(value: Any) -> bool:
+    """Whether it is one value that is not written to and is the same on each host; see `settled`."""
+    if type(value) in (int, float, str):  # as most are, of which there may be many
+        return type(value) is not str
+    try:
+        settled(value)
+    except Unlike:
+        return False
+    return True
+
+
+def settled(value: Any) -> Any:
+    """Return one value as what equal ones have in common. Raises `Unlike` for what is none.
+
+    One is a number of any kind, a date or time, bytes, a member of an enumeration, a frozen set, and an array
+    or tensor of no dimension. A text is none: it may say where files lie, in which hosts differ.
+    """
+    kind = type(value)
+    if issubclass(kind, Enum):
+        return [value._name_, _settled_inside(value._value_)]
+    if issubclass(kind, _PLAIN):
+        if issubclass(kind, str) or (issubclass(kind, bytes) and len(value) > _LONGEST_VALUE):
+            raise Unlike
+        is_whole = issubclass(kind, float) and value.is_integer()
+        return settled(value.item()) if issubclass(kind, np.generic) else int(value) if is_whole else value
+    if issubclass(kind, frozenset) and len(value) <= _LONGEST_VALUE:
+        return frozenset(digest_of(_settled_inside(one)) for one in value)
+    if not (hasattr(kind, "shape") and hasattr(kind, "dtype") and hasattr(kind, "item")):
+        raise Unlike
+    try:
+        one = value.item() if tuple(value.shape) == () else value
+    except (*ARRAYS_OWN, OSError, AttributeError) as exc:  # as on the device "meta"
+        raise Unlike from exc
+    if type(one) is kind:
+        raise Unlike
+    return settled(one)
+
+
+def _settled_inside(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_settled_inside(one) for one in value]
+    return value if is_name(value) else settled(value)
+
+
+def is_name(value: Any) -> bool:
+    """Whether it is a text that says the same on each host."""
+    return isinstance(value, str) and not os.path.isabs(value)
+
+
+def by_name(value: Any) -> Any:
+    """Return a named tuple as a dict, and all else as it is."""
+    names = getattr(type(value), "_fields", None) if isinstance(value, tuple) else None
+    return dict(zip(names, value, strict=True)) if names else value
 
 
 def records(count: int, value_of: Callable[[int], Any]) -> str:
@@ -255,18 +316,29 @@ def _add(digest: Any, value: Any, depth: int) -> None:
     """Add a plain value, an array, or a container of those: its kind, and its bytes."""
     if not depth:
         raise Unlike
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and value.dtype.names is None:
+        if value.dtype.kind in "biufc" and value.dtype.name not in _USUAL:
+            digest.update(f"{value.dtype} ".encode())
         value = value.item()
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if value is None or isinstance(value, bool | int | float | str | bytes | date | timedelta):
-        digest.update(f"{type(value).__name__} {_said(value)};".encode("utf-8", "surrogatepass"))
+    kind = type(value)
+    plain = kind if kind in _PLAIN else next((one for one in _PLAIN if issubclass(kind, one)), None)
+    if issubclass(kind, Enum):
+        _add(digest, [value._name_, value._value_], depth - 1)
+    elif value is None or plain is not None:
+        name = "NoneType" if plain is None else plain.__name__
+        digest.update(f"{name} {_said(value, plain)};".encode("utf-8", "surrogatepass"))
     elif isinstance(value, Mapping):
         digest.update(b"{%d" % len(value))
         for key, item in value.items():
             _add(digest, key, depth - 1)
             _add(digest, item, depth - 1)
+    elif isinstance(value, set | frozenset):
+        _add(digest, {"set": sorted(map(digest_of, value))}, depth - 1)
     elif isinstance(value, list | tuple):
+        if (named := by_name(value)) is not value:
+            _add(digest, [*named], depth - 1)
         digest.update(b"[%d" % len(value))
         for item in value:
             _add(digest, item, depth - 1)
@@ -274,10 +346,11 @@ def _add(digest: Any, value: Any, depth: int) -> None:
         _add_array(digest, value, depth)
 
 
-def _said(value: Any) -> str:
-    """A plain value as text."""
-    is_large = isinstance(value, int) and value.bit_length() > _LONG_BITS
-    return hex(value) if is_large else repr(value)
+def _said(value: Any, kind: Any) -> str:
+    """A plain value as text, whatever its own class says of it; but pandas' times know more than Python's."""
+    if kind is int and value.bit_length() > _LONG_BITS:
+        return hex(value)
+    return repr(value) if kind in (None, date, time, timedelta) else str(kind.__repr__(value))
 
 
 def _add_array(digest: Any, value: Any, depth: int) -> None:

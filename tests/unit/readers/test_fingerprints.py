@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import collections
+import enum
 import functools
 import itertools
+import logging
 import operator
 import os
 import pickle
 import random
 import shutil
+import time
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -215,6 +221,20 @@ def _arguments(reader: AbstractDataReader, at: Path) -> tuple[Path, ...]:
     return (at if file is None else at / file,)
 
 
+@pytest.mark.parametrize("make", dict.fromkeys(make for make, *_ in FILES))
+def test_a_subclass_that_makes_other_records_is_partly_known(tmp_path: Path, make: Make) -> None:
+    usual = make(tmp_path)
+    kind: Any = type(usual)
+    named = type("Named", (kind,), {"__doc__": "of a program's own", "own": 1})
+    scaled = type("Scaled", (kind,), {"read_records": lambda self, task: []})
+    one, other, third = (
+        reader_fingerprint(each(*_arguments(usual, tmp_path))) for each in (kind, named, scaled)
+    )
+    assert one == other
+    assert strength_of(third) == "partly"
+    assert not differ(one, third)
+
+
 ENDINGS = (".jpg", ".png", ".txt", ".csv", ".parquet", ".rec")
 
 
@@ -374,6 +394,125 @@ class Made(Held):
         return self.data[index]
 
 
+def module_of(name: str, code: str, **values: Any) -> Any:
+    """A module that was written for this test."""
+    module = ModuleType(name)
+    vars(module).update(values)
+    exec(code, vars(module))
+    return module
+
+
+def coded(body: str, before: str = "", **known: Any) -> Held:
+    """A dataset of a module, with one line for `__getitem__` and what the module has beside."""
+    code = f"{before}\nclass Coded(Held):\n  def __getitem__(self, i): {body}"
+    made: Held = module_of("coded", code, Held=Held, **known).Coded(data=ARRAY)
+    return made
+
+
+class Frame(Held):
+    """As Hugging Face's `Dataset`: columns, which are read as they are kept."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return ["x", "path"]
+
+    def with_format(self, kind: str) -> Any:
+        return [
+            pa.table({"x": [x], "path": [{"bytes": b"", "path": f"{x}.jpg"}]}) for x in range(self._count)
+        ]
+
+
+class Sliced(Frame):
+    def rows(self) -> list[Any]:
+        return super().with_format("arrow")
+
+    def with_format(self, kind: str) -> Any:
+        rows = self.rows()
+
+        class Rows:
+            def __getitem__(self, part: slice) -> Any:
+                return rows[part.start]
+
+        return Rows()
+
+
+class OfANumber(Held):
+    scale, seen, rank = 2, 0, 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen += 1
+        return self.data[index] * self.scale + 0 * self.rank
+
+
+class OfItsClass(Held):
+    table, cache = {"k": 1, "rank": 0}, {}
+
+    def __getitem__(self, index: int) -> Any:
+        self.cache[index] = 1
+        return self._made(index)
+
+    def _made(self, index: int) -> Any:
+        return self.data[index] + self.table["k"] * self.by(index)
+
+
+class Timed(Held):
+    """Made with what is another at each start."""
+
+    def __init__(self) -> None:
+        super().__init__(data=ARRAY)
+        self.begun, self.owner = time.time(), os.getpid()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index], time.time() - self.begun, self.owner == os.getpid()
+
+
+class Literal(Held):
+    def __init__(self) -> None:
+        super().__init__(data=ARRAY)
+        self.mean, self.most = 0.1307, len(ARRAY)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] - self.mean if index < self.most else None
+
+
+class Hidden(Held):
+    """Its arguments are kept by other names than theirs."""
+
+    def __init__(self, number: Any = 0, **more: Any) -> None:
+        super().__init__(data=ARRAY)
+        self.__number = number
+        self.__dict__.update(more)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] * self.__number * self.factor  # type: ignore[attr-defined]
+
+
+class Inner(Held):
+    def get(self, index: int) -> Any:
+        return self.data[index] * self.scale
+
+
+def of_inner(scale: int) -> Held:
+    made = coded("return self.inside.get(i)")
+    made.inside = type("Of", (Inner,), {"scale": scale})(data=ARRAY)  # type: ignore[attr-defined]
+    return made
+
+
+def of_partial(value: Any) -> Held:
+    return coded("return f(i)", f=partial(lambda k, i: k * i, value))
+
+
+class Split(enum.Enum):
+    TRAIN, VAL = 1, 2
+
+
+class Kind(enum.StrEnum):
+    TRAIN, VAL = "train", "val"
+
+
+Pair, Swapped = collections.namedtuple("Pair", "k m"), collections.namedtuple("Swapped", "m k")
+
+
 def of_class(records: list[int]) -> Held:
     """Whose records are its class's, beside an attribute of as many entries."""
     return type("OfClass", (Held,), {"records": records})(data=ARRAY)
@@ -440,6 +579,79 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     ),
 }
 
+
+VALUES = {
+    "an enumeration": (Split.TRAIN, Split.VAL),
+    "an enumeration of texts": (Kind.TRAIN, Kind.VAL),
+    "a decimal": (Decimal(1), Decimal(2)),
+    "a fraction": (Fraction(1, 5), Fraction(2, 5)),
+    "a complex number": (1j, 2j),
+    "a date": (np.datetime64("2021"), np.datetime64("2022")),
+    "a tensor": (torch.tensor(1), torch.tensor(2)),
+    "an array": (np.array(1), np.array(2)),
+    "bytes": (b"1", b"2"),
+    "a frozen set": (frozenset({3, 1}), frozenset({3, 2})),
+}
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "made with": lambda value: Made(ARRAY, value),
+    "hidden": Hidden,
+    "set at once": lambda value: Hidden(factor=value),
+    "enclosed": lambda value: Held(data=ARRAY, get=lambda index: value),
+    "a default": lambda value: Held(data=ARRAY, get=lambda index, of=value: of),
+    "in a partial": lambda value: Held(data=ARRAY, get=partial(operator.mul, value)),
+    "in a partial of a module": of_partial,
+    "of a module": lambda value: coded("return self.data[i] * K", K=value),
+    "of a class of a module": lambda value: coded("return i * Of.K", Of=type("Of", (), {"K": value})),
+    "of an object of a module": lambda value: coded(
+        "return of.all.K", of=SimpleNamespace(all=SimpleNamespace(K=value))
+    ),
+    "of its class": lambda value: type("Of", (OfANumber,), {"scale": value})(data=ARRAY),
+}
+DIFFERING |= {
+    f"{what} {where}": (made(one), made(other))
+    for (what, (one, other)), (where, made) in itertools.product(VALUES.items(), PLACES.items())
+}
+INDEXED = [pandas.Series(range(40), index=order) for order in (range(40), range(39, -1, -1))]
+DIFFERING |= {
+    "named tuples": ([Pair(1, 2)] * 9, [Swapped(1, 2)] * 9),
+    "names of fields": (np.zeros(9, [("a", "i4")]), np.zeros(9, [("c", "i4")])),
+    "a kind of numbers": (np.arange(9, dtype="f4"), np.arange(9, dtype="f8")),
+    "a kind of numbers of a table": tuple(pandas.Series(np.arange(9.0), dtype=kind) for kind in ("f4", "f8")),
+    "an index": (INDEXED[0], INDEXED[1]),
+    "a set of its module": tuple(coded("return i in K", K={3, one}) for one in (1, 2)),
+    "a set of its class": tuple(type("Of", (OfItsClass,), {"table": {3, n}})(data=ARRAY) for n in (1, 2)),
+    "a number that a function of its names": tuple(
+        Held(data=ARRAY, get=module_of("of", "get = lambda index: index * K", K=number).get)
+        for number in (1, 2)
+    ),
+    "a number of a dataset inside that its code names": (of_inner(1), of_inner(2)),
+    "a list that a function of another module returns from": tuple(
+        coded("return get(i)", get=module_of("of", "def get(i): return ALL[i]", ALL=[*order]).get)
+        for order in (range(200), range(1, 201))
+    ),
+    "a static method of another class": tuple(
+        coded("return Of.by(i)", f"class Of:\n  @staticmethod\n  def by(i, k={number}): return i * k")
+        for number in (1, 2)
+    ),
+    "a number that its code asks for by name": tuple(
+        type("Of", (OfItsClass,), {"by": lambda self, i: getattr(self, "K", i), "K": number})(data=ARRAY)
+        for number in (1, 2)
+    ),
+    "a partial method": tuple(
+        type("Of", (OfItsClass,), {"_made": functools.partialmethod(lambda self, k, i: k, number)})(
+            data=ARRAY
+        )
+        for number in (1, 2)
+    ),
+    "a format of Hugging Face's": tuple(
+        Sliced(9, format={"type": "torch", "columns": [name], "format_kwargs": {"dtype": torch.float32}})
+        for name in ("x", "path")
+    ),
+    "a function of Hugging Face's format": tuple(
+        Sliced(9, format={"type": "custom", "format_kwargs": {"transform": partial(print, number)}})
+        for number in (1, 2)
+    ),
+}
 
 for _depth in range(1, 7):
     _one, _other = Held(data=ARRAY), Held(data=OTHER)
@@ -524,6 +736,8 @@ def test_numbers_that_tell_which_process_this_is_make_no_other_data() -> None:
     made = [OfProcess(0, 4, device=0), OfProcess(1, 2, device=3)]
     one, other = (reader_fingerprint(MapDatasetReader(each)) for each in made)
     assert one == other
+    assert Timed().begun < (later := Timed()).begun
+    assert reader_fingerprint(MapDatasetReader(Timed())) == reader_fingerprint(MapDatasetReader(later))
     first, second = (name_of_function(partial(print, device=n)) for n in range(2))
     assert first == second != name_of_function(partial(print, 0))
 
@@ -580,6 +794,14 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
         (Held(40, index=[("x", 1)] * 40, by_class={"x": ["a", "b"] * 10}), "partly"),
         (Held(40, labels=LABELS[:40], lines=["one line"] * 80), "partly"),
         (Held(40, labels=LABELS[:40], store=object()), "partly"),
+        (coded("return (K / str(i)).name", K=Path("images")), "partly"),
+        (coded("return open(str(self.data[i]))"), "partly"),
+        (coded("return K.get(i)", "class Of: pass\nK = Of()"), "partly"),
+        (coded("return LOG.debug(i)", LOG=logging.getLogger("of")), "sampled"),
+        (coded("from edl_torch_none import K; return K"), "partly"),
+        (coded("return i in K", K=slice(3)), "partly"),
+        (Timed(), "partly"),
+        (Literal(), "sampled"),
     ],
     ids=[
         "arrays by name",
@@ -610,6 +832,14 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
         "lists by name",
         "a list of other length",
         "a store",
+        "a path of its module",
+        "files that it opens",
+        "an object of its module",
+        "a logger",
+        "a module that is not there yet",
+        "a slice",
+        "a clock",
+        "a number that its code has",
     ],
 )
 def test_a_dataset_is_known_as_well_as_its_least_known_part(dataset: Any, strength: str) -> None:
@@ -761,33 +991,6 @@ class Forwards(Held):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inside"], name)
-
-
-class Frame(Held):
-    """As Hugging Face's `Dataset`: columns, which are read as they are kept."""
-
-    @property
-    def column_names(self) -> list[str]:
-        return ["x", "path"]
-
-    def with_format(self, kind: str) -> Any:
-        return [
-            pa.table({"x": [x], "path": [{"bytes": b"", "path": f"{x}.jpg"}]}) for x in range(self._count)
-        ]
-
-
-class Sliced(Frame):
-    def rows(self) -> list[Any]:
-        return super().with_format("arrow")
-
-    def with_format(self, kind: str) -> Any:
-        rows = self.rows()
-
-        class Rows:
-            def __getitem__(self, part: slice) -> Any:
-                return rows[part.start]
-
-        return Rows()
 
 
 class Pictures(Sliced):
@@ -965,14 +1168,6 @@ def test_constants_of_a_module_are_looked_at_and_what_its_code_writes_to_is_not(
     assert "changed 'global NUMBERS'; where that is none of the data" in describe_change(then, now)
 
 
-def module_of(name: str, code: str, **values: Any) -> Any:
-    """A module that was written for this test."""
-    module = ModuleType(name)
-    vars(module).update(values)
-    exec(code, vars(module))
-    return module
-
-
 def test_constants_of_one_name_in_two_modules_are_both_looked_at() -> None:
     base = "class Base(Held):\n  def __getitem__(self, index): return self.data[index] * SCALE[0] + OFFSET"
     kind = "class Kind(Base):\n  def __getitem__(self, index): return super().__getitem__(index) * SCALE[1]"
@@ -1005,14 +1200,6 @@ def test_what_tells_of_the_process_in_a_modules_settings_is_none_of_the_data() -
     assert "changed 'global SETTINGS'" in describe_change(look(0), look(0, scale=3))
 
 
-class OfANumber(Held):
-    scale, seen, rank = 2, 0, 0
-
-    def __getitem__(self, index: int) -> Any:
-        self.seen += 1
-        return self.data[index] * self.scale + 0 * self.rank
-
-
 def test_numbers_of_a_class_are_looked_at_but_those_that_its_code_writes_to() -> None:
     def look(kind: type[OfANumber], **own: int) -> str:
         return reader_fingerprint(MapDatasetReader(kind(data=ARRAY, **own)))
@@ -1021,17 +1208,6 @@ def test_numbers_of_a_class_are_looked_at_but_those_that_its_code_writes_to() ->
     assert "changed 'scale'" in describe_change(then, look(type("Other", (OfANumber,), {"scale": 3})))
     assert "changed 'scale'" in describe_change(then, look(OfANumber, scale=3))
     assert then == look(type("Seen", (OfANumber,), {"seen": 5, "rank": 1})) == look(OfANumber, seen=9, rank=3)
-
-
-class OfItsClass(Held):
-    table, cache = {"k": 1, "rank": 0}, {}
-
-    def __getitem__(self, index: int) -> Any:
-        self.cache[index] = 1
-        return self._made(index)
-
-    def _made(self, index: int) -> Any:
-        return self.data[index] + self.table["k"] * self.by(index)
 
 
 class OfAText(Held):
