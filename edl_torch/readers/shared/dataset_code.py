@@ -15,6 +15,7 @@ import dis
 import functools
 import inspect
 import os
+import re
 import sys
 import sysconfig
 from collections import defaultdict
@@ -38,6 +39,7 @@ _OF_A_RUN = {
     *("time_ns", "perf_counter_ns", "monotonic_ns", "now", "utcnow", "today"),
 }
 _MAKING = {"__init__", "__post_init__", "__setstate__"}
+_FAST = re.compile("(?:LOAD|STORE)_FAST")
 _LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
 
 
@@ -244,9 +246,15 @@ def _named_by(code: CodeType, *opcodes: str) -> frozenset[str]:
 @functools.lru_cache(maxsize=1024)
 def _instructions(code: CodeType) -> list[tuple[str, str]]:
     """The instructions of code, each with what it names."""
-    each = (instruction for one in _codes(code) for instruction in dis.get_instructions(one))
-    named = ((one.opname, one.argval if isinstance(one.argval, str) else "") for one in each)
-    return [one for one in named if one[0] != "EXTENDED_ARG"]
+    found = list[tuple[str, str]]()
+    for one in _codes(code):
+        for instruction in dis.get_instructions(one):
+            opcode, named = instruction.opname, instruction.argval
+            if isinstance(named, tuple):  # two in one: STORE_FAST_LOAD_FAST
+                found += zip(_FAST.findall(opcode), named, strict=False)
+            elif opcode != "EXTENDED_ARG":
+                found.append((opcode.removesuffix("_BORROW"), named if isinstance(named, str) else ""))
+    return found
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
