@@ -298,6 +298,15 @@ def _listener() -> Listener:
         ) from exc
 
 
+def _started(thread: threading.Thread) -> bool:
+    """Start a thread. False where the interpreter ends: from Python 3.12 on none begins any more."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
 KNOCK_S = 30.0  # for a caller to show the key; a loader worker on a machine that swaps may be slow
 MOST_KNOCKING = 128  # callers without a key so far, each with a thread of its own
 
@@ -355,7 +364,10 @@ class LinkServer:
                 self._knocking.append(connection)
                 if len(self._knocking) > self._most_knocking:
                     _hang_up(self._knocking.pop(0))
-            thread.start()
+            if not _started(thread):
+                with self._lock:
+                    del self._connections[connection]
+                    connection.close()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
         stream = run = ended_by = ""
@@ -379,7 +391,8 @@ class LinkServer:
         """Whether the caller has the key, and is told in turn that we do."""
         too_late = threading.Timer(self._knock_s, self._give_up, (connection,))
         too_late.name, too_late.daemon = "edl-knock", True
-        too_late.start()
+        if not _started(too_late):
+            return False
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)

@@ -271,6 +271,27 @@ def test_silent_callers_have_a_bounded_number_of_threads(own_threads: OwnThreads
     wait_until(lambda: not own_threads())
 
 
+@pytest.mark.parametrize("name", ["edl-link", "edl-knock"])
+def test_a_caller_that_comes_as_the_interpreter_ends_is_hung_up_on(
+    trainer: Trainer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.12 begins no thread then; an error in ours would be printed at the end of the program."""
+    start = threading.Thread.start
+
+    def start_none(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    server = LinkServer(trainer)
+    monkeypatch.setattr(threading.Thread, "start", start_none)
+    with pytest.raises(ServiceClosed, match="cannot reach its trainer"):
+        SocketLink(server.handle, "worker 0")
+    monkeypatch.undo()
+    assert SocketLink(server.handle, "worker 0").begin(Mode.PLAIN).spec == SPEC
+    server.close()
+
+
 def test_a_folder_for_sockets_whose_path_is_too_long_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
