@@ -245,7 +245,8 @@ def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any
     computed = {
         name
         for name in values.keys() & own.keys() & code.named - code.made_with
-        if (isinstance(values[name], float) or code.is_of_a_run) and repr(own[name]) not in code.literals
+        if (isinstance(own[name], int | float) or code.is_of_a_run)
+        and repr(own[name]) not in code.literals | {repr(count)}
     }
     constants = values.keys() & (code.made_with | (code.named & own.keys()) | (held.keys() - own.keys()))
     constants |= {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}

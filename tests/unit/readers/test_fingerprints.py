@@ -475,6 +475,17 @@ class Literal(Held):
         return self.data[index] - self.mean if index < self.most else None
 
 
+class OfARun(Held):
+    """Its code names numbers of this host, and of this start."""
+
+    def __init__(self) -> None:
+        super().__init__(data=ARRAY)
+        self.drawn, self.free = random.getrandbits(30), os.statvfs("/").f_bavail
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] + 0 * (self.drawn + self.free)
+
+
 class Hidden(Held):
     """Its arguments are kept by other names than theirs."""
 
@@ -802,6 +813,7 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
         (coded("return i in K", K=slice(3)), "partly"),
         (Timed(), "partly"),
         (Literal(), "sampled"),
+        (OfARun(), "partly"),
     ],
     ids=[
         "arrays by name",
@@ -840,10 +852,15 @@ ROUND.again = ROUND  # type: ignore[attr-defined]
         "a slice",
         "a clock",
         "a number that its code has",
+        "numbers of a host and of a run",
     ],
 )
 def test_a_dataset_is_known_as_well_as_its_least_known_part(dataset: Any, strength: str) -> None:
     assert strength_of(reader_fingerprint(MapDatasetReader(dataset))) == strength
+
+
+def test_numbers_of_a_host_and_of_a_run_are_no_other_data() -> None:
+    assert reader_fingerprint(MapDatasetReader(OfARun())) == reader_fingerprint(MapDatasetReader(OfARun()))
 
 
 def test_what_is_only_in_one_of_two_objects_shows_that_they_are_the_same_partly() -> None:
