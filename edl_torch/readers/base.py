@@ -152,6 +152,9 @@ def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> st
     return found.encode()
 
 
+_OF_NO_RECORD = {"expect", "listed_files"}  # methods that make none
+
+
 def _makes_other_records(kind: type) -> bool:
     """Whether a subclass, which is none of the package's, makes other records of what one of the package's
     looks at: it has methods of its own in the place of that's."""
@@ -164,7 +167,7 @@ def _makes_other_records(kind: type) -> bool:
             own |= {
                 name
                 for name, member in vars(base).items()
-                if hasattr(type(member), "__get__") and not name.startswith("__")
+                if hasattr(type(member), "__get__") and not (name.startswith("__") or name in _OF_NO_RECORD)
             }
     return False
 
@@ -407,9 +410,10 @@ def name_record(error: Exception, name: str, index: int) -> ReaderError:
 def is_source_error(error: Exception) -> bool:
     """Return whether any other record would have failed as well.
 
-    Raises the error itself where a signal's handler has raised it: no record is to blame, and no source.
+    Raises the error itself where a signal's handler has raised it: no record is to blame, and no source,
+    unless somebody has looked at the record, and says BadRecord.
     """
-    if is_of_a_handler(error):
+    if not isinstance(error, BadRecord) and is_of_a_handler(error):
         raise error
     if isinstance(error, EdlError) and not isinstance(error, BadRecord | DataFormatError):
         return True

@@ -132,5 +132,5 @@ def is_of_a_handler(error: BaseException) -> bool:
         if any(frame.f_code in codes for frame, _ in walk_tb(link.__traceback__)):
             return True
         seen.add(id(link))
-        link = link.__cause__ or link.__context__
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return False

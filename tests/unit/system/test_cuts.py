@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster
-from edl_torch.errors import ServiceClosed, StaleLease, UnknownDataset
+from edl_torch.errors import BadRecord, ServiceClosed, StaleLease, UnknownDataset
 from edl_torch.system.termination import is_own
 
 RECORDS = 8
@@ -205,3 +205,20 @@ def test_a_record_is_not_to_blame_for_what_a_handler_raises_while_it_is_read(
         assert not loader.quarantined()
         got += [n for batch in loader for n in batch.tolist()]
     assert sorted(set(got)) == [*range(RECORDS)]
+
+
+def test_a_record_whose_reader_says_that_it_took_too_long_is_bad() -> None:
+    class Judged(Rung):
+        def __getitem__(self, index: int) -> int:
+            try:
+                return super().__getitem__(index)
+            except ValueError as exc:
+                raise BadRecord("it took too long") from exc
+
+    judged = Judged(ValueError)
+    options: dict[str, Any] = {"on_bad_record": "quarantine", "max_bad_records": 3}
+    with ElasticDataLoader(judged, batch_size=2, **options) as loader:
+        with handled_by(judged.handle, signal.SIGALRM):
+            got = [n for batch in loader for n in batch.tolist()]
+        assert [bad.index for bad in loader.quarantined()] == [6]
+    assert len(got) == RECORDS - 1
