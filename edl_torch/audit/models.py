@@ -113,8 +113,8 @@ class _Learner:
 
     @property
     def began(self) -> Seen:
-        """What it looked like before its first step: what was loaded by then is in it."""
-        return [self.seen[0], *(seen for seen in self.seen if not seen.steps)][-1]
+        """What it looked like before its first step."""
+        return _as_it_began(self.seen)
 
     @cached_property
     def by_steps(self) -> dict[int, Seen]:
@@ -175,7 +175,7 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
             trained = [one for one in anew if _had_learnt(history, part, one)]
             found.reasons += tuple(_not_anew(history, one) for one in trained)
             if first := _began_first(history, part.lineage.key):
-                unsure = [one.name for one in anew if not (one in trained or _is_any(one.began, first))]
+                unsure = [one.name for one in anew if not (one in trained or _is_one_of(one.began, first))]
                 found.perhaps_trained += tuple(unsure)
         for group, tied in zip(groups, goes_on, strict=True):
             if tied and len(groups) == 1 and base is not None:
@@ -348,12 +348,12 @@ def _began_first(history: DatasetHistory, key: Key) -> list[list[Seen]]:
 
 
 def _firsts(history: DatasetHistory) -> dict[Key, list[Seen]]:
-    """Return of each lineage that trained what the model of each of its sessions looked like at first."""
+    """Return of each lineage that trained what the model of each of its sessions began as."""
     firsts: dict[Key, list[Seen]] = {}
     trained: set[Key] = set()
     for _, _, chapter in history.runs.chapters:
         key = chapter.ledger, chapter.lineage
-        firsts.setdefault(key, []).extend(chapter.seen[:1])
+        firsts.setdefault(key, []).extend([_as_it_began(chapter.seen)] if chapter.seen else [])
         stepped = any(seen.steps for seen in chapter.seen)
         acknowledged = bool((chapter.runs.kinds == Kind.ACKNOWLEDGED).any())
         if chapter.dataset.task_type is TaskType.TRAINING and (stepped or acknowledged):
@@ -369,7 +369,13 @@ def _is_before(history: DatasetHistory, one: Key, other: Key) -> bool:
     return one[0] in earlier[other[0]] and other[0] not in earlier[one[0]]
 
 
-def _is_any(began: Seen, first: list[list[Seen]]) -> bool:
+def _as_it_began(samples: Sequence[Seen]) -> Seen:
+    """Return the sample of before the first step: what was loaded by then is in it."""
+    return [samples[0], *(seen for seen in samples if not seen.steps)][-1]
+
+
+def _is_one_of(began: Seen, first: list[list[Seen]]) -> bool:
+    """Whether all sessions of one of these runs began as this model did."""
     return any(bool(run) and all(is_copy(began, seen) for seen in run) for run in first)
 
 

@@ -49,6 +49,12 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=1.0)
 
 
+def learn(model: Counts, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 @contextmanager
 def loader_of(folder: Path, *optimizers: torch.optim.Optimizer, epochs: int = 1) -> Iterator[Any]:
     data = torch.arange(RECORDS)
@@ -376,14 +382,13 @@ def test_a_gradient_that_is_thrown_away_while_no_optimizer_is_attached_is_in_no_
     optimizer = sgd(model)
     with loader_of(tmp_path, optimizer) as loader:
         for number, batch in enumerate(loader):
-            model(batch).backward()
             if number == 5:
+                model(batch).backward()
                 loader.detach(optimizer)
                 optimizer.zero_grad(set_to_none=to_none)
                 loader.attach(optimizer)
-                continue
-            optimizer.step()
-            optimizer.zero_grad()
+            else:
+                learn(model, optimizer, batch)
     assert model.wrong()
     assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
@@ -394,18 +399,15 @@ def test_a_gradient_that_one_loader_left_is_stepped_on_under_the_next_one(tmp_pa
     optimizer = sgd(model)
     with loader_of(tmp_path, optimizer) as loader:
         for number, batch in enumerate(loader):
-            model(batch).backward()
             if number == 5:
+                model(batch).backward()
                 break
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(model, optimizer, batch)
         token = loader.state_dict()
     with loader_of(tmp_path, optimizer) as loader:
         loader.load_state_dict(token)
         for batch in loader:
-            model(batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(model, optimizer, batch)
     assert model.wrong()
     assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
@@ -420,18 +422,13 @@ def test_a_batch_of_before_the_data_went_back_is_learnt_again(tmp_path: Path) ->
             if number == 6:
                 model.load_state_dict(state)
                 loader.load_state_dict(token)
-                optimizer.zero_grad()
                 model(batch).backward()
                 with pytest.warns(UserWarning, match="that went back"):
                     optimizer.step()
                 break
-            optimizer.zero_grad()
-            model(batch).backward()
-            optimizer.step()
+            learn(model, optimizer, batch)
         for batch in loader:
-            optimizer.zero_grad()
-            model(batch).backward()
-            optimizer.step()
+            learn(model, optimizer, batch)
     assert model.wrong()
     assert verdict_of(tmp_path).outcome is Outcome.INEXACT
 

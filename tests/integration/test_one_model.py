@@ -537,6 +537,18 @@ def test_a_run_from_scratch_after_another_is_proven_where_both_began_alike(tmp_p
     assert len(said["models"]["perhaps_trained"]) == (seeds[0] != seeds[1])
 
 
+def test_a_second_run_from_what_was_loaded_after_attach_is_of_a_new_model(tmp_path, capsys):
+    """The model was looked at before the weights of both runs were loaded: for a token of the beginning."""
+    pretrained = Memory()
+    torch.nn.init.normal_(pretrained.counts)
+    for number, steps in enumerate((3, 1000)):
+        with trainer(None, tmp_path, f"run{number}") as (batches, model, optimizer):
+            batches.state_dict()
+            model.load_state_dict(pretrained.state_dict())
+            train(batches, model, optimizer, steps=steps)
+    assert judged(tmp_path, capsys)[1]["headline"] == "PROVEN, data the same by samples"
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_of_few_values_a_model_that_begins_anew_is_known_too(tmp_path, capsys, kept):
     def live(model: torch.nn.Linear, most: int) -> None:
