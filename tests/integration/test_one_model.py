@@ -543,9 +543,11 @@ def test_a_second_run_from_what_was_loaded_after_attach_is_of_a_new_model(tmp_pa
     torch.nn.init.normal_(pretrained.counts)
     for number, steps in enumerate((3, 1000)):
         with trainer(None, tmp_path, f"run{number}") as (batches, model, optimizer):
-            batches.state_dict()
-            model.load_state_dict(pretrained.state_dict())
-            train(batches, model, optimizer, steps=steps)
+            for step, batch in enumerate(itertools.islice(batches, steps)):
+                if not step:
+                    batches.state_dict()
+                    model.load_state_dict(pretrained.state_dict())
+                learn(model, optimizer, batch)
     assert judged(tmp_path, capsys)[1]["headline"] == "PROVEN, data the same by samples"
 
 
