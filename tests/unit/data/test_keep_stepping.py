@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import session_at_once
 from lockstep_kit import Rank, run_ranks
 from torch import nn
 
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.data.loop.loader_methods import GradientMethods
-from edl_torch.data.loop.lockstep_pass import FIRST_WAIT_S, PaddedPass
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights
-from edl_torch.errors import InvalidArgument, ServiceClosed
+from edl_torch.errors import InvalidArgument
 from edl_torch.testing import FakeMaster
 
 
@@ -101,83 +98,6 @@ def test_alone_it_reads_like_any_other() -> None:
         for _ in loader.epochs():
             assert sorted(n for batch in loader for n in batch.tolist()) == list(range(10))
     fake.outcomes["training"].check_complete(2)
-
-
-@pytest.mark.parametrize("padding", [True, False])
-@pytest.mark.parametrize("stepped", [False, True])
-@pytest.mark.parametrize("is_over", [True, False])
-@pytest.mark.parametrize("more", [True, False])
-def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
-    more: bool, is_over: bool, stepped: bool, padding: bool
-) -> None:
-    settled: list[bool] = []
-    waits: list[float] = []
-    looking = PaddedPass.__new__(PaddedPass)
-    looking._padding = SimpleNamespace(made=padding)  # type: ignore[assignment]
-    looking._stepped = stepped
-    looking._passes = SimpleNamespace(  # type: ignore[assignment]
-        look_for_more=lambda wait_s: waits.append(wait_s) or more,
-        is_over=is_over,
-        settle_stuck=lambda: settled.append(True),
-    )
-    looking._session = session_at_once()
-    assert looking._more_to_read() is more
-    assert bool(settled) == (is_over and not more and not stepped)
-    assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"
-
-
-@pytest.mark.parametrize("has_one", [True, False])
-def test_a_step_is_taken_with_a_batch_or_a_padding_batch(has_one: bool) -> None:
-    noted: list[object] = []
-    stepping = PaddedPass.__new__(PaddedPass)
-    stepping._stepped = False
-    stepping._padding = SimpleNamespace(made=True, keep=noted.append)  # type: ignore[assignment]
-    stepping._passes = SimpleNamespace(is_over=False)  # type: ignore[assignment]
-    stepping._session = session_at_once(hand=None)
-    stepping._pull = lambda more, take: SimpleNamespace(batch="own", size=3) if has_one else None  # type: ignore[assignment, method-assign, return-value]
-    stepping._pad = lambda: "padding"  # type: ignore[method-assign]
-    assert stepping._step() == (("own", 3) if has_one else ("padding", 0))
-    assert stepping._stepped
-    assert noted == (["own"] if has_one else [])
-
-
-def test_a_pass_sees_to_the_padding_batch_before_it() -> None:
-    done: list[object] = []
-    stepping = PaddedPass.__new__(PaddedPass)
-    stepping._statistics = SimpleNamespace(  # type: ignore[assignment]
-        let_go=lambda: done.append("lets go"), keep=lambda: done.append("keeps")
-    )
-    stepping._weights = SimpleNamespace(  # type: ignore[assignment]
-        warn_of_padding=lambda: done.append("warns"), step=done.append
-    )
-    stepping._passes = SimpleNamespace(  # type: ignore[assignment]
-        pad=lambda: done.append("pads")
-    )
-    stepping._session = session_at_once(close_pass=lambda number: done.append(f"ends {number}"))
-    stepping._let_go = lambda: done.append("ends threads")  # type: ignore[method-assign]
-    stepping._number, stepping._pid = 7, os.getpid()
-    stepping._padding = SimpleNamespace(batch=lambda: "a copy")  # type: ignore[assignment]
-    assert stepping._pad() == "a copy"
-    assert done == ["pads", "keeps"]
-    done.clear()
-    stepping._closed = False
-    stepping.close()
-    assert done == ["lets go", "ends 7", "ends threads"]
-    done.clear()
-    stepping._pid = -1
-    with pytest.raises(ServiceClosed, match="was forked from"):
-        next(stepping)
-    assert done == ["lets go", "warns"]
-
-
-def test_a_pass_begins_without_a_step() -> None:
-    with loader_of(8, FakeMaster()) as loader:
-        loader.keep_stepping()
-        batches = iter(loader)
-        assert isinstance(batches, PaddedPass)
-        assert not batches._stepped
-        next(batches)
-        assert batches._stepped
 
 
 # How many batches of an epoch are done: what a loop that goes on counts from --------------------------------

@@ -293,16 +293,6 @@ def test_without_leases_there_is_nothing_to_seed() -> None:
     assert list(in_threads(Safe(), planned(), 3, book, float, generators, grants=iter(()))) == []
 
 
-def test_a_reader_that_ends_early_is_named_as_by_one_thread() -> None:
-    said = []
-    for read in (by_one, by_several):
-        book = Book(quarantines=True)
-        assert len(read(Numbers(ends=20), PLANS["one shard"], 4, book)) == 7  # type: ignore[operator]
-        said.append(book.said)
-    assert said[0] == said[1]
-    assert "ended 3 record(s) early" in said[0][0][2]
-
-
 def test_what_ends_the_leases_is_raised_when_what_came_before_is_read() -> None:
     plan = planned()
 
@@ -737,22 +727,6 @@ def test_the_log_says_once_when_one_thread_transforms(
 # Threads --------------------------------------------------------------------------------------------------
 
 
-def test_torch_computes_by_one_thread_in_each_and_as_before_elsewhere() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        found = by_several(Safe(), planned(), 4, Book(quarantines=False), lambda _: torch.get_num_threads())
-        assert {number for _, numbers in found for number in numbers} == {1}
-        assert torch.get_num_threads() == 3
-        elsewhere: list[int] = []
-        thread = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        assert elsewhere == [3]
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_a_read_that_hangs_holds_nobody_up_at_the_end() -> None:
     let_go, hangs = threading.Event(), threading.Event()
 
@@ -943,13 +917,6 @@ def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             thread_count(wrong, 0)  # type: ignore[arg-type]
 
 
-def test_a_pool_shows_what_it_has() -> None:
-    pool = ReaderThreads(2, one_reads=False)
-    assert repr(pool) == "<ReaderThreads alive=2 of=2 waiting=0>"
-    pool.close()
-    assert repr(pool) == "<ReaderThreads alive=0 of=2 waiting=0>"
-
-
 class Noting(Safe):
     """Notes what is read."""
 
@@ -984,13 +951,6 @@ def test_records_of_transforms_that_draw_globally_are_read_once_and_a_few_ahead(
     left = len(reading._jobs)
     assert sorted(reader.read) == [0, *range(size + left + ahead)]
     reading.close()
-    assert len(reading._jobs) == 0
-
-
-def test_what_is_left_of_a_block_is_kept_no_longer_than_the_reading() -> None:
-    reading = in_threads(Safe({1}), PLANS["one shard"], 4, Book(quarantines=False))
-    with pytest.raises(BadRecord):
-        next(reading)
     assert len(reading._jobs) == 0
 
 
