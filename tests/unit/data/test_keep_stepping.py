@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from loader_kit import session_at_once
 from lockstep_kit import Rank, run_ranks
 from torch import nn
 
 from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.data.loop.loader_methods import GradientMethods
+from edl_torch.data.loop.lockstep_pass import FIRST_WAIT_S, PaddedPass
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights
 from edl_torch.errors import InvalidArgument
 from edl_torch.testing import FakeMaster
@@ -98,6 +100,39 @@ def test_alone_it_reads_like_any_other() -> None:
         for _ in loader.epochs():
             assert sorted(n for batch in loader for n in batch.tolist()) == list(range(10))
     fake.outcomes["training"].check_complete(2)
+
+
+@pytest.mark.parametrize("padding", [True, False])
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize("more", [True, False])
+def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
+    more: bool, is_over: bool, stepped: bool, padding: bool
+) -> None:
+    settled: list[bool] = []
+    waits: list[float] = []
+    looking = PaddedPass.__new__(PaddedPass)
+    looking._padding = SimpleNamespace(made=padding)  # type: ignore[assignment]
+    looking._stepped = stepped
+    looking._passes = SimpleNamespace(  # type: ignore[assignment]
+        look_for_more=lambda wait_s: waits.append(wait_s) or more,
+        is_over=is_over,
+        settle_stuck=lambda: settled.append(True),
+    )
+    looking._session = session_at_once()
+    assert looking._more_to_read() is more
+    assert bool(settled) == (is_over and not more and not stepped)
+    assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"
+
+
+def test_a_loop_that_trains_on_padding_batches_is_told_once() -> None:
+    fake = FakeMaster()
+    with loader_of(8, fake) as other, loader_of(8, fake) as loader:
+        loader.keep_stepping()
+        theirs, mine = iter(other), iter(loader)
+        next(theirs), next(mine), next(mine)
+        with pytest.warns(UserWarning, match="got a padding batch, which the loop has trained on"):
+            next(mine)
 
 
 # How many batches of an epoch are done: what a loop that goes on counts from --------------------------------

@@ -297,10 +297,11 @@ def end_at_seven(number: int) -> int:
     return number
 
 
-def test_a_worker_that_dies_names_its_records_and_they_are_read_again() -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_dies_names_its_records_and_they_are_read_again(persistent: bool) -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 12}, dataset={"transform": end_at_seven}) as (service, dataset):
-        loader = elastic(dataset, num_workers=1)
+        loader = elastic(dataset, num_workers=1, persistent_workers=persistent)
         with pytest.raises(LoaderWorkerDied, match=r"worker 0 was at .*a.*Nothing was put in quarantine"):
             list(loader)
         dataset.transform = None

@@ -506,6 +506,18 @@ def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next(size: 
     fake.outcomes["training"].check_complete(EPOCHS)
 
 
+def test_batches_that_no_step_comes_for_are_an_error_on_all() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.attach(torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.1))
+        rank.train()
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 2, work, {"a": 16})
+    for error in failed.value.errors.values():
+        assert re.search("record.s. of 'training' were handed out after the last", str(error))
+    assert len(failed.value.errors) == 2
+
+
 def one_ahead(loader: ElasticDataLoader) -> Iterator[Any]:
     """Hand on each batch when the next one is there, as wrappers do that look for the last one."""
     waiting: list[Any] = []

@@ -25,6 +25,7 @@ from edl_torch.readers import MapDatasetReader
 from edl_torch.testing import FakeMaster
 
 SQUARES = [(float(n), n * n) for n in range(40)]
+RECORDS = MapDatasetReader(SQUARES)
 
 
 def seen(loader: ElasticDataLoader) -> list[list[Any]]:
@@ -122,23 +123,6 @@ class Blocks(NumberReader):
     reads_blocks = True
 
 
-@pytest.mark.parametrize(
-    ("reader", "shuffle", "expected"),
-    [
-        (MapDatasetReader(SQUARES), True, (True, False, False)),
-        (NumberReader({"a": 8}), True, (False, True, True)),
-        (Blocks({"a": 8}), True, (False, True, True)),
-        (MapDatasetReader(SQUARES), "in_shard", (False, True, True)),
-        (MapDatasetReader(SQUARES), "shards", (False, True, False)),
-        (MapDatasetReader(SQUARES), False, (False, False, False)),
-    ],
-)
-def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expected: tuple[bool, ...]) -> None:
-    with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
-        spec = loader.service.session.plan().spec
-    assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
-
-
 @pytest.mark.parametrize("registered", [4, 1])
 def test_a_window_that_nobody_chose_is_that_of_the_master(registered: int) -> None:
     fake = FakeMaster()
@@ -162,29 +146,44 @@ def test_a_window_that_nobody_chose_is_that_of_the_master(registered: int) -> No
             fourth.service.session.plan()
 
 
+GLOBAL, WINDOWS, SHARDS, STORED = (
+    (True, False, False),
+    (False, True, True),
+    (False, True, False),
+    (False,) * 3,
+)
+
+
 @pytest.mark.parametrize(
-    ("reader", "options", "window", "order"),
+    ("reader", "options", "shuffled", "window", "order"),
     [
-        (NumberReader({"a": 8}), {"shuffle": True}, 16, "windows of 16 shards"),
-        (Blocks({"a": 8}), {"shuffle": True}, 16, "windows of 16 shards"),
-        (NumberReader({"a": 8}), {"shuffle": True, "shuffle_window": 5}, 5, "windows of 5 shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": True, "shuffle_window": 5}, 5, "windows of 5 shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": "in_shard", "shuffle_window": 5}, 5, "windows of 5 shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": "in_shard"}, 1, "in_shard"),
-        (MapDatasetReader(SQUARES), {"shuffle": "shards"}, 1, "shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": True}, 1, "all records"),
-        (MapDatasetReader(SQUARES), {}, 1, ""),
+        (NumberReader({"a": 8}), {"shuffle": True}, WINDOWS, 16, "windows of 16 shards"),
+        (Blocks({"a": 8}), {"shuffle": True}, WINDOWS, 16, "windows of 16 shards"),
+        (NumberReader({"a": 8}), {"shuffle": True, "shuffle_window": 5}, WINDOWS, 5, "windows of 5 shards"),
+        (RECORDS, {"shuffle": True, "shuffle_window": 5}, WINDOWS, 5, "windows of 5 shards"),
+        (RECORDS, {"shuffle": "in_shard", "shuffle_window": 5}, WINDOWS, 5, "windows of 5 shards"),
+        (RECORDS, {"shuffle": "in_shard"}, WINDOWS, 1, "in_shard"),
+        (RECORDS, {"shuffle": "shards"}, SHARDS, 1, "shards"),
+        (RECORDS, {"shuffle": True}, GLOBAL, 1, "all records"),
+        (RECORDS, {}, STORED, 1, ""),
     ],
 )
-def test_a_loader_says_what_it_mixes(
-    reader: Any, options: dict[str, Any], window: int, order: str, caplog: pytest.LogCaptureFixture
+def test_shuffle_is_as_good_as_the_reader_can_and_the_loader_says_what_it_mixes(
+    reader: Any,
+    options: dict[str, Any],
+    shuffled: tuple[bool, ...],
+    window: int,
+    order: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with (
         caplog.at_level("INFO", logger="edl_torch.client"),
         ElasticDataLoader(reader, 4, master_client=FakeMaster(), **options) as loader,
     ):
         said = loader.service.order, repr(loader)
-        assert loader.service.session.plan().spec.shuffle_window == window
+        spec = loader.service.session.plan().spec
+        assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == shuffled
+        assert spec.shuffle_window == window
         assert (loader.service.order, repr(loader)) == said
     assert said[0] == order
     assert (f"shuffle={order!r}" in said[1]) == bool(order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -198,6 +199,8 @@ def test_a_window_of_another_epoch_or_shard_is_read_anew() -> None:
     for shard in (1, 0):
         assert list(reading(plan, part(plan, shard)).values()) == in_order(plan, part(plan, shard))
     other = Grant(task=7, attempt=1, slice=Slice(epoch=2, shard=0, skip=0, limit=plan.records_in(2, 0)))
+    assert list(reading(plan, other).values()) == in_order(plan, other)
+    plan = Plan(replace(plan.spec, seed=4))
     assert list(reading(plan, other).values()) == in_order(plan, other)
 
 
