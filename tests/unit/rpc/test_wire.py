@@ -78,7 +78,7 @@ def test_a_status_without_a_class_is_told_by_its_code_and_words(kind, code, deta
     assert type(error) is kind
     assert "h:1" in str(error)
     assert details in str(error)
-    assert isinstance(AnotherAnswers("x"), MasterUnavailable)
+    assert kind is EdlError or isinstance(error, MasterUnavailable)
 
 
 def test_unknown_class_name_is_not_trusted():
