@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
     "docs/training.md": 3,
-    "docs/training-reference.md": 5,
+    "docs/training-reference.md": 4,
     "docs/readers.md": 2,
     "docs/elasticdl.md": 1,
     "docs/testing.md": 1,
