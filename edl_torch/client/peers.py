@@ -34,33 +34,26 @@ _NAMED = 8  # ranks in a message
 
 
 class Doing(IntEnum):
-    """What a rank does when it votes. All ranks do the same, or their program is wrong."""
+    """What a rank does when it votes, and the `words` of messages for it.
 
-    STEP = 1
-    BEGIN = 2
-    END = 3
-    SCALE = 4
-    SAVE = 5
-    RESTORE = 6
-    SAVE_CHECKPOINT = 7
-    LOAD_CHECKPOINT = 8
+    All ranks do the same, or their program is wrong.
+    """
 
-    @property
-    def words(self) -> str:
-        """As messages say it."""
-        return _WORDS[self]
+    words: str
 
+    def __new__(cls, number: int, words: str = "") -> Self:
+        made = int.__new__(cls, number)
+        made._value_, made.words = number, words
+        return made
 
-_WORDS = {
-    Doing.STEP: "asks for the next batch",
-    Doing.BEGIN: "begins a pass over the loader",
-    Doing.END: "is at the end of an epoch",
-    Doing.SCALE: "calls scale_gradients()",
-    Doing.SAVE: "calls state_dict()",
-    Doing.RESTORE: "calls load_state_dict()",
-    Doing.SAVE_CHECKPOINT: "calls save_checkpoint()",
-    Doing.LOAD_CHECKPOINT: "calls load_checkpoint()",
-}
+    STEP = 1, "asks for the next batch"
+    BEGIN = 2, "begins a pass over the loader"
+    END = 3, "is at the end of an epoch"
+    SCALE = 4, "calls scale_gradients()"
+    SAVE = 5, "calls state_dict()"
+    RESTORE = 6, "calls load_state_dict()"
+    SAVE_CHECKPOINT = 7, "calls save_checkpoint()"
+    LOAD_CHECKPOINT = 8, "calls load_checkpoint()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,6 @@ class SteppingPass(LoaderPass):
         return self._session.do(lambda: self._passes.is_over)
 
     def close(self) -> None:
-        """End the pass."""
         self._statistics.let_go()
         super().close()
 

@@ -130,7 +130,6 @@ class ThreadedReading(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """End the threads."""
         if not self._closed:
             self._closed = True
             self._pool.close()
