@@ -7,6 +7,7 @@ or what a batch is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -28,6 +29,8 @@ from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.registration import new_spec, reconcile
 from edl_torch.errors import InvalidArgument, PeerFailed, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
+
+T = TypeVar("T")
 
 _AGAIN = "Start all ranks again from the last checkpoint, as torchrun does by itself"
 _NAMED = 8  # ranks in a message
@@ -218,16 +221,17 @@ class Peers(Protocol):
         """The batch of the lowest rank that gives one (None is none), on every rank."""
 
 
-def together(peers: Peers, doing: Doing, prepare: Callable[[], object], ask: Callable[[], str]) -> str:
-    """Prepare on every rank, then ask on rank 0, and give every rank the answer.
+def together(peers: Peers, doing: Doing, prepare: Callable[[], object], ask: Callable[[], T]) -> T:
+    """Prepare on every rank, then ask on rank 0, and give every rank the answer, as JSON has it.
 
     What goes wrong on one rank ends the call on all: that rank raises its own error, the others PeerFailed.
     So do all where not every rank is doing this.
     """
     _all_do(peers, doing, prepare)
     answers: list[str] = []
-    _all_do(peers, doing, lambda: answers.append(ask() if peers.rank == 0 else ""))
-    return peers.share(answers[0])
+    _all_do(peers, doing, lambda: answers.append(json.dumps(ask()) if peers.rank == 0 else ""))
+    answer: T = json.loads(peers.share(answers[0]))
+    return answer
 
 
 def _all_do(peers: Peers, doing: Doing, act: Callable[[], object]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -100,15 +100,15 @@ class OpenLease:
         return self._seeds[position - self.grant.slice.skip]
 
 
+@dataclass(slots=True)
 class Work:
     """What threads do with each record. The thread that iterates may change it."""
 
-    def __init__(self, transform: Transform | None, collate: Collate | None, *, seeds: bool) -> None:
-        self.transform = transform
-        self.collate = collate
-        self.seeds = seeds  # random numbers of `transform` are the record's
-        self.only_read = False  # from the next record that is planned
-        self.skip_all = False
+    transform: Transform | None
+    collate: Collate | None
+    seeds: bool  # random numbers of `transform` are the record's
+    only_read: bool = False  # from the next record that is planned
+    skip_all: bool = False
 
 
 class RecordJob:
