@@ -240,12 +240,6 @@ def test_other_formats_are_decoded_whole(ending):
     assert (decode_image(encode(PHOTOGRAPH, ending), "photo", 8) == PHOTOGRAPH).all()
 
 
-@pytest.mark.parametrize(("name", "data"), broken_images().items())
-def test_broken_images_are_as_bad_with_a_scale(name, data):
-    with pytest.raises(BadRecord, match=name):
-        decode_image(data, name, 4)
-
-
 def test_readers_decode_by_scale_and_refuse_what_is_none(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(encode(PHOTOGRAPH))
