@@ -460,10 +460,6 @@ class Session:
         """Hand a batch to the loop. False when it was thrown away."""
         return self.run(self.passes.hand(ticket))
 
-    def deliver(self, ticket: Ticket) -> bool:
-        """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
-        return self.do(self.passes.deliver, ticket)
-
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
         self.gradients.let_go()

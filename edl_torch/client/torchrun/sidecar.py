@@ -49,9 +49,8 @@ class SidecarCredentials:
     insecure: bool = False
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> SidecarCredentials:
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> SidecarCredentials:
         """From the variables of `Credentials.from_env`. Raises InvalidArgument where they do not fit."""
-        env = os.environ if environ is None else environ
         given = Credentials.from_env(env)  # its checks
         own = cls(
             token_file=text_from_env("TOKEN_FILE", env),

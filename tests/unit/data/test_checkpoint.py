@@ -118,14 +118,6 @@ def test_the_newest_are_kept(tmp_path: Path, new_job: NewJob) -> None:
     assert sorted(os.listdir(folder)) == ["00000005", "00000006"]
 
 
-@pytest.mark.parametrize(("keep", "kept"), [({}, 2), ({"keep": 3}, 3), ({"keep": 1}, 1), ({"keep": 0}, 1)])
-def test_so_many_are_kept(keep: dict[str, int], kept: int, tmp_path: Path, new_job: NewJob) -> None:
-    job = new_job()
-    for _ in range(4):
-        job.save(tmp_path, **keep)
-    assert len(os.listdir(tmp_path)) == kept
-
-
 def test_what_was_half_written_is_ignored_and_removed(tmp_path: Path, new_job: NewJob) -> None:
     job = new_job()
     next(job.steps())
@@ -332,18 +324,6 @@ def restored_by_another(job: Job) -> None:
     fake.go_back("training", None)
 
 
-def test_a_superseded_trainer_leaves_no_checkpoint(tmp_path: Path, new_job: NewJob) -> None:
-    job = new_job()
-    for step in job.steps(3):
-        if step == 2:
-            job.save(tmp_path)
-            restored_by_another(job)
-            with pytest.raises(StaleLease, match="lineage 2; the call is of lineage 1"):
-                job.save(tmp_path)
-            break
-    assert [name for name in os.listdir(tmp_path) if not name.endswith(".partial")] == ["00000001"]
-
-
 def test_files_that_somebody_removes_meanwhile_are_no_other_incarnations(
     tmp_path: Path, new_job: NewJob
 ) -> None:
@@ -435,21 +415,6 @@ def test_ranks_that_would_not_agree_on_a_checkpoint_are_refused(
         with pytest.raises(InvalidArgument, match="2 ranks, and 1 of them"):
             act(tmp_path)
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"), [(OSError(28, "disk full"), "disk full"), (OSError("cut"), "cut")]
-)
-def test_what_the_system_says_is_said(
-    error: OSError, reason: str, tmp_path: Path, new_job: NewJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(path: Path) -> None:
-        raise error
-
-    assert checkpoint._reasons(error) == reason
-    monkeypatch.setattr(checkpoint, "sync", fails)
-    with pytest.raises(CheckpointError, match=rf"'.*00000001' cannot be written: {reason}$"):
-        new_job().save(tmp_path)
 
 
 def test_a_folder_that_others_are_removing_too_is_left_to_them(

@@ -122,21 +122,30 @@ def test_batches_have_the_records_of_the_slice_in_its_order(order: str, skip: in
 def test_batches_that_nobody_can_put_together_are_of_one_source(order: str) -> None:
     plan = PLANS[order]
     grant = grant_of(plan)
-    batches, _ = read(Texts(), plan, grant)
+    batches, _ = read(reader := Texts(), plan, grant)
+    assert sum(map(len, reader.asked)) == grant.slice.limit + SIZE, "the first batch is tried together, once"
     assert [int(text) for _, batch in batches for text in batch] == in_order(plan, grant)
     assert positions(batches) == list(range(grant.slice.stop))
     assert all(len({int(text) >= 1000 for text in batch}) == 1 for _, batch in batches)
 
 
-def test_scattered_records_of_several_batches_are_read_at_once() -> None:
+@pytest.mark.parametrize(
+    ("plan", "size", "read_at_once"),
+    [
+        (PLANS["stored"], SIZE, [4, 2]),
+        (planned(in_shard=True, counts={"a": 6}), 1, [1] * 6),
+        (planned(in_shard=True, window=2, counts={"a": 12}), 1, [1, 11]),
+        (PLANS["windows"], SIZE, [2, 2, 21, 7]),
+    ],
+    ids=["together", "mixed in a shard", "mixed over two", "of two sources"],
+)
+def test_scattered_records_of_several_batches_are_read_at_once(
+    plan: Plan, size: int, read_at_once: list[int]
+) -> None:
     """The first batch says how large one is; then a block costs one read of each source."""
     reader = Columns()
-    plan = PLANS["windows"]
-    read(reader, plan)
-    sizes = [len(asked) for asked in reader.asked]
-    assert sum(sizes[:2]) == SIZE
-    assert sum(sizes) == 32
-    assert len(sizes) <= 4
+    read(reader, plan, size=size)
+    assert [len(asked) for asked in reader.asked] == read_at_once
 
 
 @pytest.mark.parametrize(
@@ -150,25 +159,6 @@ def test_no_more_is_read_at_once_than_fits(
     monkeypatch.setattr(columns, "MOST_BYTES", batches_that_fit * 8)
     read(reader, planned(in_shard=True, window=8, counts={"a": 40}), size=1)
     assert [len(asked) for asked in reader.asked] == read_at_once
-
-
-def test_records_that_lie_together_are_read_a_batch_at_a_time() -> None:
-    reader = Columns()
-    read(reader, PLANS["stored"])
-    assert reader.asked == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_records_of_one_shard_are_read_a_batch_at_a_time() -> None:
-    """They may be mixed, but lie together."""
-    reader = Columns()
-    read(reader, planned(in_shard=True, counts={"a": 6}), size=1)
-    assert [len(asked) for asked in reader.asked] == [1] * 6
-
-
-def test_records_of_two_shards_that_are_mixed_are_scattered() -> None:
-    reader = Columns()
-    read(reader, planned(in_shard=True, window=2, counts={"a": 12}), size=1)
-    assert [len(asked) for asked in reader.asked] == [1, 11]
 
 
 @pytest.mark.parametrize(
@@ -274,14 +264,3 @@ def test_a_batch_that_is_read_by_itself_is_not_read_again() -> None:
     assert [len(asked) for asked in reader.asked] == [1, 1, 1, 1, 10], (
         "thrice: alone, as a batch, and by name"
     )
-
-
-def test_a_source_that_is_gone_is_named_by_the_first_record_of_its_batch() -> None:
-    with pytest.raises(SourceUnavailable, match="record 0 of 'a'"):
-        read(Columns(down=frozenset({2})), PLANS["stored"])
-
-
-def test_batches_that_nobody_can_put_together_are_tried_once() -> None:
-    reader, plan = Texts(), planned(in_shard=True, window=8, counts={"a": 40})
-    read(reader, plan)
-    assert [len(asked) for asked in reader.asked] == [SIZE, *[SIZE] * 10]

@@ -130,12 +130,6 @@ def test_a_loop_with_a_manager_of_torchfts_is_refused_unless_that_is_attached(
         next(iter(loader))
 
 
-def test_a_loader_says_what_wrappers_need_to_know() -> None:
-    with ElasticDataLoader(range(12), batch_size=4, lookahead="manual") as loader:
-        assert loader.service.lookahead == "manual"
-        assert not loader.synchronous
-
-
 def test_a_trainer_that_asks_by_way_of_others_needs_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     framework = ModuleType("transformers.trainer")
     exec("class Trainer:\n    def train(self, ask):\n        return ask()\n", framework.__dict__)

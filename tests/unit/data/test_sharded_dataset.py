@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import os
 import pickle
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +18,10 @@ from loader_kit import UNEVEN, NumberReader, acknowledged, all_records, once, tr
 from plan_kit import COUNTS, PLANS
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.client.workers.links import DirectLink
 from edl_torch.core.plan import Plan
 from edl_torch.data import dataset as module
-from edl_torch.data.batches.collate import Collated, Envelope
 from edl_torch.data.dataset import ImageDataset
 from edl_torch.data.loop.opening import ReadingOptions, _classes_mixed, _Order, reads_records_alone
-from edl_torch.data.ranks import parts_group
-from edl_torch.data.reading import columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.record_jobs import can_pick
 from edl_torch.data.reading.threaded_reading import IterationSetup
@@ -118,46 +113,11 @@ def test_an_iteration_in_a_child_asks_the_trainer() -> None:
 # By which way a dataset asks for leases ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was made to reach the trainer from another process."""
-    calls: list[Any] = []
-    monkeypatch.setattr(module, "SocketLink", lambda handle, stream, run: calls.append((stream, run)))
-    monkeypatch.setattr(module, "end_with_parent", lambda: calls.append("ends with its parent"))
-    monkeypatch.setattr(module, "tell_what_ends_worker", lambda link: None)
-    monkeypatch.setattr(type(module.iterations), "served", "12:3")
-    return calls
-
-
-def test_in_its_trainers_process_it_asks_directly(told: list[Any]) -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        assert isinstance(dataset._connect(), DirectLink)
-    assert told == []
-
-
-def test_a_loader_worker_serves_an_iteration_and_ends_with_its_trainer(
-    told: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        monkeypatch.setattr(module, "get_worker_info", lambda: SimpleNamespace(id=2))
-        assert dataset._connect() is dataset._connect()
-    assert told == ["ends with its parent", ("worker 2", "12:3")]
-
-
 def test_what_reading_imports_is_imported_before_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[Any] = []
     monkeypatch.setattr(module, "import_for_reading", imported.append)
     with trainer(FakeMaster()) as (_, dataset):
         assert imported == [dataset.reader]
-
-
-def test_another_child_serves_none(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        for pid in (7, 7, 8):
-            with monkeypatch.context() as child:
-                child.setattr(os, "getpid", lambda pid=pid: pid)
-                dataset._connect()
-    assert told == [("process 7", ""), ("process 8", "")]
 
 
 def test_what_is_wrong_is_raised_at_once_where_the_loop_is_and_as_it_reads_in_a_worker(
@@ -254,20 +214,6 @@ def test_records_are_mixed_over_all_where_each_costs_no_more_than_itself() -> No
 # Values have their fields alone -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Collated, Envelope, ReadingOptions, _Order])
-def test_there_is_no_room_for_other_attributes(kind: Any) -> None:
-    assert set(kind.__slots__) == {field.name for field in fields(kind)}
-
-
-@pytest.mark.parametrize("value", [ReadingOptions(), _Order()])
-def test_a_decision_is_made_by_name_and_stays(value: Any) -> None:
-    first = fields(value)[0].name
-    with pytest.raises(FrozenInstanceError):
-        setattr(value, first, getattr(value, first))
-    with pytest.raises(TypeError, match="positional"):
-        type(value)(*(getattr(value, field.name) for field in fields(value)))
-
-
 @pytest.mark.parametrize(("kind", "seeds"), [(ShardedDataset, False), (ImageDataset, True)])
 def test_datasets_keep_the_stored_order_and_images_are_augmented_by_record(kind: Any, seeds: bool) -> None:
     defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
@@ -293,13 +239,6 @@ def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said
     assert (said["num_epochs"], said["seed"], said["lookahead"]) == (1, 0, 0)
     assert (said["epoch_barrier"], said["max_bad_records"]) == (True, 0)
     assert _Order() == _Order(all_records=False, shards=False)
-
-
-def test_ranks_of_one_job_agree_on_the_first_message_and_memory_has_the_bounds_that_were_measured() -> None:
-    """All ranks must have the first: a rank reads as much as another one sends."""
-    assert parts_group.FRAME_BYTES == 8192
-    assert (columns._MOST_BATCHES, columns.MOST_BYTES) == (16, 16 * 1024 * 1024)
-    assert parts_group.IN_STRUCTURE_BYTES == 2048
 
 
 # A dataset that is sorted by label and mixed only inside its shards is told of, and no other ----------------

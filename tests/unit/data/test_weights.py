@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from edl_torch.client.peers import Ballot, Count, Doing
 from edl_torch.data import gradient_windows
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed
@@ -494,33 +493,6 @@ def test_batches_after_a_first_call_without_any_are_all_in_the_next_window() -> 
     assert q.grad == (2 * 3 + 6 * 5) / 8
 
 
-@pytest.mark.parametrize("count", [None, 2.5])
-def test_ranks_tell_each_other_how_they_weigh(count: float | None) -> None:
-    ballots: list[Ballot] = []
-
-    class Peers:
-        size, parts = 1, None
-
-        def vote(self, ballot: Ballot) -> Any:
-            ballots.append(ballot)
-            weighed = Count(doing=(Doing.SCALE,), by_records=1, by_count=0, weighs=1, weight=ballot.weight)
-            return SimpleNamespace(wait=lambda: weighed)
-
-    weights, p = Weights(Peers()), parameter()  # type: ignore[arg-type]
-    train(weights, 4, 3.0, p, count=count)
-    weights.scale(sgd(p))
-    by_count = count is not None
-    assert ballots == [
-        Ballot(
-            doing=Doing.SCALE,
-            by_records=not by_count,
-            by_count=by_count,
-            weighs=1,
-            weight=2.5 if by_count else 4,
-        )
-    ]
-
-
 def test_a_batch_of_the_last_ones_counts_once_however_late_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -537,10 +509,3 @@ def test_a_parameter_that_a_second_optimizer_has_too_stays_in_its_window() -> No
     for optimizer in (sgd(p), both := sgd(p, q)):
         known.know(optimizer)
     assert [parameters for _, parameters in known.of([both])] == [[p], [q]]
-
-
-def test_what_is_weighed_shows_the_number_of_the_batch() -> None:
-    weights = Weights()
-    weights.step(3)
-    weights.step(2)
-    assert repr(weights) == "<Weights own=2 batch=2>"
