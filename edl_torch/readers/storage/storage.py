@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from edl_torch.errors import EdlError, OutputError, ReaderError
 from edl_torch.readers.storage.apart import Apart
@@ -29,9 +29,6 @@ from edl_torch.readers.storage.kept import KeptAway
 from edl_torch.readers.storage.names import by_obstore, is_url, refuse_secrets, root_of
 from edl_torch.readers.storage.requests import Ahead, Fetch, Trying
 
-if TYPE_CHECKING:
-    from edl_torch.readers.storage.listing import Listing
-
 log = logging.getLogger("edl_torch.readers")
 
 T = TypeVar("T")
@@ -43,6 +40,17 @@ _FIRST_PATIENCE_S = 15.0  # of what is asked for while a reader is made
 
 class NotFound(ReaderError):
     """Nothing has that name."""
+
+
+class Known(Protocol):
+    """What a listing says of objects."""
+
+    @property
+    def base(self) -> str:
+        """What their URLs begin with."""
+
+    def find(self, url: str) -> Object | None:
+        """The object of a URL, if it is known."""
 
 
 class StorageOptions(TypedDict, total=False):
@@ -92,7 +100,7 @@ class Storage:
         self._options = dict(storage_options or {})
         self.index_dir = None if index_dir is None else os.fspath(index_dir)
         self.refresh = refresh
-        self._listings: list[Listing] = []
+        self._listings: list[Known] = []
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._here: _Here | None = None
         self._apart: Apart | None = None
@@ -147,7 +155,7 @@ class Storage:
         except NotFound:
             return None
 
-    def remember(self, listing: Listing) -> None:
+    def remember(self, listing: Known) -> None:
         """Take objects of a listing as they were listed, and ask for none of them again to look at it."""
         self._listings.append(listing)
 
