@@ -17,7 +17,7 @@ import pytest
 from stores import BUCKET, Request, Weed, numbered, put
 
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, Mixture, MixtureComponent
-from edl_torch.errors import DataFormatError, SourceChanged, SourceUnavailable
+from edl_torch.errors import SourceChanged, SourceUnavailable
 from edl_torch.readers import ImageFolderReader
 
 
@@ -25,26 +25,6 @@ def picture(value: int) -> bytes:
     """A small PNG of one colour, with noise: its bytes are its own."""
     noise = np.random.default_rng(value).integers(0, 9, (8, 8, 3), dtype=np.uint8)
     return bytes(cv2.imencode(".png", noise + np.uint8(10 * (value % 20)))[1].tobytes())
-
-
-def test_flat_folders_and_what_is_wrong_with_folders(weed, bucket):
-    options = weed.options()
-
-    def reader(folder: str) -> ImageFolderReader:
-        return ImageFolderReader(f"s3://{BUCKET}/{folder}", storage_options=options)
-
-    put(bucket, {f"flat/{n}.png": picture(n) for n in range(3)})
-    assert (reader("flat").classes, reader("flat").count, reader("flat").targets) == ([], 3, None)
-    put(bucket, {"both/x.png": picture(1), "both/a/x.png": picture(1), "empty/a/x.png": picture(1)})
-    put(bucket, {"empty/b/x.txt": b"", "splits/train/a/x.png": picture(1), "splits/val/a/y.png": picture(2)})
-    for folder, said in {
-        "both": "images of its own and folders with images",
-        "empty": "no image in the class folder",
-        "splits": "holds the splits",
-        "nowhere": "has no file; check the bucket and the path",
-    }.items():
-        with pytest.raises(DataFormatError, match=said):
-            reader(folder)
 
 
 def test_bad_images_are_set_aside_and_changed_ones_end_the_job(weed, bucket, proxy):

@@ -409,6 +409,7 @@ def test_readers_are_chosen_by_what_lies_at_a_url(bucket, weed, tmp_path):
         "text": text_files,
         "recordio": recordio_files,
         "voc": write_voc,
+        "manifest": write_manifest,
     }.items():
         (tmp_path / name).mkdir()
         case(tmp_path / name)
@@ -422,6 +423,7 @@ def test_readers_are_chosen_by_what_lies_at_a_url(bucket, weed, tmp_path):
         f"{base}/recordio": RecordIODataReader,
         f"{base}/recordio/0.recordio": RecordIODataReader,
         f"{base}/voc/VOCdevkit": VocReader,
+        f"{base}/manifest/manifest.csv": ImageManifestReader,
     }.items():
         assert type(open_reader(url, **options)) is reader, url
     assert open_reader(f"{base}/voc/VOCdevkit", TaskType.EVALUATION, **options).name.endswith("Main/val.txt")

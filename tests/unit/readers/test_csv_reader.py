@@ -179,9 +179,6 @@ def test_real_table_with_missing_values(samples):
 # What the columns of a CSV file are called and hold: headings, names, types, no values ----------------------
 
 
-pytest.importorskip("pyarrow", reason="batches need pyarrow")
-
-
 @pytest.mark.parametrize(
     ("text", "heading"),
     [
@@ -325,9 +322,6 @@ def test_a_sample_of_a_wide_table_is_looked_at_once() -> None:
 
 
 # The files of a `CsvReader`: which ones, in which state, opened how often, indexed once ---------------------
-
-
-pytest.importorskip("pyarrow", reason="batches need pyarrow")
 
 
 def test_files_without_records_are_sources_of_none(tmp_path):

@@ -155,6 +155,7 @@ def test_a_flipped_bit_is_found_where_the_writer_left_checksums(tmp_path):
 
 
 def test_unknown_protocols_packages_and_passwords(monkeypatch):
+    assert "does not exist; check the path" in refusal(ReaderError, "memory://nowhere/a.parquet")
     assert "fsspec knows no such protocol" in refusal(ReaderError, "nosuch://a/b.parquet")
     said = refusal(InvalidArgument, "ftp://me:hunter2@host/a.parquet")
     assert "storage_options" in said

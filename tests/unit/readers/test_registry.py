@@ -239,11 +239,6 @@ def test_own_readers_are_loaded_by_module_and_class(monkeypatch):
     assert load_reader("own_module:OwnReader", {"table": "x"}).rows == 1
 
 
-def test_a_kind_of_the_table_is_a_name_too(tmp_path):
-    root = write_image_folder(tmp_path)
-    assert load_reader("image_folder", {"root": root}).count == 6
-
-
 class OnePath(AbstractDataReader):
     def __init__(self, path, step=1):
         super().__init__()
