@@ -138,16 +138,19 @@ def test_ranks_meet_again_where_others_have_met_before(job: Job) -> None:
     assert job.run(2, work) == [["0", "0"]] * 2
 
 
-def test_a_rank_that_is_gone_is_an_error(job: Job) -> None:
+@pytest.mark.parametrize("parts", [False, True], ids=["a vote", "a broadcast"])
+def test_a_rank_that_is_gone_is_an_error(job: Job, parts: bool) -> None:
     met = threading.Barrier(2)
 
     def work(rank: int) -> None:
-        peers = ProcessGroupPeers(timeout_s=TIMEOUT_S)
+        peers = ProcessGroupPeers(timeout_s=TIMEOUT_S, parts=[[0, 1]] if parts else None)
         met.wait(TIMEOUT_S)
-        if rank == 0:
+        if rank == 1 and peers.parts is not None:
+            peers.parts.receive()
+        elif rank == 1:
             peers.vote(Ballot(doing=Doing.STEP)).wait()
 
-    error, _ = job.run(2, work)
+    _, error = job.run(2, work)
     assert isinstance(error, PeerFailed)
     assert "another rank of this job is gone or does not answer" in str(error)
 
@@ -280,18 +283,6 @@ def test_tensors_come_as_they_were(job: Job, elements: int) -> None:
     for broadcast in received:
         assert torch.equal(broadcast.batch["x"], batch["x"])
         assert torch.equal(broadcast.batch["y"], batch["y"])
-
-
-def test_a_holder_that_is_gone_is_an_error(job: Job) -> None:
-    met = threading.Barrier(2)
-
-    def work(rank: int) -> None:
-        parts = ProcessGroupParts([0, 1], rank, TIMEOUT_S, pin_memory=False)
-        met.wait(TIMEOUT_S)
-        if rank:
-            parts.receive()
-
-    assert isinstance(job.run(2, work)[1], PeerFailed)
 
 
 # One pair between two ranks -----------------------------------------------------------------------------
