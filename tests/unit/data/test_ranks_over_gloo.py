@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Doing
-from edl_torch.data.ranks import gloo, parts_group
+from edl_torch.data.ranks import gloo, process_group
 from edl_torch.data.ranks.gloo import ReliablePair
 from edl_torch.data.ranks.parts_group import FRAME_BYTES, IN_STRUCTURE_BYTES, Packed, ProcessGroupParts
 from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
@@ -360,11 +360,12 @@ def test_who_is_expected_to_answer_does_so_once() -> None:
 @pytest.mark.parametrize("has_accelerator", [False, True])
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_memory_is_pinned_where_that_was_said_and_means_something(
-    pin_memory: bool, has_accelerator: bool, monkeypatch: pytest.MonkeyPatch
+    pin_memory: bool, has_accelerator: bool, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts_group, "connect", lambda ranks, place, timeout_s: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_accelerator)
-    parts = ProcessGroupParts([0, 1], 0, TIMEOUT_S, pin_memory=pin_memory)
+    monkeypatch.setattr(process_group, "parts_of", lambda mesh, dp, size: [[0]])
+    parts = peers_over(None, "dp", pin_memory=pin_memory).parts  # type: ignore[arg-type]
+    assert parts is not None
     assert parts._pin_memory is (pin_memory and has_accelerator)
 
 
