@@ -46,7 +46,6 @@ class SteppingPass(LoaderPass):
         return self._session.do(lambda: self._passes.is_over)
 
     def close(self) -> None:
-        """End the pass."""
         self._statistics.let_go()
         super().close()
 
@@ -128,8 +127,8 @@ class LockstepPass(SteppingPass):
         self._vote = self._peers.vote(
             Ballot(
                 doing=Doing.STEP,
-                batches=int(self._lockstep.holds_leases and mine is not None),
-                bare=int(self._lockstep.holds_leases and mine is None and not self._padding.made),
+                batches=int(mine is not None),
+                bare=int(mine is None and not self._padding.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._is_over)),
                 preempted=int(self._notice.came),

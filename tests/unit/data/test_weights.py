@@ -336,19 +336,14 @@ def test_batches_before_and_after_a_stand_in_keep_their_gradients() -> None:
     assert p.grad == 5.0
 
 
-def test_other_losses_beside_a_stand_in_keep_their_gradients() -> None:
-    weights, p = Weights(), parameter()
-    train(weights, 0, torch.inf, p)
-    (2.0 * p).backward()
-    assert p.grad == 2.0
-
-
-def test_so_do_those_that_were_computed_together_with_its_own() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_other_losses_beside_a_stand_in_keep_their_gradients(together: bool) -> None:
+    """Also those that were computed together with its own."""
     weights, p = Weights(), parameter()
     weights.step(0)
-    weighed, other = weights.weigh(torch.inf * p), 2.0 * p
-    weighed.backward()
-    other.backward()
+    other = 2.0 * p if together else None
+    weights.weigh(torch.inf * p).backward()
+    (2.0 * p if other is None else other).backward()
     assert p.grad == 2.0
 
 
