@@ -74,20 +74,6 @@ def test_a_lease_call_asks_for_something(a: Trainer, count: int) -> None:
         a.lease(count=count)
 
 
-@pytest.mark.parametrize("change", [{"ledger": "L0"}, {"lineage": 2}, {"lineage": 0}])
-def test_calls_of_another_ledger_or_lineage_are_refused(
-    dispatcher: Dispatcher, a: Trainer, change: dict[str, Any]
-) -> None:
-    (grant,) = a.lease().grants
-    before = dispatcher.token("training")
-    with pytest.raises(StaleLease):
-        a.lease(**change)
-    with pytest.raises(StaleLease):
-        a.report(whole(grant), **change)
-    assert dispatcher.token("training") == before
-    assert a.lease(ledger="L1").grants
-
-
 def test_a_drained_trainer_lets_the_waiting_look_again(dispatcher: Dispatcher, a: Trainer) -> None:
     b = Trainer(dispatcher, "b")
     b.register(replace(TRAINING, name="other", epoch_barrier=False))
@@ -134,14 +120,6 @@ def test_a_late_acknowledgement_of_a_session_that_registered_again_is_stale(
     assert dispatcher.token("training") == before
 
 
-def test_a_broken_stream_costs_the_leases_after_the_grace(dispatcher: Dispatcher, a: Trainer) -> None:
-    a.lease()
-    dispatcher.members.stream_opened("a", 5.0)
-    dispatcher.members.stream_broke("a", 6.0)
-    assert dispatcher.expire(6.9) == ()
-    assert len(dispatcher.expire(7.0)) == 1
-
-
 def test_leaving_gives_everything_back_at_once(dispatcher: Dispatcher, a: Trainer) -> None:
     a.lease(count=9)
     (released,) = dispatcher.leave("a", 1)
@@ -171,28 +149,6 @@ def test_request_numbers_of_datasets_do_not_mix(dispatcher: Dispatcher, a: Train
     other = a.lease("evaluation", request=5, count=2)
     assert (len(first.grants), len(other.grants)) == (1, 2)
     assert a.lease(request=5) is first
-
-
-def test_a_restore_opens_a_lineage_and_old_calls_are_refused(dispatcher: Dispatcher, a: Trainer) -> None:
-    token = dispatcher.token("training")
-    call = a.lease_call()
-    (grant,) = dispatcher.lease(call, 0.0).grants
-    assert dispatcher.go_back("training", token) == 2
-    for late in (call, a.lease_call()):
-        with pytest.raises(StaleLease, match="lineage 2"):
-            dispatcher.lease(late, 0.0)
-    with pytest.raises(StaleLease, match="lineage 2"):
-        a.report(whole(grant))
-    a.fence = replace(a.fence, lineage=2)
-    assert a.report(whole(grant)).stale == (grant.task,)
-    assert sum(g.slice.limit for g in a.lease(count=9).grants) == 16
-
-
-def test_a_restore_of_none_is_the_beginning(dispatcher: Dispatcher, a: Trainer) -> None:
-    a.report(*map(whole, a.lease(count=9).grants))
-    dispatcher.go_back("training", None)
-    status = dispatcher.dataset_status("training")
-    assert (status.todo, status.acknowledged, status.finished) == (16, 0, False)
 
 
 def test_a_lineage_that_the_master_opens_itself_is_no_members(dispatcher: Dispatcher, a: Trainer) -> None:

@@ -221,17 +221,6 @@ def test_empty_buckets_at_the_end_need_not_be_told() -> None:
     assert padded(()) == Histogram().counts
 
 
-def test_waiting_share_is_of_the_time_that_was_timed() -> None:
-    assert MEASURED.waiting_share == 0.25
-    assert Measures(batches=3).waiting_share is None
-
-
-def test_what_makes_a_batch_is_the_mean_of_those_that_were_timed() -> None:
-    some = Measures(batches=9, timed=4, read_s=2.0, transform_s=0.5)
-    assert (some.mean_read_s, some.mean_transform_s) == (0.5, 0.125)
-    assert (MEASURED.mean_read_s, MEASURED.mean_transform_s) == (None, None)
-
-
 @pytest.mark.parametrize(
     "bad",
     [

@@ -105,11 +105,6 @@ def test_a_token_of_another_dataset_is_refused_field_by_field(change: dict[str, 
         ShardLedger(replace(SPEC, **change)).restore(Token.decode(GOLDEN))
 
 
-@pytest.mark.parametrize("change", [{"name": "other"}, {"num_epochs": 9}, {"epoch_barrier": False}])
-def test_options_of_the_job_are_no_part_of_the_identity(change: dict[str, Any]) -> None:
-    ShardLedger(replace(SPEC, **change)).restore(Token.decode(GOLDEN))
-
-
 def test_a_token_of_a_newer_version_is_refused() -> None:
     with pytest.raises(TokenError, match="token version 2 is not known here"):
         Token.decode(GOLDEN.replace('"version":1', '"version":2'))
@@ -197,10 +192,6 @@ def test_names_and_reasons_of_any_kind_come_back() -> None:
     text = ledger.snapshot().encode()
     assert text.isascii()
     assert Token.decode(text) == ledger.snapshot()
-
-
-def test_a_token_tells_the_shard_size() -> None:
-    assert Token.decode(GOLDEN).option("records_per_shard") == 8
 
 
 def test_a_token_tells_how_records_were_shuffled() -> None:
