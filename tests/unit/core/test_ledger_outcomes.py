@@ -7,17 +7,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from core_kit import acknowledge, lease_all, ledger_of
+from core_kit import Trainer, acknowledge, first_of, lease_all, ledger_of
 
-from edl_torch.core.calls import (
-    NEW_PASS,
-    Acknowledgement,
-    GiveBack,
-    LeaseCall,
-    RegisterCall,
-    Registration,
-    ReportCall,
-)
+from edl_torch.core.calls import Acknowledgement, GiveBack, Registration
 from edl_torch.core.changes import Version
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
@@ -273,31 +265,17 @@ def job(order: str) -> Dispatcher:
     dispatcher = Dispatcher(ledger_id="L")
     sources = (Source(name="imagenet.rec", count=RECORDS),)
     registration = Registration(name="training", sources=sources, records_per_shard=LEASE)
-    granted = []
-    for number in range(TRAINERS):
-        session = f"session-{number:04}"
-        fence = dispatcher.register(
-            RegisterCall(session=session, worker_id=session, batch_size=BATCH, registration=registration), 0.0
-        ).fence
-        call = LeaseCall(
-            session=session, dataset="training", fence=fence, request=1, epoch=NEW_PASS, count=LEASES
-        )
-        granted.append((session, fence, dispatcher.lease(call, 0.0).grants))
-    for session, fence, grants in granted:
+    trainers = [Trainer(dispatcher, f"session-{number:04}", BATCH) for number in range(TRAINERS)]
+    for trainer in trainers:
+        trainer.register(registration)
+    held = [(trainer, trainer.lease(count=LEASES).grants) for trainer in trainers]
+    for trainer, grants in held:
         done = [
-            Acknowledgement(
-                task=grant.task,
-                attempt=grant.attempt,
-                start=batch * BATCH,
-                upto=(batch + 1) * BATCH,
-            )
+            Acknowledgement(task=grant.task, attempt=1, start=batch * BATCH, upto=(batch + 1) * BATCH)
             for grant in grants
             for batch in done_of(order, rng)
         ]
-        report = ReportCall(
-            session=session, dataset="training", fence=fence, request=1, acknowledgements=tuple(done)
-        )
-        assert dispatcher.report(report, 0.0).stale == ()
+        assert trainer.report(*done).stale == ()
     return dispatcher
 
 
@@ -321,41 +299,18 @@ def test_a_thousand_trainers_that_are_done_in_any_order_fit_a_small_token(order:
 
 def test_a_batch_in_the_middle_goes_back_alone_and_what_is_told_of_it_later_is_refused() -> None:
     dispatcher = Dispatcher(ledger_id="L")
-    registration = Registration(name="training", sources=(Source(name="a", count=64),), records_per_shard=64)
-    register = RegisterCall(session="s", worker_id="s", batch_size=8, registration=registration)
-    fence = dispatcher.register(register, 0.0).fence
-    call = LeaseCall(session="s", dataset="training", fence=fence, request=1, epoch=NEW_PASS, count=1)
-    (grant,) = dispatcher.lease(call, 0.0).grants
-    about = {"task": grant.task, "attempt": grant.attempt}
+    a = Trainer(dispatcher, "a", batch_size=8)
+    a.register(Registration(name="training", sources=(Source(name="a", count=64),), records_per_shard=64))
+    grant = first_of(a)
 
-    def report(
-        number: int, *, done: tuple[int, int] = (0, 0), back: tuple[int, int] = (0, 0)
-    ) -> tuple[int, ...]:
-        return dispatcher.report(
-            ReportCall(
-                session="s",
-                dataset="training",
-                fence=fence,
-                request=number,
-                acknowledgements=(Acknowledgement(**about, start=done[0], upto=done[1]),),
-                give_backs=(GiveBack(**about, start=back[0], upto=back[1]),),
-            ),
-            0.0,
-        ).stale
+    def done(start: int, upto: int) -> Acknowledgement:
+        return Acknowledgement(task=grant.task, attempt=1, start=start, upto=upto)
 
-    assert report(1, done=(0, 8), back=(16, 24)) == ()
+    assert a.report(done(0, 8), GiveBack(task=grant.task, attempt=1, start=16, upto=24)).stale == ()
     token = Token.decode(dispatcher.token("training"))
     assert [(cut.skip, cut.stop) for cut in token.open] == [(8, 16), (24, 32), (16, 24)]
-    assert report(2, done=(8, 24)) == (grant.task,), "all of it, or nothing"
-    again = load(dump(dispatcher), ledger_id="L", now=0.0)
-    for master in (dispatcher, again):
+    assert a.report(done(8, 24)).stale == (grant.task,), "all of it, or nothing"
+    late = a.report_call(done(16, 17))
+    for master in (dispatcher, load(dump(dispatcher), ledger_id="L", now=0.0)):
         assert master.dataset_status("training").acknowledged == 8
-        late = ReportCall(
-            session="s",
-            dataset="training",
-            fence=fence,
-            request=3,
-            reported=2,
-            acknowledgements=(Acknowledgement(**about, start=16, upto=17),),
-        )
         assert master.report(late, 0.0).stale == (grant.task,)

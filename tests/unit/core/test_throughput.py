@@ -17,7 +17,6 @@ from edl_torch.core.calls import (
     GiveBack,
     Grant,
     PassState,
-    RegisterCall,
     Registration,
 )
 from edl_torch.core.dispatcher import Dispatcher
@@ -267,8 +266,7 @@ def test_measures_are_not_journalled() -> None:
 
 def joined() -> Dispatcher:
     master = Dispatcher(ledger_id="ledger")
-    data = Registration(name="d", sources=(Source(name="a", count=8),))
-    master.register(RegisterCall(session="s", worker_id="w", batch_size=4, registration=data), 0.0)
+    Trainer(master, "s").register()
     return master
 
 
