@@ -254,12 +254,6 @@ def test_what_repeats_late_or_elsewhere_is_an_event_of_its_own() -> None:
     assert history.latest == 8
 
 
-def test_all_are_looked_at_once_a_second() -> None:
-    history = History()
-    history.tick((), 5.0)
-    assert (history.now, history.next_tick) == (5.0, 6.0)
-
-
 def test_calls_of_a_new_second_look_at_all() -> None:
     job = Job("a")
     ticks = []
