@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Master, Shell, ack, back, reports_of
+from trainer_kit import Delivered, Master, Shell, ack, back, reports_of
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.counting import DeliveredBatches, DrawnSamples
+from edl_torch.trainer.counting import DrawnSamples
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM, Reading
 from edl_torch.trainer.vocabulary import Evidence, Register, Reporting, Uncounted, Voided
 
@@ -227,23 +227,13 @@ def test_what_a_loop_was_given_bounds_its_reports(shell: Shell) -> None:
         shell.report()
 
 
-class Delivered(DeliveredBatches):
-    def __init__(self, batch_size: int, count: int, *, drop_last: bool = False) -> None:
-        super().__init__(batch_size, drop_last=drop_last)
-        self.count = count
-
-    @property
-    def batches(self) -> int:
-        return self.count
-
-
 def test_with_another_reader_only_leases_bound_the_reports(shell: Shell) -> None:
     """What it hands on cannot be seen."""
-    shell.begin_plain("process 1", deliveries=Delivered(4, 0))
+    shell.begin_plain("process 1", deliveries=Delivered(4))
     shell.draw("process 1")
     with pytest.raises(AccountingError):
         shell.report()
-    shell.begin_plain("worker 0", "7", 1, deliveries=Delivered(4, 0))
+    shell.begin_plain("worker 0", "7", 1, deliveries=Delivered(4))
     shell.draw("worker 0")
     with pytest.raises(AccountingError):
         shell.report()
