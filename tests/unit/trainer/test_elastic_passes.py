@@ -11,16 +11,6 @@ from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, StepShown, Voided, Warn
 
 
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
 def acknowledged(master: Master) -> list[tuple[int, int]]:
     return [(done.task, done.upto) for call in reports_of(master) for done in call.acknowledgements]
 
@@ -302,15 +292,14 @@ def test_a_promised_batch_is_delivered_later(shell: Shell) -> None:
     assert len(shell.state.batches) == 1
 
 
-def test_a_promise_waits_for_as_many_answers_as_it_must(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    first, second = shell.draw(), shell.draw()
-    assert shell.hand(first)
-    shell.request()
-    assert shell.state.outbox.unanswered == 1
-    assert shell.start(shell.elastic.promise(whole(second), 1)).is_done
-    promising = shell.start(shell.elastic.promise(whole(second), 0))
+def test_a_promise_waits_for_as_many_answers_as_it_must(master: Master, remote: Shell) -> None:
+    remote.begin_elastic()
+    first, second = remote.draw(), remote.draw()
+    assert remote.hand(first)
+    remote.request()
+    assert remote.state.outbox.unanswered == 1
+    assert remote.start(remote.elastic.promise(whole(second), 1)).is_done
+    promising = remote.start(remote.elastic.promise(whole(second), 0))
     assert not promising.is_done
     assert promising.finish()
     assert acknowledged(master) == [(1, 8)]
@@ -354,14 +343,13 @@ def test_a_promise_presents_leases_in_doubt(master: Master) -> None:
     assert len(master.of("confirm")) == 1
 
 
-def test_a_batch_waits_until_earlier_reports_are_answered(master: Master) -> None:
+def test_a_batch_waits_until_earlier_reports_are_answered(master: Master, remote: Shell) -> None:
     """A refused one must not cost a second batch."""
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    first, second = shell.draw(), shell.draw()
-    assert shell.hand(first)
-    shell.request()
-    assert shell.hand(second)
+    remote.begin_elastic()
+    first, second = remote.draw(), remote.draw()
+    assert remote.hand(first)
+    remote.request()
+    assert remote.hand(second)
     assert acknowledged(master) == [(1, 8)]
 
 
@@ -411,21 +399,20 @@ def test_what_the_loop_does_is_its_progress(master: Master) -> None:
 # Taken back -------------------------------------------------------------------------------------------------
 
 
-def test_leases_that_were_taken_back_are_told_and_not_drawn_again(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
+def test_leases_that_were_taken_back_are_told_and_not_drawn_again(remote: Shell) -> None:
+    remote.begin_elastic()
     for stream in ("worker 0", "worker 1"):
-        shell.draw(stream)
-    shell.work()
-    ready = shell.state.supply.ready
+        remote.draw(stream)
+    remote.work()
+    ready = remote.state.supply.ready
     assert ready
-    tasks = tuple(task for task, _ in shell.state.inflight.leases())
-    shell.state.void(tasks)
-    assert shell.state.supply.ready == 0
-    assert shell.told(Logged)[-1].text == f"dataset training: {len(tasks)} lease(s) were taken back"
-    assert shell.told(Voided) == []
-    assert shell.elastic.is_open(1)
-    shell.state.check()
+    tasks = tuple(task for task, _ in remote.state.inflight.leases())
+    remote.state.void(tasks)
+    assert remote.state.supply.ready == 0
+    assert remote.told(Logged)[-1].text == f"dataset training: {len(tasks)} lease(s) were taken back"
+    assert remote.told(Voided) == []
+    assert remote.elastic.is_open(1)
+    remote.state.check()
 
 
 def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(

@@ -13,21 +13,6 @@ from edl_torch.trainer.leasing import POLL_S
 from edl_torch.trainer.vocabulary import Asking, Call, Granted, LookAround, SiblingSession, Wait
 
 
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
-@pytest.fixture
-def remote(master: Master) -> Shell:
-    return Shell(master, in_process=False, attended=False)
-
-
 def lease(task: int, bundle: int = 0) -> Grant:
     return Grant(task=task, attempt=1, slice=Slice(epoch=0, shard=task, skip=0, limit=8), bundle=bundle)
 

@@ -10,16 +10,6 @@ from edl_torch.errors import AccountingError, InvalidArgument, StaleLease
 from edl_torch.trainer.vocabulary import Loop
 
 
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
 def hand_next(shell: Shell) -> Grant:
     shell.request()
     grant = shell.draw()
@@ -30,14 +20,13 @@ def hand_next(shell: Shell) -> Grant:
 # At once ----------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_handed_at_once_where_nothing_is_unanswered(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    first, second = shell.draw(), shell.draw()
-    assert shell.at_once(shell.elastic.hand(whole(first)))
-    assert shell.elastic.phase is Loop.TRAINING
-    shell.request()
-    handing = shell.start(shell.elastic.hand(whole(second)))
+def test_a_batch_is_handed_at_once_where_nothing_is_unanswered(remote: Shell) -> None:
+    remote.begin_elastic()
+    first, second = remote.draw(), remote.draw()
+    assert remote.at_once(remote.elastic.hand(whole(first)))
+    assert remote.elastic.phase is Loop.TRAINING
+    remote.request()
+    handing = remote.start(remote.elastic.hand(whole(second)))
     assert isinstance(handing.request, ReportCall), "the report of the first is not answered"
     assert handing.finish()
 

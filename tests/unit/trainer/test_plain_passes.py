@@ -10,17 +10,6 @@ from edl_torch.trainer.counting import DrawnSamples
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM, Reading
 from edl_torch.trainer.vocabulary import Evidence, Register, Reporting, Uncounted, Voided
 
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
 # Who takes part ---------------------------------------------------------------------------------------------
 
 

@@ -11,16 +11,6 @@ from edl_torch.trainer.foreign_loop import OWN_STREAM
 from edl_torch.trainer.vocabulary import Call, Describe, Restored, TokenTaken, Uncounted
 
 
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
 def snapshot(shell: Shell) -> str:
     return shell.run(shell.trainer.position.snapshot())
 
@@ -41,11 +31,10 @@ def test_a_token_has_the_batch_in_hand(master: Master, shell: Shell) -> None:
     assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
 
 
-def test_a_token_waits_until_all_is_reported(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    assert shell.hand(shell.draw())
-    snapshot(shell)
+def test_a_token_waits_until_all_is_reported(master: Master, remote: Shell) -> None:
+    remote.begin_elastic()
+    assert remote.hand(remote.draw())
+    snapshot(remote)
     assert master.status.acknowledged == 8
 
 

@@ -12,16 +12,6 @@ from edl_torch.errors import JournalWentBack, MasterUnavailable, SessionLost, St
 from edl_torch.trainer.vocabulary import Attend, Call, Joined, Membership, Register, Voided, Wait
 
 
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
 def begin(shell: Shell) -> None:
     """A first batch is with the loop."""
     shell.begin_elastic()
@@ -262,15 +252,14 @@ def test_in_a_plain_pass_what_was_drawn_may_have_been_trained_on(master: Master,
     assert [fact.runs for fact in shell.told(Voided)] == [((grant.task, 0, grant.slice.stop),)]
 
 
-def test_what_nobody_drew_and_no_step_was_made_on_is_forgotten_too(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.state.batches.attach()
-    begin(shell)
-    shell.work()
-    assert (shell.state.supply.ready, len(shell.state.batches)) == (1, 1)
+def test_what_nobody_drew_and_no_step_was_made_on_is_forgotten_too(master: Master, remote: Shell) -> None:
+    remote.state.batches.attach()
+    begin(remote)
+    remote.work()
+    assert (remote.state.supply.ready, len(remote.state.batches)) == (1, 1)
     master.give_up_all()
-    shell.run(shell.trainer.registrar.again(shell.state.fence))
-    assert (shell.state.supply.ready, len(shell.state.batches)) == (0, 0)
+    remote.run(remote.trainer.registrar.again(remote.state.fence))
+    assert (remote.state.supply.ready, len(remote.state.batches)) == (0, 0)
 
 
 class Another(Master):

@@ -9,17 +9,6 @@ from edl_torch.errors import MasterUnavailable, StaleLease
 from edl_torch.shard import Slice
 from edl_torch.trainer.vocabulary import DataChanged, Logged, Register, Reporting, Wait
 
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
 # The end ----------------------------------------------------------------------------------------------------
 
 
@@ -58,31 +47,29 @@ def test_closing_tells_what_the_last_report_led_to(master: Master, shell: Shell)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_closing_waits_for_the_answer_or_for_an_error_and_no_longer(master: Master, fails: bool) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    shell.draw()
-    closing = shell.start(shell.trainer.close(5.0))
+def test_closing_waits_for_the_answer_or_for_an_error_and_no_longer(fails: bool, remote: Shell) -> None:
+    remote.begin_elastic()
+    remote.draw()
+    closing = remote.start(remote.trainer.close(5.0))
     assert isinstance(closing.action, Wait)
     assert (closing.must_wait, closing.action.timeout_s) == (True, 5.0)
     if fails:
-        shell.trainer.fail(MasterUnavailable("away"))
+        remote.trainer.fail(MasterUnavailable("away"))
     else:
-        shell.work()
+        remote.work()
     assert not closing.must_wait
-    assert shell.state.outbox.unanswered == fails
+    assert remote.state.outbox.unanswered == fails
 
 
-def test_closing_asks_a_master_that_was_away_once_more(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    grant = shell.draw()
-    assert shell.hand(grant)
-    shell.request()
+def test_closing_asks_a_master_that_was_away_once_more(master: Master, remote: Shell) -> None:
+    remote.begin_elastic()
+    grant = remote.draw()
+    assert remote.hand(grant)
+    remote.request()
     master.is_away = True
-    shell.work()
+    remote.work()
     master.is_away = False
-    shell.run(shell.trainer.close(5.0))
+    remote.run(remote.trainer.close(5.0))
     assert master.status.acknowledged == 8
     assert master.status.leased == 0
 
@@ -94,15 +81,16 @@ def test_an_interrupted_end_is_an_end(shell: Shell) -> None:
     assert shell.state.closed
 
 
-def test_a_closed_trainer_whose_session_is_gone_does_not_register_again(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    shell.draw()
-    closing = shell.start(shell.trainer.close(5.0))
+def test_a_closed_trainer_whose_session_is_gone_does_not_register_again(
+    master: Master, remote: Shell
+) -> None:
+    remote.begin_elastic()
+    remote.draw()
+    closing = remote.start(remote.trainer.close(5.0))
     assert isinstance(closing.action, Wait)
     closing.answer(None)
     master.give_up_all()
-    shell.work()
+    remote.work()
     assert len(master.of("register")) == 1
 
 
