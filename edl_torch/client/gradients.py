@@ -69,7 +69,6 @@ class _Held:
     perhaps: list[Batch] = field(default_factory=list)  # of which nobody can say that
     last: list[Batch] = field(default_factory=list)  # that were in its last step
     is_used: bool = False  # a step has used what is there, and it was not thrown away
-    backwards_after_end: int = 0  # backward passes that have reached them after the end of the pass
     was_idle: bool = False  # whether its last step in this pass was on no gradient, or on 0
     # What autograd tells of the parameters that are hooked
     parameters: list[Any] = field(default_factory=list)
@@ -274,7 +273,7 @@ class Gradients:
         """See, as a pass begins, whether gradients of all attached optimizers can be seen: then a batch
         without is in doubt."""
         for held in self._held.values():
-            held.was_idle, held.backwards_after_end = False, 0
+            held.was_idle = False
         self._batches.sees = bool(self._parameters())
 
     def _arrived(self, held: _Held, has_graph: bool = False) -> None:
@@ -302,7 +301,6 @@ class Gradients:
         batches = self._batches
         batches.in_doubt = held.was_idle = False  # the loop hides no gradients
         batch = batches.in_hand
-        held.backwards_after_end += batches.ended
         if batches.ended and (ahead := batches.read_to_the_end()):  # a wrapper holds them
             batch = next((one for one in ahead if one not in held.last), ahead[-1])
         if batch is None:
@@ -471,7 +469,7 @@ class Gradients:
         self.let_go()
         for number, held in self._held.items():
             if not (held.batches or held.perhaps):
-                self._batches.gathered_to_the_end(number, held.backwards_after_end)
+                self._batches.gathered_to_the_end(number)
 
     def lost(self) -> list[Batch]:
         """Return, as a pass has begun, batches gathered for a step that have left no gradient.

@@ -84,8 +84,9 @@ class DataShardService:
             records that are left of that have the outcome `abandoned`. Default: `TokenError`.
         lookahead: batches that a wrapper around the loader asks for ahead of the training step; so many
             of the newest are not acknowledged yet. Those that it has read at the end of a pass are taken for
-            passed on when the next pass begins. "manual": the wrapper calls `loader.passed_on()` for each
-            batch that it passes on to its loop, and nothing is guessed.
+            passed on when the next pass begins; of several nobody knows which a step is on, so that the audit
+            says `DELIVERED`. "manual": the wrapper calls `loader.passed_on()` for each batch that it passes
+            on to its loop, and nothing is guessed.
         master_timeout_s: without `master_client`, how long the master may be away before calls raise
             MasterUnavailable; default: `EDL_MASTER_TIMEOUT_S`, else 600, and 30 for a torchrun job's own.
         audit_dir: a folder where this trainer writes down what it reports, for `edl-torch audit`.

@@ -36,6 +36,7 @@ class Batch:
     instead_of: Batch | None = None  # one that the loop gave back, or reported as bad, and still has
     counts_not: str = ""  # why nothing of it may be learnt: "padding", "back", "bad"
     has_learnt: bool = False  # where nothing may be: a gradient of it came that is not 0
+    is_guessed: bool = False  # no step is known to be on it: a wrapper had read it and others to the end
 
     @property
     def records(self) -> int:
@@ -196,7 +197,7 @@ class Batches:
             done.append(batch.ticket)
             if batch.lost:
                 self.counted_lost.append(batch)
-            if self.sees and not batch.used_by:
+            if self.sees and (batch.is_guessed or not batch.used_by):
                 self.counted_unseen = True
             elif self.sees and self._bits & ~(batch.used_by & ~batch.skipped_by):
                 self.counted_partly.append(batch)
@@ -281,23 +282,24 @@ class Batches:
         self._in_pass.clear()
         self._expected = set(self._names)
 
-    def gathered_to_the_end(self, number: int, backwards: int) -> None:
-        """Note, as the loop has left a pass, that optimizer `number` has no gradients; so many backward
-        passes have reached it after the end.
+    def gathered_to_the_end(self, number: int) -> None:
+        """Note, as the loop has left a pass, that optimizer `number` has no gradients.
 
         It may have stepped once on all that a silent wrapper had read ahead: nobody can say of which.
         """
-        mine, may_be_all = self._in_pass.get(number), backwards >= self._newest - self._at_the_end
-        if not (self.ended and self.reads_far and may_be_all) or mine is None or not mine.steps_after_end:
-            return
-        for batch in (*self.unfinished, *self.ahead):
-            if batch.number > self._stepped[number]:
-                batch.used_by = 0
-        self._touched = self._stepped[number] = self._newest
+        mine = self._in_pass.get(number)
+        if self.ended and self.reads_far and mine is not None and mine.steps_after_end:
+            self._touched = self._stepped[number] = self._newest
 
     def end_pass(self) -> None:
-        """Note that the pass has come to its end: no batch is asked for any more."""
+        """Note that the pass has come to its end: no batch is asked for any more.
+
+        Of several that a silent wrapper has read ahead nobody can say which one a step is on: a loop may step
+        more than once on one, and it may be left.
+        """
         self.ended, self._at_the_end = True, self._passed
+        for batch in self.ahead if self.reads_far else ():
+            batch.is_guessed = True
 
     def left_for_another(self) -> None:
         """Note that the loop begins a pass over other data: after the end of this one it has, when all is

@@ -131,9 +131,8 @@ def elastic_programs(
     kinds += [Kind.CONTINUE]
     if not lookahead and program.attached:
         kinds += [Kind.GIVE_BACK]
-    if all(
-        plan.every == 1 for plan in program.optimizers
-    ):  # else both passes may be in one step, as of two losses
+    # Else both passes may be in one step, as of two losses; or nobody knows which batch a step is on.
+    if all(plan.every == 1 for plan in program.optimizers) and not program.reads_far:
         kinds += [Kind.AGAIN]
     all_attached = len(program.attached) == len(program.optimizers)
     if all_attached and all(plan.rate for plan in program.optimizers):

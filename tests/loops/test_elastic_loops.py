@@ -357,6 +357,24 @@ def test_several_optimizers_in_a_wrapped_loop_acknowledge_nothing_early(lookahea
     ).finished
 
 
+@pytest.mark.parametrize("attached", [True, False])
+def test_behind_a_wrapper_that_reads_several_ahead_and_does_not_tell_nothing_is_proven(
+    attached: bool,
+) -> None:
+    """Two steps are on one batch at the end of a pass, or on two: both make the same calls."""
+    program = Program(
+        data=Data(records=5, records_per_shard=1, picked=False),
+        optimizers=(Optimizer(attached=attached),),
+        weighed=False,
+        lookahead=2,
+    )
+    for told, expected in ((False, Outcome.DELIVERED), (True, Outcome.PROVEN)):
+        job = run(replace(program, told=told))
+        assert job.judged is not None
+        assert job.judged.exact
+        assert job.judged.verdict.outcome is expected
+
+
 def test_steps_after_the_end_on_what_the_loop_has_let_go() -> None:
     """A wrapper that does not tell passes on its last batches when there are none."""
     run(

@@ -59,7 +59,6 @@ class ReadingTimes:
         return f"<ReadingTimes read={self._read_s:.6f} s transform={self._transform_s:.6f} s>"
 
     def clear(self) -> None:
-        """Forget the batch."""
         self.timing = False
         self._read_s = self._transform_s = 0.0
         self._before.clear()
@@ -354,7 +353,6 @@ def turn_end(position: int, stop: int, turn: int) -> int:
 
 
 def _from(cut: Slice, position: int) -> Slice:
-    """Return a slice from a position on."""
     return cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
 
 
@@ -424,7 +422,6 @@ class _KeptWindow:
 
 
 def _by_name(indices: Indices) -> dict[str, set[int]]:
-    """Return the numbers of the records of each source."""
     if indices.sources is None:
         return {indices.names[0]: set(indices.numbers.tolist())}
     numbers: defaultdict[str, set[int]] = defaultdict(set)

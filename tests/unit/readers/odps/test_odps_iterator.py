@@ -172,7 +172,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re
 
 
 def test_the_page_has_its_examples():
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 2
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
