@@ -16,93 +16,8 @@ from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.persistence import dump, load
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, StaleLease, TooManyBadRecords
+from edl_torch.errors import TooManyBadRecords
 from edl_torch.shard import Source
-
-
-def test_acknowledging_is_monotone_and_may_be_repeated() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    for upto, done in ((3, 3), (3, 3), (1, 3), (6, 6), (0, 6)):
-        ledger.acknowledge("s", grant.task, grant.attempt, upto)
-        assert ledger.acknowledged == done
-    acknowledge(ledger, "s", grant, grant)
-    assert (ledger.acknowledged, ledger.finished) == (8, True)
-
-
-def test_a_position_outside_of_the_lease_cannot_be_acknowledged() -> None:
-    ledger = ledger_of(16, 8)
-    ledger.join("s", 8)
-    grant = lease_all(ledger, "s", count=1)[0]
-    before = ledger.snapshot()
-    with pytest.raises(InvalidArgument, match="ends at position 8"):
-        ledger.acknowledge("s", grant.task, grant.attempt, 9)
-    assert ledger.snapshot() == before
-
-
-def test_a_late_acknowledgement_after_release_is_refused() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("dead", 8)
-    (grant,) = lease_all(ledger, "dead")
-    ledger.acknowledge("dead", grant.task, grant.attempt, 2)
-    assert [(s.skip, s.limit) for s in ledger.release("dead")] == [(2, 6)]
-    before = ledger.snapshot()
-    with pytest.raises(StaleLease):
-        ledger.acknowledge("dead", grant.task, grant.attempt, 8)
-    assert ledger.snapshot() == before
-
-
-def test_nobody_acknowledges_the_lease_of_another() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    ledger.join("thief", 8)
-    (grant,) = lease_all(ledger, "s")
-    with pytest.raises(StaleLease):
-        acknowledge(ledger, "thief", grant)
-    with pytest.raises(StaleLease):
-        acknowledge(ledger, "s", replace(grant, attempt=2))
-
-
-def test_a_closed_lease_is_forgotten_with_the_next_report() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    acknowledge(ledger, "s", grant)
-    acknowledge(ledger, "s", grant)  # the same report, its answer was lost
-    ledger.leases.forget_ended("s")
-    with pytest.raises(StaleLease):
-        acknowledge(ledger, "s", grant)
-
-
-def test_a_bad_record_is_a_hole_that_the_acknowledgement_passes_over() -> None:
-    ledger = ledger_of(8, 8, max_bad_records=1)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.fail("s", grant.task, grant.attempt, 3, "not a JPEG")
-    ledger.fail("s", grant.task, grant.attempt, 3, "not a JPEG")
-    (bad,) = ledger.quarantine
-    assert (bad.epoch, bad.name, bad.index, bad.reason) == (0, "a", 3, "not a JPEG")
-    ledger.acknowledge("s", grant.task, grant.attempt, 8)
-    assert (ledger.acknowledged, ledger.finished) == (7, True)
-
-
-def test_what_is_left_of_a_lease_splits_around_its_holes() -> None:
-    ledger = ledger_of(8, 8, max_bad_records=9)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    for position in (0, 3, 4, 7):
-        ledger.fail("s", grant.task, grant.attempt, position, "bad")
-    assert [(s.skip, s.limit) for s in ledger.release("s")] == [(1, 2), (5, 2)]
-
-
-def test_a_lease_of_bad_records_only_closes() -> None:
-    ledger = ledger_of(2, 2, max_bad_records=2)
-    ledger.join("s", 2)
-    (grant,) = lease_all(ledger, "s")
-    for position in (1, 0):
-        ledger.fail("s", grant.task, grant.attempt, position, "bad")
-    assert (len(ledger.leases), ledger.finished) == (0, True)
 
 
 def test_more_bad_records_than_allowed_fail_the_job_with_the_records_name() -> None:
@@ -180,39 +95,6 @@ def test_a_token_with_too_many_bad_records_does_not_hide_them() -> None:
     ledger.restore(ledger.snapshot())
     with pytest.raises(TooManyBadRecords):
         lease_all(ledger, "s")
-
-
-def test_giving_back_cuts_the_suffix_and_leaves_the_rest_valid() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.give_back("s", grant.task, grant.attempt, 5)
-    ledger.give_back("s", grant.task, grant.attempt, 5)
-    assert (ledger.backlog.records, ledger.leased_records) == (3, 5)
-    ledger.acknowledge("s", grant.task, grant.attempt, 5)
-    assert ledger.acknowledged == 5
-    (rest,) = lease_all(ledger, "s")
-    assert (rest.slice.skip, rest.slice.limit, rest.attempt) == (5, 3, 1)
-
-
-def test_acknowledged_records_cannot_be_given_back() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.acknowledge("s", grant.task, grant.attempt, 5)
-    with pytest.raises(InvalidArgument, match="acknowledged up to 5"):
-        ledger.give_back("s", grant.task, grant.attempt, 4)
-
-
-def test_a_failure_repeated_after_the_record_was_given_back_changes_nothing() -> None:
-    ledger = ledger_of(8, 8, max_bad_records=9)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.fail("s", grant.task, grant.attempt, 6, "bad")
-    ledger.give_back("s", grant.task, grant.attempt, 4)
-    before = ledger.snapshot()
-    ledger.fail("s", grant.task, grant.attempt, 6, "bad")
-    assert ledger.snapshot() == before
 
 
 def test_lent_records_are_those_without_any_outcome() -> None:

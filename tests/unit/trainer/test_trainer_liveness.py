@@ -44,12 +44,6 @@ def test_an_answered_heartbeat_counts_from_when_it_was_sent(liveness: Liveness) 
     assert not liveness.sure(130.0)
 
 
-def test_a_late_answer_to_an_earlier_heartbeat_takes_nothing_back(liveness: Liveness) -> None:
-    liveness.answered(115.0)
-    liveness.answered(105.0)
-    assert liveness.sure(134.0)
-
-
 @pytest.mark.parametrize("event", ["broke", "doubt"])
 def test_a_doubt_outlives_a_heartbeat_and_a_new_stream(liveness: Liveness, event: str) -> None:
     getattr(liveness, event)()
@@ -80,13 +74,6 @@ def test_leases_that_were_presented_are_sure_from_when_they_were(liveness: Liven
     liveness.confirmed(liveness.doubts, 115.0)
     assert liveness.sure(134.9)
     assert not liveness.sure(135.0)
-
-
-def test_a_stream_that_does_not_stand_breaks_once(liveness: Liveness) -> None:
-    for _ in range(3):
-        liveness.broke()
-    assert liveness.doubts == 1
-    assert not liveness.standing
 
 
 def test_a_loop_that_rested_long_is_in_doubt_where_the_master_asks_for_progress() -> None:
@@ -218,13 +205,6 @@ def status(*trainers: TrainerStatus) -> MasterStatus:
     return MasterStatus(ledger="L", durable=False, datasets=(), trainers=trainers)
 
 
-def test_a_short_wait_is_no_matter() -> None:
-    waiting = Waiting()
-    waiting.wait(4)
-    waiting.running.to("lease")
-    assert waiting.said == []
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -347,17 +327,6 @@ def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_prese
     assert not shell.hand(late), "another trainer may have it"
 
 
-def test_leases_that_were_asked_for_after_others_were_presented_need_no_question(
-    master: Master, shell: Shell
-) -> None:
-    first = shell.draw()
-    shell.break_stream()
-    assert shell.hand(first)
-    shell.request()
-    assert shell.hand(shell.draw())
-    assert len(master.of("confirm")) == 1
-
-
 def test_an_answer_that_the_trainer_slept_over_is_not_believed(master: Master, shell: Shell) -> None:
     grant = shell.draw()
     shell.break_stream()
@@ -401,16 +370,6 @@ def test_a_batch_whose_leases_are_void_is_thrown_away_and_the_rest_of_it_goes_ba
     assert master.status.leases == 0
     with pytest.raises(Exception, match=r"1 batch\(es\) of dataset 'training': this trainer was cut off"):
         shell.state.check()
-
-
-def test_a_master_that_is_away_leaves_the_batch_where_it_is(master: Master, shell: Shell) -> None:
-    grant = shell.draw()
-    shell.break_stream()
-    master.is_away = True
-    with pytest.raises(MasterUnavailable):
-        shell.hand(grant)
-    master.is_away = False
-    assert shell.hand(grant)
 
 
 def test_a_session_that_was_given_up_asks_as_the_new_member(master: Master, shell: Shell) -> None:
