@@ -166,3 +166,16 @@ def test_a_lease_has_no_more_than_a_million_records() -> None:
     big.join("s", 256)
     (grant,) = big.lease("s", epoch=NEW_PASS, count=1)[2]
     assert grant.slice.limit == 10**7  # a shard was always lent whole
+
+
+def test_shards_left_counts_shards_of_windows() -> None:
+    ledger = ledger_of(80, 8, **WINDOW)  # windows of 4, 4 and 2 shards
+    ledger.join("s", 4)
+    assert ledger.shards_left == 10
+    (first,) = ledger.lease("s", epoch=NEW_PASS, count=1)[2]
+    assert ledger.shards_left == 10
+    acknowledge(ledger, "s", first)
+    assert ledger.shards_left == 10
+    grants = lease_all(ledger, "s")
+    acknowledge(ledger, "s", *(g for g in grants if g.slice.shard != grants[-1].slice.shard))
+    assert ledger.shards_left == 2

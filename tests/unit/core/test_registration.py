@@ -256,20 +256,6 @@ def test_more_epochs_may_follow_when_the_job_is_finished(dispatcher: Dispatcher,
     assert a.lease().grants[0].slice.epoch == 1
 
 
-def test_in_shard_shuffling_is_settled_by_the_first_trainer(dispatcher: Dispatcher) -> None:
-    dispatcher.define(TRAINING, batch_size=4)
-    assert Trainer(dispatcher, "a").register(Registration(name="training")).spec.shuffle_in_shard is False
-    with pytest.raises(DatasetConflict, match="shuffle_in_shard: registered False, asked True"):
-        Trainer(dispatcher, "b").register(Registration(name="training", shuffle_in_shard=True))
-
-
-def test_a_dataset_may_be_defined_twice_alike(dispatcher: Dispatcher) -> None:
-    dispatcher.define(TRAINING)
-    dispatcher.define(TRAINING)
-    with pytest.raises(DatasetConflict):
-        dispatcher.define(replace(TRAINING, seed=5))
-
-
 # Fewer epochs
 
 

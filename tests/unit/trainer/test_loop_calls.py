@@ -107,24 +107,6 @@ def test_what_a_wrapper_holds_when_its_trainer_is_given_up_is_passed_on_before_w
     assert master.status.acknowledged == 8
 
 
-def test_padding_batches_fill_the_last_window_of_a_loop_that_gathers_gradients(master: Master) -> None:
-    shell = Shell(Master(records=40), batch_size=8, attended=False)
-    optimizer = shell.state.batches.attach()
-    shell.begin_elastic()
-    for _ in range(4):
-        hand_next(shell)
-    shell.run(shell.elastic.stepped(optimizer))
-    hand_next(shell)
-    for _ in range(3):
-        shell.request()
-        shell.elastic.pad()
-    shell.run(shell.elastic.stepped(optimizer))
-    shell.request()
-    assert not shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.stepped(optimizer))
-    assert shell.master.status.acknowledged == 40
-
-
 def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(master: Master) -> None:
     shell = Shell(master, attended=False)
     shell.state.batches.__init__(None)  # type: ignore[misc]
