@@ -320,13 +320,3 @@ def test_a_pass_of_an_older_kind_is_not_finished_as_a_plain_one(master: Master, 
     shell.run(shell.trainer.plain.finish())
     assert shell.elastic.is_open(1)
     assert master.status.leased == 8
-
-
-def test_reprs_show_state(shell: Shell) -> None:
-    assert repr(shell.trainer.plain) == "<PlainPasses streams=0 silent=0 None>"
-    shell.begin_plain()
-    shell.draw()
-    assert (
-        repr(shell.trainer.plain) == "<PlainPasses streams=1 silent=0 <StreamCounts streams=1 unreported=8>>"
-    )
-    assert repr(shell.trainer).startswith("<Trainer s <State MEMBER <LeaseQueue pass=1 open epoch=0 ready=0>")
