@@ -148,7 +148,12 @@ class LockstepPass(SteppingPass):
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
         while True:
-            count = self._counted()
+            vote, self._vote = self._vote, None
+            if vote is None:
+                raise InvalidArgument("no vote is under way")
+            count = self._stopwatch.wait_for_ranks(vote.wait)
+            if count.preempted:
+                self._notice.agree()
             if self._error is not None:
                 raise self._error
             count.check()
@@ -159,15 +164,6 @@ class LockstepPass(SteppingPass):
                 return None
             # All have told the master what they trained on, and none has a batch: rank 0 waits for its word.
             self._cast(PATIENCE_S if self._peers.rank == 0 else 0.0)
-
-    def _counted(self) -> Count:
-        vote, self._vote = self._vote, None
-        if vote is None:
-            raise InvalidArgument("no vote is under way")
-        count = self._stopwatch.wait_for_ranks(vote.wait)
-        if count.preempted:
-            self._notice.agree()
-        return count
 
     def _end(self) -> None:
         if not self._stepped:

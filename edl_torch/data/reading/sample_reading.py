@@ -250,7 +250,7 @@ class SampleReader:
         if begun is not None:
             return partial(self._begun, plan, grant.slice, begun)
         if plan.order is Shuffle.NONE:
-            return partial(self._in_order, plan, grant.task)
+            return lambda rest: self._range(plan, plan.shard(rest), grant.task)
         if self._random:
             return partial(self._picked, plan)
         return self._permuted(plan, grant)
@@ -271,9 +271,6 @@ class SampleReader:
                 if following is not None and following_begun is not None:
                     self._next = following, following_begun
             yield begun.record(number)
-
-    def _in_order(self, plan: Plan, task: int, rest: Slice) -> Iterable[Any]:
-        return self._range(plan, plan.shard(rest), task)
 
     def _range(self, plan: Plan, shard: Shard, task: int) -> Iterable[Any]:
         return self._reader.read_records(Task(shard=shard, type=plan.spec.task_type, task_id=task))

@@ -40,7 +40,7 @@ log = logging.getLogger("edl_torch.client")
 OnBad = Callable[[Grant, int, ReaderError], None]  # called with the position of a bad record; may raise
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class IterationSetup:
     """How an iteration over a dataset yields samples, and what counts them.
 

@@ -15,30 +15,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from loader_kit import NumberReader
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.data import checkpoint
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
 from edl_torch.errors import CheckpointError, InvalidArgument, StaleLease, TokenError
 from edl_torch.testing import FakeMaster
-
-
-class Numbers(AbstractDataReader):
-    """Record i is i."""
-
-    def __init__(self, count: int = 24) -> None:
-        super().__init__()
-        self.count = count
-
-    def create_shards(self, mode: Any = None) -> dict[str, int]:
-        return {"n": self.count}
-
-    def read_records(self, task: Any) -> Iterator[float]:
-        return (float(index) for index in range(task.start, task.end))
 
 
 class Job:
@@ -46,7 +33,7 @@ class Job:
 
     def __init__(self, count: int = 24) -> None:
         torch.manual_seed(1)
-        reader = Numbers(count)
+        reader = NumberReader({"n": count})
         self.model = nn.Linear(1, 1)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.service = DataShardService(
@@ -54,7 +41,7 @@ class Job:
         )
         self.service.attach(self.optimizer)
         self.loader = ElasticDataLoader(ShardedDataset(self.service, reader))
-        self.seen: list[float] = []
+        self.seen: list[int] = []
 
     def steps(self, most: int = 1000) -> Iterator[int]:
         """Train; yields after each step."""
@@ -359,7 +346,7 @@ def test_a_checkpoint_that_was_read_before_others_went_back_is_not_restored(
     late.service = DataShardService(
         4,
         job.service.session.master,
-        reader=Numbers(),
+        reader=NumberReader({"n": 24}),
         shuffle_shards=True,
         records_per_shard=4,
     )
@@ -374,7 +361,7 @@ def test_a_look_at_an_optimizer_without_state_counts_nothing_as_trained_on(
     tmp_path: Path, whose: str
 ) -> None:
     """torch steps such an optimizer, to see what state it makes."""
-    reader, fake, model = Numbers(), FakeMaster(), nn.Linear(1, 1)
+    reader, fake, model = NumberReader({"n": 24}), FakeMaster(), nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with DataShardService(4, fake, reader=reader, records_per_shard=4) as service:
         service.attach(optimizer)

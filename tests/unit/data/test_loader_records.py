@@ -12,7 +12,7 @@ import pytest
 from loader_kit import (
     SOURCE_STEP,
     UNEVEN,
-    ColumnReader,
+    LookingColumnReader,
     NumberReader,
     PickingReader,
     acknowledged,
@@ -32,7 +32,7 @@ from edl_torch.shard import Indices
 from edl_torch.testing import FakeMaster
 
 
-class Torn(ColumnReader):
+class Torn(LookingColumnReader):
     """Some records cannot be read."""
 
     bad = (2, 3, 9, 1001)
@@ -42,9 +42,6 @@ class Torn(ColumnReader):
         if number in self.bad:
             raise OSError(f"no byte of {number}")
         return number
-
-    def read_batch(self, name: str, indices: Any) -> Any:
-        return np.array([self.number(name, index) for index in indices])
 
 
 def told(loader: ElasticDataLoader) -> list[int]:
