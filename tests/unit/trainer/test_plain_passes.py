@@ -37,6 +37,13 @@ def test_a_late_worker_does_not_end_an_elastic_pass(shell: Shell) -> None:
     assert shell.elastic.is_open(number)
 
 
+def test_a_plain_pass_ends_an_elastic_one(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    shell.begin_plain()
+    assert not shell.elastic.is_open(number)
+    assert shell.elastic.superseded == number
+
+
 def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(shell: Shell) -> None:
     number = shell.begin_plain("worker 0", "i7", 1, number=7, newest=9)
     assert shell.begin_plain("worker 0", "i6", 1, number=6, newest=9) == NO_PASS
