@@ -219,6 +219,15 @@ def test_of_several_workers_no_batch_can_be_named(shell: Shell) -> None:
         shell.run(shell.trainer.fail_batch(None, "NaN"))
 
 
+def test_a_bad_record_is_in_no_batch(master: Master, shell: Shell) -> None:
+    shell.begin_plain()
+    grant = shell.draw()
+    shell.run(shell.trainer.fail_record(grant.task, 1, "torn"))
+    assert shell.report() == 0
+    assert reports_of(master)[-1].acknowledgements == (ack(1, 1), ack(1, 5, 2))
+    assert (master.status.quarantined, master.status.acknowledged) == (1, 4)
+
+
 def test_leases_taken_back_end_the_pass(master: Master) -> None:
     """Batches of them are on their way, and a report does not say which one it means."""
     master = Master(progress_timeout_s=30.0, lease_timeout_s=600.0)
