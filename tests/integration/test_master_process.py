@@ -322,7 +322,7 @@ def load():
         client.status()
 threads = [threading.Thread(target=load) for _ in range(3)]
 [thread.start() for thread in threads]
-for number in range(40):
+for number in range(20):
     child = os.fork()
     if child == 0:
         if number % 4 == 1:
