@@ -27,7 +27,6 @@ from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
     LeaseCall,
-    PassState,
     RegisterCall,
     Registration,
     ReportCall,
@@ -67,12 +66,6 @@ def acknowledge(client, session, request, grants):
 
 
 # Starting and stopping ------------------------------------------------------------------------------------
-
-
-def test_ready_line_names_the_address_of_the_file(make_master):
-    master = make_master()
-    master.start()
-    assert master.address_file.read_text().strip() == master.address
 
 
 def test_port_0_picks_a_port_and_says_which(tmp_path):
@@ -228,30 +221,6 @@ def test_master_imports_no_torch_and_no_opencv():
 # Trainers -------------------------------------------------------------------------------------------------
 
 
-def test_two_sessions_drain_a_dataset_exactly_once(start_master):
-    master = start_master()
-    taken = []
-
-    def train(session):
-        client = master.client(session)
-        for request in range(1, 1000):
-            answer = lease(client, session, request, 5.0, count=3)
-            if answer.state is not PassState.OPEN:
-                return
-            taken.extend(g.slice for g in answer.grants)
-            assert acknowledge(client, session, request, answer.grants).stale == ()
-
-    for session in "ab":
-        register(master.client(), session, 203)
-    threads = [threading.Thread(target=train, args=(session,)) for session in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert sorted(s.shard * 4 + p for s in taken for p in range(s.skip, s.stop)) == list(range(203))
-    assert master.client().dataset_status("d").finished
-
-
 TRAINER = """
 import os, signal, sys, time
 from edl_torch.client.grpc.client import MasterClient
@@ -357,19 +326,6 @@ def test_forking_under_load_neither_hangs_nor_speaks(start_master, fork_support)
     assert (done.returncode, said) == (0, [])
     client = master.client()
     wait_until(lambda: not client.status().trainers, what="the parent's stream to break at its end")
-
-
-def test_client_rides_through_a_restart_of_the_master(start_master):
-    master = start_master()
-    client = master.client(master_timeout_s=60.0)
-    client.status()
-    master.kill()
-    answers = []
-    waiting = threading.Thread(target=lambda: answers.append(client.status()))
-    waiting.start()
-    master.start()
-    waiting.join(60)
-    assert answers
 
 
 def test_a_master_ends_with_the_process_that_it_is_beside(make_master: MakeMaster) -> None:
