@@ -237,7 +237,7 @@ call = LeaseCall(**named, request=1, epoch=NEW_PASS, count=9)
 grants = client.call(call).grants
 done = Acknowledgement(task=grants[0].task, attempt=1, upto=1)
 client.call(ReportCall(**named, request=1, acknowledgements=(done,)))
-while not client._heartbeats["victim"].attending:
+while not client._heartbeats["victim"].listener.standing:
     time.sleep(0.01)
 if sys.argv[2] == "fork":
     child = os.fork()
@@ -304,7 +304,7 @@ for number in range(20):
     client.status()
 stop.set()
 [thread.join() for thread in threads]
-wait_until(lambda: client._heartbeats["parent"].attending)
+wait_until(lambda: client._heartbeats["parent"].listener.standing)
 client.close()
 """
 
