@@ -293,7 +293,6 @@ class Session:
 
     @property
     def joined(self) -> bool:
-        """Whether the dataset is registered."""
         return self.trainer.state.registered.plan is not None
 
     @property
@@ -472,7 +471,6 @@ class Session:
             self.see_model("begin")
 
     def look_for_writes(self) -> None:
-        """Note whether parameters were written since the last step."""
         if self.model is not None and self.model.was_written():
             self.doubt("written")
 

@@ -225,7 +225,6 @@ class Caller:
             self.pause(pause_s)
 
     def say_waiting(self, waited_s: float, why: str) -> None:
-        """Log that the master has been waited for."""
         unknown = "" if self._answered else " No master has answered there so far: is the address right?"
         log.warning(
             "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s).%s",
@@ -261,7 +260,6 @@ class Caller:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closing.is_set()
 
     @property

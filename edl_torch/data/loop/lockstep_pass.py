@@ -46,7 +46,6 @@ class SteppingPass(LoaderPass):
         return self._session.do(lambda: self._passes.is_over)
 
     def close(self) -> None:
-        """End the pass."""
         self._statistics.let_go()
         super().close()
 
@@ -128,8 +127,8 @@ class LockstepPass(SteppingPass):
         self._vote = self._peers.vote(
             Ballot(
                 doing=Doing.STEP,
-                batches=int(self._lockstep.holds_leases and mine is not None),
-                bare=int(self._lockstep.holds_leases and mine is None and not self._padding.made),
+                batches=int(mine is not None),
+                bare=int(mine is None and not self._padding.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._is_over)),
                 preempted=int(self._notice.came),
@@ -149,7 +148,12 @@ class LockstepPass(SteppingPass):
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
         while True:
-            count = self._counted()
+            vote, self._vote = self._vote, None
+            if vote is None:
+                raise InvalidArgument("no vote is under way")
+            count = self._stopwatch.wait_for_ranks(vote.wait)
+            if count.preempted:
+                self._notice.agree()
             if self._error is not None:
                 raise self._error
             count.check()
@@ -160,15 +164,6 @@ class LockstepPass(SteppingPass):
                 return None
             # All have told the master what they trained on, and none has a batch: rank 0 waits for its word.
             self._cast(PATIENCE_S if self._peers.rank == 0 else 0.0)
-
-    def _counted(self) -> Count:
-        vote, self._vote = self._vote, None
-        if vote is None:
-            raise InvalidArgument("no vote is under way")
-        count = self._stopwatch.wait_for_ranks(vote.wait)
-        if count.preempted:
-            self._notice.agree()
-        return count
 
     def _end(self) -> None:
         if not self._stepped:

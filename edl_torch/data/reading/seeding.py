@@ -308,7 +308,6 @@ def with_own_numbers(transform: Callable[..., Any] | None) -> Callable[[Any], An
 
 
 def name_of(transform: Any) -> str:
-    """Return a transform's name, for messages."""
     while isinstance(transform, functools.partial):
         transform = transform.func
     name = getattr(transform, "__qualname__", None)

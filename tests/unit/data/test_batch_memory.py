@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import threading
 import time
@@ -349,11 +348,6 @@ class Pair(NamedTuple):
     right: Any
 
 
-def echo(tensors: Any, answers: Any) -> None:
-    answers.put(packed(unpacked(tensors.get(timeout=30))))
-    tensors.get(timeout=30)  # stay until the answer was read: the sender keeps what is shared
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -416,18 +410,3 @@ def test_small_tensors_are_in_the_message_and_large_ones_in_shared_memory():
     one, other = unpacked(message)
     assert not one.is_shared()
     assert other.is_shared()
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_batch_crosses_processes(method):
-    context = multiprocessing.get_context(method)
-    tensors, answers = context.Queue(), context.Queue()
-    process = context.Process(target=echo, args=(tensors, answers), daemon=True)
-    process.start()
-    batch = {"small": torch.arange(10), "large": torch.rand(LARGE)}
-    tensors.put(packed(batch))
-    found = unpacked(answers.get(timeout=60))
-    tensors.put(None)
-    process.join(timeout=30)
-    assert torch.equal(found["small"], batch["small"])
-    assert torch.equal(found["large"], batch["large"])

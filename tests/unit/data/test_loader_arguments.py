@@ -71,13 +71,6 @@ def test_a_loader_that_is_told_which_ranks_step_together_does_not_ask(
     assert asked == [True] * asks
 
 
-def test_threads_are_a_batch_ahead_or_more() -> None:
-    with ElasticDataLoader(range(8), 4, num_threads=1, prefetch_factor=1) as loader:
-        assert sum(map(len, loader)) == 8
-    with pytest.raises(InvalidArgument, match="prefetch_factor is 0: threads are at least one batch ahead"):
-        ElasticDataLoader(range(8), 4, num_threads=1, prefetch_factor=0)
-
-
 class Doubled(ShardedDataset):
     """Does something to each sample."""
 
@@ -235,7 +228,11 @@ def test_a_loader_says_how_many_threads_it_has() -> None:
 
 def test_what_threads_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="num_threads is -1"):
-        ElasticDataLoader(NumberReader({"a": 8}), 4, num_threads=-1)
+        ElasticDataLoader(range(8), 4, num_threads=-1)
+    with pytest.raises(InvalidArgument, match="prefetch_factor is 0: threads are at least one batch ahead"):
+        ElasticDataLoader(range(8), 4, num_threads=1, prefetch_factor=0)
+    with ElasticDataLoader(range(8), 4, num_threads=1, prefetch_factor=1) as loader:
+        assert sum(map(len, loader)) == 8
     with trainer(FakeMaster()) as (service, dataset):
         with pytest.raises(InvalidArgument, match="leave it out with batch_size=None"):
             elastic(dataset, batch_size=None, num_threads=2)
@@ -263,9 +260,6 @@ def test_who_steps_together_is_said_in_one_way(arguments: dict[str, Any], remedy
 
 def test_a_default_that_the_service_has_is_shown_as_such() -> None:
     assert "batch_size: 'int | None' = <the service's>" in str(inspect.signature(ElasticDataLoader))
-
-
-# What a loader hands on to its service, and to the session behind it ----------------------------------------
 
 
 def test_batch_size_and_shuffle_may_stand_where_a_dataloader_has_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from loader_kit import (
     SOURCE_STEP,
     UNEVEN,
-    ColumnReader,
+    LookingColumnReader,
     NumberReader,
     PickingReader,
     acknowledged,
@@ -28,13 +27,12 @@ from lockstep_kit import Rank, run_ranks
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers import ParquetReader, RecordIODataReader, RecordIOWriter
-from edl_torch.readers.recordio.source import RecordIOSource
+from edl_torch.readers import ParquetReader
 from edl_torch.shard import Indices
 from edl_torch.testing import FakeMaster
 
 
-class Torn(ColumnReader):
+class Torn(LookingColumnReader):
     """Some records cannot be read."""
 
     bad = (2, 3, 9, 1001)
@@ -44,9 +42,6 @@ class Torn(ColumnReader):
         if number in self.bad:
             raise OSError(f"no byte of {number}")
         return number
-
-    def read_batch(self, name: str, indices: Any) -> Any:
-        return np.array([self.number(name, index) for index in indices])
 
 
 def told(loader: ElasticDataLoader) -> list[int]:
@@ -230,25 +225,3 @@ def test_row_groups_of_a_window_are_decoded_once_whatever_the_cache(tmp_path: Pa
     )
     assert all((batch["half"] * 2 == batch["id"]).all() for batch in batches)
     assert reader.groups_decoded == 15
-
-
-def test_chunks_of_a_window_are_read_once_whatever_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RecordIOWriter(tmp_path / "a.recordio", max_chunk_bytes=64) as writer:
-        for number in range(120):
-            writer.write(f"{number:08}".encode())
-    reader = RecordIODataReader(tmp_path, decode=int, cache_bytes=0)
-    reads: Counter[int] = Counter()
-    read_chunk = RecordIOSource.read_chunk
-
-    def counting(source: RecordIOSource, read: Any, row: int) -> Any:
-        reads[row] += 1
-        return read_chunk(source, read, row)
-
-    monkeypatch.setattr(RecordIOSource, "read_chunk", counting)
-    with ElasticDataLoader(
-        reader, 4, shuffle=True, shuffle_window=5, records_per_shard=8, master_client=FakeMaster()
-    ) as loader:
-        assert sorted(int(n) for batch in loader for n in batch) == list(range(120))
-    assert reads == dict.fromkeys(range(15), 1)

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 import pytest
-from plan_kit import COUNTS, planned
 from plan_kit import PLANS as MADE
+from plan_kit import Stored, in_order, part, planned
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -20,40 +20,29 @@ from edl_torch.data.reading.sample_reading import (
     SampleReader,
 )
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceUnavailable
-from edl_torch.readers.base import AbstractDataReader, IndexedReader, Range
+from edl_torch.readers.base import IndexedReader, Range
 from edl_torch.shard import Slice
 
 ALL_SHARDS = [("a", 0, 6), ("a", 6, 12), ("a", 12, 18), ("a", 18, 23), ("b", 0, 6), ("b", 6, 9)]
 
 
-class Stored(AbstractDataReader):
-    """Record `i` of "a" is `i`, of "b" `1000 + i`. Reads ranges only."""
+class Leaving(Stored):
+    """Its source may be away."""
 
-    def __init__(self, bad: frozenset[int] = frozenset(), ends: int = 9999) -> None:
-        super().__init__()
-        self.bad, self.ends = bad, ends
-        self.is_down = False
-        self.ranges: list[Range] = []
-        self.expected: list[tuple[list[Range], bool]] = []
-
-    def create_shards(self, mode: Any = None) -> dict[str, int]:
-        return COUNTS
+    is_down = False
 
     def number(self, name: str, index: int) -> int:
-        number = index + 1000 * (name == "b")
         if self.is_down and index > 7:
             raise OSError(errno.EIO, "the disk is gone")
-        if number in self.bad:
-            raise ValueError(f"no byte of {number}")
-        return number
-
-    def read_records(self, task: Any) -> Iterator[int]:
-        self.ranges.append((task.shard_name, task.start, task.end))
-        return (self.number(task.shard_name, n) for n in range(task.start, min(task.end, self.ends)))
+        return super().number(name, index)
 
 
-class Picking(Stored):
+class Picking(Leaving):
     """With random access, and told what comes next."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.expected: list[tuple[list[Range], bool]] = []
 
     def read_record(self, name: str, index: int) -> int:
         return self.number(name, index)
@@ -66,17 +55,8 @@ class Picking(Stored):
 
 PLANS = MADE | {"shuffled windows": planned(shards=True, in_shard=True, window=8)}
 KINDS = [
-    (order, kind) for order in PLANS for kind in (Stored, Picking) if (order, kind) != ("global", Stored)
+    (order, kind) for order in PLANS for kind in (Leaving, Picking) if (order, kind) != ("global", Leaving)
 ]
-
-
-def part(plan: Plan, shard: int = 0, skip: int = 0, stop: int | None = None) -> Grant:
-    stop = plan.records_in(1, shard) if stop is None else stop
-    return Grant(task=7, attempt=1, slice=Slice(epoch=1, shard=shard, skip=skip, limit=stop - skip))
-
-
-def in_order(plan: Plan, grant: Grant) -> list[int]:
-    return [number + 1000 * (name == "b") for name, number in plan.indices(grant.slice)]
 
 
 def as_it_is(plan: Plan, rest: Slice, records: Any) -> Any:
@@ -220,7 +200,7 @@ def test_a_source_that_is_gone_puts_no_record_in_quarantine_and_may_come_back(or
 
 def test_a_source_that_is_gone_is_asked_once_for_a_window() -> None:
     plan = PLANS["windows"]
-    reader = Stored()
+    reader = Leaving()
     reader.is_down = True
     reading = Reading(reader)
     with pytest.raises(SourceUnavailable):

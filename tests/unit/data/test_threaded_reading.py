@@ -8,7 +8,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from loader_kit import blocks_waited_for
+from plan_kit import Stored, planned
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -32,39 +33,28 @@ from edl_torch.data.reading.seeding import Generators, GeneratorStates, record_s
 from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.shard import DatasetSpec, Slice, Source
+from edl_torch.shard import Slice
 from edl_torch.testing import wait_until
 from edl_torch.trainer.vocabulary import Tally
 
 Batches = list[tuple[Any, Any]]  # (ticket, samples)
 
 
-class Numbers(AbstractDataReader):
-    """Record `i` of "a" is `i`, of "b" `1000 + i`; some cannot be read, some take a moment."""
+class Numbers(Stored):
+    """Some records take a moment. Knows how many were read at once."""
 
-    def __init__(
-        self, bad: set[int] = frozenset(), slow: set[int] = frozenset(), ends: int = 1 << 30
-    ) -> None:  # type: ignore[assignment]
-        super().__init__()
-        self.bad, self.slow, self.ends = bad, slow, ends
+    def __init__(self, bad: Collection[int] = (), slow: Collection[int] = (), ends: int = 1 << 30) -> None:
+        super().__init__(bad, ends)
+        self.slow = slow
         self.reading = self.most = 0
 
-    def create_shards(self, mode: Any = None) -> dict[str, int]:
-        return {"a": 23, "b": 9}
-
     def number(self, name: str, index: int) -> int:
-        number = index + 1000 * (name == "b")
         self.reading += 1
         self.most = max(self.most, self.reading)
-        if number in self.slow:
+        if index in self.slow:
             time.sleep(0.002)
         self.reading -= 1
-        if number in self.bad:
-            raise OSError(f"no byte of {number}")
-        return number
-
-    def read_records(self, task: Any) -> Iterator[int]:
-        return (self.number(task.shard_name, index) for index in range(task.start, min(task.end, self.ends)))
+        return super().number(name, index)
 
 
 class Picking(Numbers):
@@ -74,21 +64,6 @@ class Picking(Numbers):
 
 class Safe(Picking):
     thread_safe = True
-
-
-def planned(
-    *, shuffle: bool = False, in_shard: bool = False, window: int = 1, per: int = 6, seed: int = 3
-) -> Plan:
-    spec = DatasetSpec(
-        name="d",
-        sources=(Source(name="a", count=23), Source(name="b", count=9)),
-        records_per_shard=per,
-        seed=seed,
-        shuffle=shuffle,
-        shuffle_in_shard=in_shard,
-        shuffle_window=window,
-    )
-    return Plan(spec)
 
 
 def granted(plan: Plan) -> list[Grant]:
@@ -342,22 +317,10 @@ def test_a_reader_hears_which_records_are_picked_next(kind: Any) -> None:
     assert len(found) == len(granted(plan))
 
 
-class Streams(Numbers):
-    """Notes the numbers that each stream begins and ends with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.streams: list[tuple[int, int]] = []
-
-    def read_records(self, task: Any) -> Iterator[int]:
-        self.streams.append((task.start, task.end))
-        return super().read_records(task)
-
-
 def test_a_lease_is_read_as_one_stream() -> None:
-    reader = Streams()
+    reader = Numbers()
     by_several(reader, PLANS["stored"], 4, Book(quarantines=False))
-    assert reader.streams == [(0, 6), (7, 12), (12, 18), (19, 23), (0, 6), (7, 9)]
+    assert [ends for _, *ends in reader.ranges] == [[0, 6], [7, 12], [12, 18], [19, 23], [0, 6], [7, 9]]
 
 
 def test_the_first_batch_is_made_in_a_thread_though_its_first_record_is_transformed_by_seed() -> None:
@@ -373,22 +336,25 @@ def test_batches_after_a_bad_record_are_made_in_threads_again() -> None:
     assert len(book.said) == 1
 
 
+class Noting(Safe):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def read_record(self, name: str, index: int) -> int:
+        self.read.append(index)
+        return index
+
+
 def test_threads_are_a_bounded_number_of_batches_ahead() -> None:
-    read: list[int] = []
-    lock = threading.Lock()
-
-    class Noting(Safe):
-        def read_record(self, name: str, index: int) -> int:
-            with lock:
-                read.append(index)
-            return super().read_record(name, index)
-
-    plan = planned()
-    reading = in_threads(Noting(), plan, 3, Book(quarantines=False), ahead=2)
+    reader = Noting()
+    reading = in_threads(reader, planned(), 3, Book(quarantines=False), ahead=2)
     next(reading)
-    wait_until(lambda: len(read) >= 9 and "waiting=0" in repr(reading))
+    wait_until(lambda: len(reader.read) >= 9 and "waiting=0" in repr(reading))
     reading.close()  # whatever a thread has begun is read to its end
-    assert len(read) == 9
+    assert len(reader.read) == 9
 
 
 def test_a_reading_whose_threads_cannot_start_raises_and_leaves_nothing(
@@ -881,18 +847,6 @@ def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             thread_count(wrong, 0)  # type: ignore[arg-type]
 
 
-class Noting(Safe):
-    """Notes what is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: list[int] = []
-
-    def read_record(self, name: str, index: int) -> int:
-        self.read.append(index)
-        return index
-
-
 @pytest.mark.parametrize(("size", "threads", "ahead"), [(8, 1, 4), (3, 2, 6), (1, 1, 2)])
 def test_records_of_transforms_that_draw_globally_are_read_once_and_a_few_ahead(
     size: int, threads: int, ahead: int
@@ -936,8 +890,8 @@ def test_torch_computes_by_one_thread_in_a_pool_whatever_it_does_elsewhere(befor
 
 
 def test_a_record_that_is_read_again_is_read_alone() -> None:
-    plan, reader = PLANS["one shard"], Streams()
+    plan, reader = PLANS["one shard"], Numbers()
     grant = granted(plan)[0]
     records = StreamedRecords(reader, lambda plan, grant: lambda part: [], plan, grant)
     assert records.again(4) == 4
-    assert reader.streams == [(4, 5)]
+    assert reader.ranges == [("a", 4, 5)]
