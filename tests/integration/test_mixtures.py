@@ -34,7 +34,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.cli.main import main
 from edl_torch.cli.status import as_json, as_table
-from edl_torch.core.calls import RegisterCall, SetWeightsCall
+from edl_torch.core.calls import RegisterCall
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import dump, load
@@ -380,35 +380,6 @@ def test_weights_of_a_mixture_that_went_back_are_not_set() -> None:
         one.load_state_dict(None)
         with pytest.raises(StaleLease, match="went back to a checkpoint"):
             one.service.session.master.set_weights("training", WEIGHTS | {"web": 1}, key="k", fence=fence)
-
-
-def test_a_call_that_is_repeated_begins_one_segment_and_another_ones_is_refused() -> None:
-    master = LocalMaster()
-    with loader(master_client=master) as one:
-        next(iter(one))
-        found = master.dataset_status("training")
-        call = SetWeightsCall(
-            dataset="training",
-            ledger=found.ledger,
-            lineage=found.lineage,
-            replaces=found.segment,
-            key="mine",
-            weights=WEIGHTS | {"web": 1.0},
-        )
-        first = master.call(call)
-        next(iter(one))
-        assert master.call(call) == first
-        other = SetWeightsCall(
-            dataset="training",
-            ledger=found.ledger,
-            lineage=found.lineage,
-            replaces=found.segment,
-            key="other",
-            weights=WEIGHTS | {"web": 2.0},
-        )
-        with pytest.raises(StaleLease, match="other weights by somebody else"):
-            master.call(other)
-        assert master.dataset_status("training").segment == first.number
 
 
 def test_the_status_says_what_each_component_was_to_give_and_has_given() -> None:
