@@ -18,7 +18,7 @@ import preloaded
 import pytest
 from cases import cases
 from every_reader import KINDS, made
-from master_kit import EDL, MakeMaster
+from master_kit import EDL, MakeMaster, write_rows_reader
 from processes import quiet_port
 
 import edl_torch
@@ -151,26 +151,11 @@ def test_the_version_is_told():
 
 # Datasets and status --------------------------------------------------------------------------------------
 
-READER = """
-class Rows:
-    def __init__(self, data_origin, rows):
-        self.rows = {data_origin: rows}
-
-    def create_shards(self, mode):
-        return self.rows
-
-    def read_records(self, task):
-        return ()
-"""
-
 
 def test_datasets_of_the_command_line_are_there_for_trainers(tmp_path, monkeypatch, start_master):
-    (tmp_path / "rows_reader.py").write_text(READER)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     arguments = (
         *("--training_data", "t", "--validation-data", "v", "--records_per_task", "7", "--num-epochs", "2"),
-        *("--shuffle_shards", "--custom-data-reader", "rows_reader:Rows"),
+        *("--shuffle_shards", *write_rows_reader(tmp_path, monkeypatch)),
         *("--custom_data_reader_params", "rows=30"),
     )
     client = start_master(*arguments).client()
