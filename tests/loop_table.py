@@ -196,6 +196,9 @@ TABLE = {
     "what it has passed on is in hand until more is asked of it": Row(
         script="attach a b pass pass pass leave held=ab step =ab", lookahead=None
     ),
+    "and still is where the wrapper asks for itself": Row(
+        script="attach a b pass c leave held=", lookahead=None
+    ),
     "what it has read and passed none on of goes back": Row(
         script="a b . open = held=", batches=2, lookahead=None
     ),
