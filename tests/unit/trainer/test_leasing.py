@@ -100,6 +100,15 @@ def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() 
 # Passes that are over ---------------------------------------------------------------------------------------
 
 
+def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
+    supply = LeaseQueue(ahead=True)
+    first = supply.open(Mode.ELASTIC)
+    second = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1)), second)
+    assert supply.draw("worker 0", first) is None
+    assert supply.draw("worker 0", second) == lease(1)
+
+
 def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
     supply = LeaseQueue(ahead=True)
     supply.error = MasterUnavailable("away")
