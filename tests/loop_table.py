@@ -208,6 +208,9 @@ TABLE = {
     "with an optimizer so does what was not stepped on": Row(
         script="attach a b . pass step =a pass open =a held=", batches=2, lookahead=None
     ),
+    "nor do steps after the end count more than it has passed on": Row(
+        script="attach a b . pass step =a step =a pass step =ab", batches=2, lookahead=None
+    ),
     "what failed is the batch that was passed on": Row(
         script="attach a b c pass pass fail bad=b = step =a", lookahead=None
     ),
