@@ -211,6 +211,16 @@ def test_who_gets_records_does_not_ask_whom_else_there_is(shell: Shell) -> None:
     assert shell.train_through() == 64
 
 
+def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.read()
+    assert not shell.run(shell.elastic.more_to_read())
+    asked = len(asks(shell))
+    assert not shell.run(shell.elastic.more_to_read())
+    assert not shell.run(shell.elastic.look_for_more())
+    assert len(asks(shell)) == asked
+
+
 # Ahead ------------------------------------------------------------------------------------------------------
 
 
