@@ -193,6 +193,9 @@ TABLE = {
         script="attach a b step = pass step =a pass step =ab", lookahead=None
     ),
     "all that it has passed on counts": Row(script="a b . pass pass pass =ab", batches=2, lookahead=None),
+    "what it has passed on is in hand until more is asked of it": Row(
+        script="attach a b pass pass pass leave held=ab step =ab", lookahead=None
+    ),
     "what it has read and passed none on of goes back": Row(
         script="a b . open = held=", batches=2, lookahead=None
     ),

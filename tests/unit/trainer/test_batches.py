@@ -31,11 +31,6 @@ class Steps(Batches):
         self.done()
         return len(self)
 
-    @property
-    def going_back(self) -> int:
-        """How many go back where the loop is left now."""
-        return len(self.ahead) + self.has_in_hand
-
     def withdrawn(self, newest: int) -> None:
         self.take_back([*self.unfinished, *self.ahead][len(self) - newest :])
 
