@@ -334,6 +334,17 @@ def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_prese
     assert not shell.hand(late), "another trainer may have it"
 
 
+def test_leases_that_were_asked_for_after_others_were_presented_need_no_question(
+    master: Master, shell: Shell
+) -> None:
+    first = shell.draw()
+    shell.break_stream()
+    assert shell.hand(first)
+    shell.request()
+    assert shell.hand(shell.draw())
+    assert len(master.of("confirm")) == 1
+
+
 def test_an_answer_that_the_trainer_slept_over_is_not_believed(master: Master, shell: Shell) -> None:
     grant = shell.draw()
     shell.break_stream()
