@@ -97,6 +97,19 @@ def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() 
     assert supply.close() == []
 
 
+def test_void_leases_are_not_drawn() -> None:
+    supply = LeaseQueue(ahead=True)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1), lease(2)), number)
+    supply.void((1,))
+    assert supply.draw("worker 0", number) == lease(2)
+    supply.take_in(answer(lease(3, bundle=1), lease(4, bundle=1), lease(5)), number)
+    supply.draw("worker 0", number)
+    supply.clear()
+    assert supply.draw("worker 0", number) is None
+    assert supply.close() == []
+
+
 # Passes that are over ---------------------------------------------------------------------------------------
 
 
