@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trainer_kit import Master, Shell, back, reports_of
 
-from edl_torch.core.calls import Grant, LeaseAnswer, PassState
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
 from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
 from edl_torch.trainer.inflight import LeaseQueue, Mode
@@ -111,6 +111,14 @@ def test_void_leases_are_not_drawn() -> None:
 
 
 # Passes that are over ---------------------------------------------------------------------------------------
+
+
+def test_a_pass_that_has_read_nothing_joins_the_next_epoch() -> None:
+    supply = LeaseQueue(ahead=False)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
+    assert not supply.current.is_over
+    assert supply.current.epoch == NEW_PASS
 
 
 def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
