@@ -44,8 +44,8 @@ _UNSEEN = (
 )
 _DOUBTS = {
     "written": (
-        "parameters of {} were written after {} step(s), by what is no step of an attached optimizer: "
-        "loader.attach(optimizer) for each that trains them, loader.load_state_dict(…) with each "
+        "parameters of {} were written after {} step(s), or replaced, by what is no step of an attached "
+        "optimizer: loader.attach(optimizer) for each that trains them, loader.load_state_dict(…) with each "
         f"model.load_state_dict(…), or, where nothing learnt is lost: {_WORD}"
     ),
     "again": (

@@ -77,10 +77,12 @@ class Model:
         self.may_be_written()
         self._known, self._number, self._is_trained = [], 0, False
 
-    def may_be_written(self) -> None:
-        """Let parameters change until the next step: the data went back, or another loop steps on them."""
+    def may_be_written(self, parameters: Sequence[Any] | None = None) -> None:
+        """Let parameters change until the next step, of optimizers that train some of these, or all: the data
+        went back, or another loop steps on them."""
         for kept in self.kept.values():
-            kept.forget()
+            if parameters is None or kept.shares(parameters):
+                kept.forget()
 
     def was_written(self) -> bool:
         """Whether something wrote parameters since the last step. It is said once."""
@@ -90,13 +92,22 @@ class Model:
                 kept.forget()
         return any(found)
 
+    def was_replaced(self, parameters: Sequence[Any]) -> bool:
+        """Whether some trained parameters are no more, and others are among these, which a new optimizer
+        trains: a layer was put in the place of one that had learnt."""
+        known = [reference() for reference in self._known] if self._is_trained else []
+        mine = {id(parameter) for parameter in parameters}
+        return None in known and any(id(parameter) in mine for parameter in known)
+
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
-        """Return what the parameters of these optimizers are now; None where there is nothing to look at."""
+        """Return what the parameters of these optimizers are now; None where there is nothing to look at, and
+        `at` is no doubt: those may be gone whose parameters were written."""
         parameters = _parameters(optimizers)
-        if not parameters and not self.word:
+        if not parameters and not self.word and at not in self.doubts:
             return None
         self.is_due = self.is_due and at != "begin"
-        self._recognise(parameters)
+        if parameters:
+            self._recognise(parameters)
         shapes = tuple((tuple(p.shape), str(p.dtype), str(p.device)) for p in parameters)
         shape, sharded, eps, values, sums = _UNSEEN, False, 0.0, b"", b""
         try:

@@ -587,6 +587,7 @@ class Session:
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
+                self.look_for_writes()
                 self.see_model("end")
                 if self._has_unseen:
                     self.see_data(at_any_cost=True)
