@@ -1,4 +1,4 @@
-"""`edl-torch master` as a process: started, killed, and started again where it was.
+"""`edl-torch master` as a process: started, killed, and started again where it was. A master on a thread.
 
 It knows nothing of what is asked of a master.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import preloaded
+from loop_thread import LoopThread
 from processes import quiet_port
 
 from edl_torch.client.grpc.client import MasterClient
+from edl_torch.core.dispatcher import Dispatcher
+from edl_torch.master.server import MasterServer
 
 EDL = (sys.executable, "-m", "edl_torch")
 END_S = 20.0
@@ -92,3 +95,39 @@ class MasterProcess:
         if self._process is not None:
             self._process.kill()
             self._end()
+
+
+class ServerThread:
+    """A master in this process, on a loop of its own, and clients for it. `options` are its dispatcher's."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher | None = None,
+        make_commits: Callable[[], Any] | None = None,
+        *,
+        foreign: Any = None,
+        **options: Any,
+    ) -> None:
+        self.dispatcher = dispatcher or Dispatcher(ledger_id="ledger", **options)
+        self._loop = LoopThread()
+        self.server = self.run(self._make(make_commits, foreign))
+        self.address = str(self.run(self.server.start()))
+        self._clients: list[Any] = []
+
+    async def _make(self, make_commits: Callable[[], Any] | None, foreign: Any) -> MasterServer:
+        commits = make_commits and make_commits()
+        return MasterServer(self.dispatcher, "127.0.0.1:0", commits=commits, foreign=foreign)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run(coroutine)
+
+    def client(self, worker_id: str = "w", **options: Any) -> MasterClient:
+        """A client of it, closed with it."""
+        self._clients.append(MasterClient(self.address, worker_id, **options))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.run(self.server.stop())
+        self._loop.close()

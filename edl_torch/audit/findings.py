@@ -81,6 +81,13 @@ class Findings:
             named += islice(self._blamed(kind, blame, limit), limit)
         return tuple(named)
 
+    def unnamed(self, named: Sequence[Finding]) -> dict[str, int]:
+        """Return the records of each kind that `named` leaves out, where there are any."""
+        left = {kind: records.count for kind, records in self.records.items()}
+        for finding in named:
+            left[finding.kind] -= len(finding.records)
+        return {kind: count for kind, count in left.items() if count}
+
     def _blamed(self, kind: str, blame: _Blame, limit: int) -> Iterator[Finding]:
         lineages = self._history.lineages.values() if kind == "stale" else self._counting
         for start, end in islice(self.records[kind], limit):

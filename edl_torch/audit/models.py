@@ -23,7 +23,7 @@ from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, saved_with
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.part import Part, records_of
-from edl_torch.audit.reading import Answer, Kind, Reports, Seen
+from edl_torch.audit.reading import Answer, Chapter, Kind, Reports, Seen
 from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence
 
@@ -75,7 +75,7 @@ class Share:
     records: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
     """Models of a job; one share says that one model has all, unless records are `unattached`.
 
@@ -147,36 +147,36 @@ _Group = list[_Learner]  # of one lineage, with one model
 
 def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
     """Return the models of a job, of whose lineages, each with its data's history, the final comes first."""
-    found = Models()
+    reasons: list[str] = []
+    perhaps_trained: list[str] = []
     chains: list[_Group] = []  # groups of several lineages that have one model
     base: _Group | None = None  # the chain whose model was saved with the token that the next part began from
     taken: list[_Learner] = []  # who saved it
     learners: list[_Learner] = []
-    restores = compared = unseen = 0
+    unattached = restores = compared = unseen = 0
     for (history, part), later in zip(reversed(parts), [*reversed(parts[:-1]), None], strict=True):
         digest = "" if later is None else token_digest(saved_with(later[1].lineage.token or ""))
         here = list(_learners(history, part, digest))
         learners += here
-        found.unattached += sum(_unattached(part, learner) for learner in here)
+        unattached += sum(_unattached(part, learner) for learner in here)
         unseen += part.ways.get(Evidence.UNSEEN, 0)
         groups = _groups([learner for learner in here if learner.seen])
         compared += sum(len(group) > 1 for group in groups)
         if len(groups) > 1:
-            found.reasons += (_parted(part, groups),)
+            reasons.append(_parted(part, groups))
         goes_on = [bool(part.begun) and base is not None and _goes_on(group, taken) for group in groups]
         restores += any(goes_on)
-        if part.begun and groups and not found.unattached:
-            if base is None and len(found.reasons) == 0:
-                found.reasons += (_unsaved(part),)
+        if part.begun and groups and not unattached:
+            if base is None and not reasons:
+                reasons.append(_unsaved(part))
             elif base is not None and not all(goes_on):
-                found.reasons += (_not_loaded(part, groups[goes_on.index(False)]),)
+                reasons.append(_not_loaded(part, groups[goes_on.index(False)]))
         if not part.begun:
-            anew = [one for one in here if one.seen and not one.word]
-            trained = [one for one in anew if _had_learnt(history, part, one)]
-            found.reasons += tuple(_not_anew(history, one) for one in trained)
-            if first := _began_first(history, part.lineage.key):
-                unsure = [one.name for one in anew if not (one in trained or _is_one_of(one.began, first))]
-                found.perhaps_trained += tuple(unsure)
+            for one, learnt in _had_learnt(history, part, here):
+                if learnt:
+                    reasons.append(_not_anew(history, one))
+                elif learnt is None:
+                    perhaps_trained.append(one.name)
         for group, tied in zip(groups, goes_on, strict=True):
             if tied and len(groups) == 1 and base is not None:
                 base += group
@@ -186,13 +186,16 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
         taken = [learner for learner in here if learner.seen and learner.place in took]
         base = next((chain for chain in chains if taken and all(one in chain for one in taken)), None)
     unsaid = [learner for learner in learners if learner.seen and not learner.word]
-    found.reasons += (*_went_back(unsaid), *_changed(unsaid), *_doubted(unsaid))
+    reasons += (*_went_back(unsaid), *_changed(unsaid), *_doubted(unsaid))
     if unseen:
-        found.reasons += (_UNSEEN.format(unseen),)
-    shares = [_share(chain) for chain in chains]
-    found.shares = tuple(share for share in shares if share.records)
-    found.shown = tuple(_shown(learners, compared, restores))
-    return found
+        reasons.append(_UNSEEN.format(unseen))
+    return Models(
+        shares=tuple(share for share in map(_share, chains) if share.records),
+        unattached=unattached,
+        reasons=tuple(reasons),
+        shown=tuple(_shown(learners, compared, restores)),
+        perhaps_trained=tuple(perhaps_trained),
+    )
 
 
 # Who learnt what ----------------------------------------------------------------------------------------
@@ -303,62 +306,62 @@ def _goes_on(group: _Group, taken: Sequence[_Learner]) -> bool:
 def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
     """Whether a learner began with what one of these had when it took the token.
 
-    Other weights may have been in place just then, as averaged ones are for an evaluation. Parameters may be
-    added between the restore and the first step.
+    Other weights may have been in place just then, as averaged ones are for an evaluation: these are not the
+    model. Parameters may be added between the restore and the first step.
     """
     for one in taken:
-        steps = next((seen.steps for seen in reversed(one.seen) if seen.at == "token"), None)
-        for saved in (seen for seen in one.seen if seen.steps == steps):
+        tokens = (seen.steps for seen in reversed(one.seen) if seen.at in ("token", "swapped"))
+        steps = next(tokens, None)
+        for saved in (seen for seen in one.seen if seen.steps == steps and seen.at != "swapped"):
             began = [seen for seen in learner.seen if not seen.steps and seen.shape == saved.shape]
             if began and is_copy(began[-1], saved):
                 return True
     return False
 
 
-def _had_learnt(history: DatasetHistory, part: Part, learner: _Learner) -> bool:
-    """Whether a model began at the beginning of the data that another lineage had trained.
+def _had_learnt(
+    history: DatasetHistory, part: Part, learners: Sequence[_Learner]
+) -> Iterator[tuple[_Learner, bool | None]]:
+    """Yield the models that began at the beginning of the data, and whether they had learnt before.
 
-    Whichever data that had: they may share records with these, as where one was added, or the order changed.
+    That is so where one began with what another lineage had trained, on whichever data: those may share
+    records with these, as where one was added, or the order changed. It is not where it began as all models
+    of a run did that may have been the first, and where there was no run before; None: nothing tells.
     """
-    others: defaultdict[tuple[int, Key], list[Seen]] = defaultdict(list)
+    lineages: defaultdict[Key, list[tuple[int, Chapter]]] = defaultdict(list)
     for place, _, chapter in history.runs.chapters:
-        others[place, (chapter.ledger, chapter.lineage)] += chapter.seen
-    return any(
-        seen.steps and is_copy(learner.began, seen) and not is_copy(seen, samples[0])
-        for (_, key), samples in others.items()
-        if key != part.lineage.key
-        for seen in samples
-    )
-
-
-def _began_first(history: DatasetHistory, key: Key) -> list[list[Seen]]:
-    """Return what models looked like before any run had trained, of each run before a lineage that may have
-    been the first: one sample of each session. A model that began with the same has learnt nothing."""
-    firsts = _firsts(history)
-    oldest: dict[str, Key] = {}  # by ledger
-    for other in sorted(firsts):
-        if _is_before(history, other, key):
-            oldest.setdefault(other[0], other)
-    of_all = [
-        one
-        for one in oldest.values()
-        if not any(_is_before(history, other, one) for other in oldest.values())
+        lineages[chapter.ledger, chapter.lineage].append((place, chapter))
+    own = part.lineage.key
+    trained = [seen for key in lineages if key != own for seen in _trained(lineages[key])]
+    before = [
+        key
+        for key, chapters in lineages.items()
+        if _is_before(history, key, own) and any(_trains(chapter) for _, chapter in chapters)
     ]
-    return [firsts[one] for one in of_all]
+    first = [key for key in before if not any(_is_before(history, other, key) for other in before)]
+    firsts = [[_as_it_began(c.seen) for _, c in lineages[key] if c.seen] for key in first]
+    for one in learners:
+        if one.seen and not one.word:
+            learnt: bool | None = any(is_copy(one.began, seen) for seen in trained)
+            if not learnt and firsts:
+                is_new = any(run and all(is_copy(one.began, seen) for seen in run) for run in firsts)
+                learnt = False if is_new else None
+            yield one, learnt
 
 
-def _firsts(history: DatasetHistory) -> dict[Key, list[Seen]]:
-    """Return of each lineage that trained what the model of each of its sessions began as."""
-    firsts: dict[Key, list[Seen]] = {}
-    trained: set[Key] = set()
-    for _, _, chapter in history.runs.chapters:
-        key = chapter.ledger, chapter.lineage
-        firsts.setdefault(key, []).extend([_as_it_began(chapter.seen)] if chapter.seen else [])
-        stepped = any(seen.steps for seen in chapter.seen)
-        acknowledged = bool((chapter.runs.kinds == Kind.ACKNOWLEDGED).any())
-        if chapter.dataset.task_type is TaskType.TRAINING and (stepped or acknowledged):
-            trained.add(key)
-    return {key: seen for key, seen in firsts.items() if key in trained}
+def _trained(chapters: Sequence[tuple[int, Chapter]]) -> Iterator[Seen]:
+    """Yield the samples in a lineage that differ from the first of their session."""
+    sessions: defaultdict[int, list[Seen]] = defaultdict(list)
+    for place, chapter in chapters:
+        sessions[place] += chapter.seen
+    for samples in sessions.values():
+        yield from (seen for seen in samples if seen.steps and not is_copy(seen, samples[0]))
+
+
+def _trains(chapter: Chapter) -> bool:
+    stepped = any(seen.steps for seen in chapter.seen)
+    acknowledged = bool((chapter.runs.kinds == Kind.ACKNOWLEDGED).any())
+    return chapter.dataset.task_type is TaskType.TRAINING and (stepped or acknowledged)
 
 
 def _is_before(history: DatasetHistory, one: Key, other: Key) -> bool:
@@ -372,11 +375,6 @@ def _is_before(history: DatasetHistory, one: Key, other: Key) -> bool:
 def _as_it_began(samples: Sequence[Seen]) -> Seen:
     """Return the sample of before the first step: what was loaded by then is in it."""
     return [samples[0], *(seen for seen in samples if not seen.steps)][-1]
-
-
-def _is_one_of(began: Seen, first: list[list[Seen]]) -> bool:
-    """Whether all sessions of one of these runs began as this model did."""
-    return any(bool(run) and all(is_copy(began, seen) for seen in run) for run in first)
 
 
 def is_copy(one: Seen, other: Seen) -> bool | None:

@@ -150,6 +150,13 @@ class Note(NamedTuple):
     line: int
 
 
+_NOTED: dict[str, tuple[str, type]] = {
+    "changed": ("said", str),
+    "padding": ("batches", int),
+    "uncounted": ("records", int),
+}
+
+
 def _nothing() -> IndexArray:
     return np.empty(0, dtype=np.int64)
 
@@ -329,9 +336,27 @@ class _LogReader:
     def _apply(self, kind: str, values: dict[str, Any], line: int) -> None:
         match kind:
             case "joined":
-                self._begin(self._joined(values))
+                self._begin(
+                    values,
+                    dataset=from_object(DatasetSpec, values["dataset"]),
+                    ledger=str(values["ledger"]),
+                    batch_size=int(values["batch_size"]),
+                    member=int(values["member"]),
+                    known_by=STRENGTHS[STRENGTHS.index(values["known_by"])],
+                )
             case "restored":
-                self._begin(self._restored(values))
+                last, token = self._chapters[-1], values["token"]
+                self._begin(
+                    values,
+                    dataset=last.dataset,
+                    ledger=last.ledger,
+                    batch_size=last.batch_size,
+                    member=last.member,
+                    known_by=last.known_by,
+                    opened=True,
+                    token=None if token is None else str(token),
+                    before=int(values["replaced"]),
+                )
             case "segments":
                 found = (from_row(MixtureSegment, row) for row in values["segments"])
                 self._chapters[-1].segments.extend(found)
@@ -346,16 +371,13 @@ class _LogReader:
                 here, seen = self._chapters[-1], self._chapters[-1].seen
                 late = (values["ledger"], values["lineage"]) != (here.ledger, here.lineage)
                 here.snapshots.append(from_object(Snapshot, values | {"late": late, "line": line}))
-                if seen and seen[-1].at == "token":
+                if seen and seen[-1].at in ("token", "swapped"):
                     seen[-1] = replace(seen[-1], line=line)
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
-            case "changed":
-                self._chapters[-1].notes.append(Note(kind, str(values["said"]), line))
-            case "padding":
-                self._chapters[-1].notes.append(Note(kind, int(values["batches"]), line))
-            case "uncounted":
-                self._chapters[-1].notes.append(Note(kind, int(values["records"]), line))
+            case "changed" | "padding" | "uncounted":
+                name, of = _NOTED[kind]
+                self._chapters[-1].notes.append(Note(kind, of(values[name]), line))
             case "quarantined":
                 at = int(values["position"])
                 self._run(Kind.QUARANTINED, values | {"start": at, "upto": at + 1}, line)
@@ -364,41 +386,15 @@ class _LogReader:
             case _:
                 raise ValueError(f"unknown event {kind!r}")
 
-    def _begin(self, chapter: Chapter) -> None:
-        self._chapters.append(chapter)
+    def _begin(self, values: dict[str, Any], **said: Any) -> None:
+        began = self._opened + values["ms"] / 1000
+        self._chapters.append(Chapter(lineage=int(values["lineage"]), began=began, **said))
         self._runs.append([])
 
     def _run(self, kind: Kind, values: dict[str, Any], line: int) -> None:
         epoch, shard, start, upto = (int(values[name]) for name in ("epoch", "shard", "start", "upto"))
         task, attempt = (int(values.get(name, 0)) for name in ("task", "attempt"))
         self._runs[-1].append(np.array([[epoch, shard, start, upto, task, attempt, line, kind]]))
-
-    def _joined(self, values: dict[str, Any]) -> Chapter:
-        return Chapter(
-            dataset=from_object(DatasetSpec, values["dataset"]),
-            ledger=str(values["ledger"]),
-            lineage=int(values["lineage"]),
-            batch_size=int(values["batch_size"]),
-            member=int(values["member"]),
-            began=self._opened + values["ms"] / 1000,
-            known_by=STRENGTHS[STRENGTHS.index(values["known_by"])],
-        )
-
-    def _restored(self, values: dict[str, Any]) -> Chapter:
-        last = self._chapters[-1]
-        token = values["token"]
-        return Chapter(
-            dataset=last.dataset,
-            ledger=last.ledger,
-            lineage=int(values["lineage"]),
-            batch_size=last.batch_size,
-            member=last.member,
-            began=self._opened + values["ms"] / 1000,
-            known_by=last.known_by,
-            opened=True,
-            token=None if token is None else str(token),
-            before=int(values["replaced"]),
-        )
 
     # Answers --------------------------------------------------------------------------------------------
 

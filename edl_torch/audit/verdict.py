@@ -26,7 +26,7 @@ from os import PathLike
 import numpy as np
 
 from edl_torch.audit.chain import FinalWord, LineageChain
-from edl_torch.audit.findings import Finding, Findings
+from edl_torch.audit.findings import Findings
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, Runs, runs_of
 from edl_torch.audit.models import Models, models_of
@@ -94,7 +94,19 @@ class Verdict:
     """Verdict on one dataset. Unless said otherwise, counts are of records in lineages of the final model."""
 
     def __init__(
-        self, era: Era, found: Findings, models: Models, word: FinalWord, used: Set[Key], beside: Set[str]
+        self,
+        era: Era,
+        found: Findings,
+        models: Models,
+        word: FinalWord,
+        used: Set[Key],
+        beside: Set[str],
+        *,
+        required: int,
+        open: Intervals,
+        unfinished: bool,
+        may_go_on: bool,
+        listed: int,
     ) -> None:
         history, parts, final = era.history, era.parts, era.parts[0]
         spec, began = history.spec, _token_of(parts[-1])
@@ -107,14 +119,14 @@ class Verdict:
         # Epochs before it were of other data, which have a verdict of their own.
         self.first_epoch = 0 if began is None else began.first_epoch
         self.abandoned = 0 if era.left is None else era.left.abandoned  # when the job went on with other data
-        self.records = final.required.count - self.first_epoch * self.size  # that must have an outcome
+        self.records = required - self.first_epoch * self.size  # that must have an outcome
         self.quarantined = sum((part.quarantined - part.begun).count for part in parts)
         self.acknowledged = sum(part.own.count for part in parts) - self.quarantined
         self.dropped = sum(part.dropped.count for part in parts)
         self.lost = found.count("lost")
         self.doubled = found.count("doubled")
         self.forgotten = found.count("forgotten")
-        self.open = 0  # without an outcome, and need not have one yet
+        self.open = open.count  # without an outcome, and need not have one yet
         # Reported, and no log says whether the master heard it; and those of them that are taken for
         # acknowledged: nobody else has them, and the master, if asked, does.
         self.unsettled = sum(part.unsettled for part in parts)
@@ -156,12 +168,14 @@ class Verdict:
         doubts = (f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt)
         self.doubts = tuple(doubts)  # why tokens that the model went through are inexact
         self.inexact_tokens = len(self.doubts)
-        self.unfinished = False  # it was asked for, and records are open
+        self.unfinished = unfinished and bool(open)  # it was asked for, and records are open
         self.judged = word.token is not None  # by the master's own word
         self.contradictions = tuple(text for part in parts for text in part.contradictions)
-        self.advice = ""  # what to do where the job may be one that has not ended
-        self.findings: tuple[Finding, ...] = ()  # the first ranges of each kind
-        self.unnamed: dict[str, int] = {}  # records of the others, by kind
+        # What to do where the job may be one that has not ended.
+        wrong = self.doubled or self.forgotten or self.contradictions
+        self.advice = _MAY_GO_ON if may_go_on and self.lost and not wrong else ""
+        self.findings = found.named(listed)  # the first ranges of each kind
+        self.unnamed = found.unnamed(self.findings)  # records of the others, by kind
         self.components = _components(history, parts)  # of a mixture
 
     def __repr__(self) -> str:
@@ -322,24 +336,21 @@ def _judge(
     unfinished: bool,
     listed: int,
 ) -> Judgement:
-    history, final = era.history, era.parts[0]
+    history, final, judged = era.history, era.parts[0], word.token is not None
     excused = final.missing & (Intervals() if era.left else _excused(history, final, word, unfinished))
-    final.missing -= excused
     ahead = _ahead(history, final, word)
     late = Intervals() if unfinished else ahead  # a job that is said to be over has nothing ahead of it
-    final.missing |= late - final.certain
+    final.missing = (final.missing - excused) | (late - final.certain)
     left_open = excused | (ahead - late)
-    found = Findings(history, era.parts, judged=word.token is not None)
-    verdict = Verdict(era, found, models, word, used, beside)
-    verdict.records += late.count - excused.count
-    verdict.open = left_open.count
-    verdict.unfinished = unfinished and bool(left_open)
-    verdict.findings = found.named(listed)
-    verdict.unnamed = _unnamed(found, verdict.findings)
-    wrong = verdict.doubled or verdict.forgotten or verdict.contradictions
-    may_go_on = late.count if verdict.judged else verdict.lost and not unfinished and era.left is None
-    if may_go_on and not wrong:
-        verdict.advice = _MAY_GO_ON
+    found = Findings(history, era.parts, judged=judged)
+    verdict = Verdict(
+        *(era, found, models, word, used, beside),
+        required=final.required.count + late.count - excused.count,
+        open=left_open,
+        unfinished=unfinished,
+        may_go_on=bool(late) if judged else not unfinished and era.left is None,
+        listed=listed,
+    )
     return Judgement(verdict=verdict, era=era, found=found, open=left_open)
 
 
@@ -406,10 +417,3 @@ def _left_out(history: DatasetHistory, used: Set[Key]) -> dict[str, int]:
         if ledger not in ledgers and (learnt := lineage.outcomes.records):
             found[ledger] += learnt
     return dict(found)
-
-
-def _unnamed(found: Findings, named: Sequence[Finding]) -> dict[str, int]:
-    left = {kind: records.count for kind, records in found.records.items()}
-    for finding in named:
-        left[finding.kind] -= len(finding.records)
-    return {kind: count for kind, count in left.items() if count}

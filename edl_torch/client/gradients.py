@@ -225,7 +225,8 @@ class Gradients:
             held.batches += unclear
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
         for other in self._held.values():
-            if not mine.isdisjoint(map(id, trained(other.optimizer()))):
+            theirs = (*trained(other.optimizer()), *other.parameters)  # it may be no more
+            if not mine.isdisjoint(map(id, theirs)):
                 held.take_over(other.batches, is_used=other.is_used)
         for left in [left for left in _left if left.is_there(mine)]:
             # A batch of another session is none that this one can tell of: it is as if a step had used it.

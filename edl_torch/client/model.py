@@ -92,6 +92,11 @@ class Model:
                 kept.forget()
         return any(found)
 
+    @property
+    def has_others_in_place(self) -> bool:
+        """Whether parameters are now other than the last step left them."""
+        return any(kept.was_written() for kept in self.kept.values())
+
     def was_replaced(self, parameters: Sequence[Any]) -> bool:
         """Whether some trained parameters are no more, and others are among these, which a new optimizer
         trains: a layer was put in the place of one that had learnt."""
@@ -194,10 +199,13 @@ class Kept:
         """Whether a parameter was written since, and not put back."""
         if self._left is None or self._left == (now := self._now()):
             return False
-        return any(
+        written = any(
             one[2] != other[2] if one[2] is not None and other[2] is not None else one != other
             for one, other in zip(self._left, now, strict=True)
         )
+        if not written:
+            self._left = now  # the next step adds to these counts
+        return written
 
     def _now(self) -> list[tuple[int, int, bytes | None]]:
         """Of each parameter torch's count of writes, its place, and values."""
@@ -241,13 +249,7 @@ def some(parameters: list[Any], most: int) -> list[Any]:
 
 def has_place(parameter: Any) -> bool:
     """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
-    from torch.nn.parameter import is_lazy
-
-    return (
-        not is_lazy(parameter)
-        and str(parameter.layout) == "torch.strided"
-        and parameter.device.type != "meta"
-    )
+    return not _is_empty(parameter) and str(parameter.layout) == "torch.strided"
 
 
 def _view(parameter: Any) -> npt.NDArray[Any] | None:

@@ -39,11 +39,11 @@ class Job:
         self.optimizer: Any = None
         self.renew()
 
-    def renew(self) -> None:
+    def renew(self, **more: Any) -> None:
         """Another optimizer for what the model has now."""
         if self.attaches and self.optimizer is not None:
             self.loader.detach(self.optimizer)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0, **more)
         if self.attaches:
             self.loader.attach(self.optimizer)
 
@@ -113,6 +113,24 @@ def makes_all_gradients_zero_before_the_step(job: Job) -> None:
         job.optimizer.step()
 
 
+def makes_the_optimizer_in_a_function_that_is_tried_again(job: Job) -> None:
+    """It is left between `backward()` and the step, and the gradient stays."""
+
+    def attempt(fails_at: int) -> None:
+        job.renew()
+        for number, batch in enumerate(job.loader):
+            job.model(batch).backward()
+            if number == fails_at:
+                return
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+
+    job.optimizer = None
+    attempt(5)
+    job.optimizer = None
+    attempt(-1)
+
+
 LOOPS: list[Callable[[Job], None]] = [
     loads_the_best_and_renews_the_optimizer,
     renews_the_head_and_the_optimizer,
@@ -121,6 +139,7 @@ LOOPS: list[Callable[[Job], None]] = [
     does_so_without_the_optimizer,
     makes_gradients_zero_before_the_step,
     makes_all_gradients_zero_before_the_step,
+    makes_the_optimizer_in_a_function_that_is_tried_again,
 ]
 
 
@@ -130,6 +149,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
         yield Job(loader, request.param)
 
 
+@pytest.mark.filterwarnings("ignore:an optimizer stepped on gradients:UserWarning")
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_what_was_learnt_and_is_gone_is_not_proven(
     job: Job, loop: Callable[[Job], None], tmp_path: Path
@@ -191,3 +211,52 @@ def test_what_a_failed_attempt_has_left_in_the_gradients_is_learnt_twice(
                 token = loader.state_dict()
     assert sorted(set(model.body.tolist())) == [1, 2]
     assert audit([tmp_path])[0].outcome is not Outcome.PROVEN
+
+
+@pytest.mark.parametrize("swaps_back", [True, False])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_checkpoint_with_other_weights_than_the_last_step_left_is_none_of_the_model(
+    tmp_path: Path, swaps_back: bool, leaves: bool
+) -> None:
+    """The best ones, or averaged ones. Who goes on from those that were trained has one model."""
+    with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
+        job = Job(loader, attaches=True)
+        for number, batch in enumerate(loader):
+            if number == 3:
+                best = copy.deepcopy(job.model.state_dict())
+            job.learn(batch)
+            if number == 7:  # after eight steps the audit has what they left
+                trained = copy.deepcopy(job.model.state_dict())
+                if leaves:
+                    break
+                job.model.load_state_dict(best)
+                token = loader.state_dict()
+                job.model.load_state_dict(trained)
+                break
+        if leaves:
+            job.model.load_state_dict(best)
+            token = loader.state_dict()
+            job.model.load_state_dict(trained)
+    with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
+        heir = Job(loader, attaches=True)
+        heir.model.load_state_dict(trained if swaps_back else best)
+        loader.load_state_dict(token)
+        for batch in loader:
+            heir.learn(batch)
+    is_exact = bool((heir.model.body == 1).all())
+    assert is_exact is swaps_back
+    assert (audit([tmp_path])[0].outcome is Outcome.PROVEN) is is_exact
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_weights_that_are_swapped_for_an_evaluation_and_back_leave_the_next_step_as_it_is(
+    job: Job, tmp_path: Path, fused: bool
+) -> None:
+    job.renew(fused=fused)
+    for batch in job.loader:
+        job.learn(batch)
+        trained = copy.deepcopy(job.model.state_dict())
+        job.model.load_state_dict({name: value / 2 for name, value in trained.items()})
+        job.model.load_state_dict(trained)
+    job.loader.close()
+    assert audit([tmp_path])[0].outcome is Outcome.PROVEN

@@ -16,9 +16,8 @@ from edl_torch.audit import reading
 from edl_torch.audit.log import SUFFIX, token_digest
 from edl_torch.audit.reading import Answer, Kind, read_logs
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
-from edl_torch.core.codec import from_object, object_of
+from edl_torch.core.codec import object_of
 from edl_torch.errors import AuditError
-from edl_torch.shard import DatasetSpec, Source, TaskType
 from edl_torch.trainer.vocabulary import (
     Evidence,
 )
@@ -249,15 +248,6 @@ def test_a_report_without_outcomes_leaves_no_line(log):
     assert lines(log) == before
 
 
-def test_a_lease_is_forgotten_once_all_of_it_is_answered(log):
-    log.intent(acknowledgements=ack(4), failures=[Failure(task=7, attempt=2, position=4, reason="")])
-    log.answered()
-    assert log._leases
-    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=5)])
-    log.answered()
-    assert not log._leases
-
-
 def test_nothing_is_made_before_a_dataset_is_joined(tmp_path):
     log = HandLog(tmp_path / "audit", "s", "w")
     log.close()
@@ -452,22 +442,6 @@ def test_missing_and_empty_directories_and_copies_are_refused(log, tmp_path):
     with pytest.raises(AuditError, match="one session"):
         read_logs([log.path.parent, tmp_path])
     assert len(read_logs([log.path.parent, log.path.parent])) == 1
-
-
-def test_a_dataset_comes_back_as_it_was():
-    spec = DatasetSpec(
-        name="\udcff é",
-        sources=(Source(name="\udc80.jpg", start=3, count=2**40),),
-        records_per_shard=7,
-        seed=-5,
-        shuffle_in_shard=None,
-        shuffle_shards=True,
-        task_type=TaskType.EVALUATION,
-        num_epochs=0,
-        epoch_barrier=False,
-        max_bad_records=2,
-    )
-    assert from_object(DatasetSpec, json.loads(json.dumps(object_of(spec)))) == spec
 
 
 # The audit runs where neither torch nor grpc is installed ---------------------------------------------------

@@ -23,20 +23,6 @@ from edl_torch.fingerprint import Fingerprint
 from edl_torch.shard import Source, TaskType
 
 
-def test_a_restore_rolls_back_and_every_record_counts_once(tmp_path):
-    job = Job(tmp_path)
-    job.train_batches(3)
-    token = job.checkpoint(0)
-    job.train_batches(2)
-    done = job.ledger.acknowledged
-    job.restore(1, token)
-    job.finish()
-    verdict = one(tmp_path)
-    assert verdict.proven
-    assert (verdict.acknowledged, verdict.lineages, verdict.lineage) == (25, 2, 2)
-    assert verdict.rolled_back == done - Token.decode(token).acknowledged > 0
-
-
 @pytest.mark.parametrize("ledger", range(8))
 def test_a_token_taken_in_two_lineages_is_followed_through_the_later_one(tmp_path, ledger):
     job = Job(tmp_path)
@@ -64,19 +50,6 @@ def test_a_chain_of_many_restores_is_followed_to_the_beginning(tmp_path):
     assert verdict.proven
     assert verdict.lineages == 301
     assert verdict.acknowledged == job.ledger.acknowledged
-
-
-def test_a_token_restored_twice_makes_the_later_lineage_final(tmp_path):
-    job = Job(tmp_path)
-    job.train_batches(2)
-    token = job.checkpoint(0)
-    job.restore(0, token)
-    job.train_batches(3)
-    wasted = job.ledger.acknowledged - Token.decode(token).acknowledged
-    job.restore(0, token)
-    job.finish()
-    verdict = one(tmp_path)
-    assert (verdict.proven, verdict.lineage, verdict.rolled_back) == (True, 3, wasted)
 
 
 def test_a_job_begun_anew_on_another_master_goes_back_through_the_old_ones_logs(tmp_path):
@@ -118,20 +91,6 @@ def test_of_two_lineages_that_took_the_same_token_both_must_explain_it(tmp_path)
         log.path.write_text(whole)
 
 
-def test_a_record_lost_before_the_checkpoint_is_found_after_the_restore(tmp_path):
-    job = Job(tmp_path, SMALL, trainers=1)
-    job.train_batches(2)
-    token = job.checkpoint(0)
-    path = job.trainers[0].log.path
-    job.restart(token)
-    job.finish()
-    lines = path.read_text().splitlines()
-    gone = next(i for i, line in enumerate(lines) if line[0].isdigit())
-    path.write_text("".join(f"{line}\n" for line in [*lines[:gone], *lines[gone + 1 :]]))
-    verdict = one(tmp_path)
-    assert findings(verdict, "lost") == [(0, "a.csv", 100, 103)]
-
-
 def test_a_record_acknowledged_before_the_checkpoint_and_again_after_the_restore_is_doubled(tmp_path):
     job = Job(tmp_path, SMALL, trainers=1)
     job.train_batches(2)
@@ -144,38 +103,10 @@ def test_a_record_acknowledged_before_the_checkpoint_and_again_after_the_restore
     assert by(verdict, "doubled") == [("rogue (lineage 2, task 99)", "host/rank 1 (lineage 1, task 1)")]
 
 
-def test_an_acknowledgement_of_the_old_lineage_after_the_checkpoint_is_only_rolled_back(tmp_path):
-    job = Job(tmp_path, SMALL)
-    token = job.checkpoint(0)
-    job.train_batches(5)
-    job.restore(0, token)
-    job.finish()
-    assert one(tmp_path).proven
-
-
 def whole_job(folder, session, **options):
     writer = Writer(folder, session, **options)
     writer.whole(1, 0)
     writer.whole(2, 1)
-
-
-def test_quarantined_before_the_checkpoint_and_dropped_records_are_carried_over(tmp_path):
-    job = Job(tmp_path, replace(SPEC, num_epochs=2), trainers=1)
-    (trainer,) = job.trainers
-    job.fetch(trainer)
-    job.quarantine(trainer)
-    job.return_remainder(trainer)
-    token = job.checkpoint(0)
-    job.restore(0, token)
-    while job.ledger.epoch == 0:
-        job.fetch(trainer)
-        job.train(trainer)
-    assert job.ledger.dropped == 2
-    job.restart(job.checkpoint(0))
-    job.finish()
-    verdict = one(tmp_path)
-    assert verdict.proven, verdict
-    assert (verdict.quarantined, verdict.dropped, verdict.acknowledged) == (1, 2, 47)
 
 
 def test_a_token_that_disagrees_with_itself_is_refused_and_one_with_the_logs_is_a_contradiction(tmp_path):
@@ -280,17 +211,6 @@ def test_epochs_that_an_earlier_run_had_beyond_those_of_the_last_are_rolled_back
 # The master's final word ------------------------------------------------------------------------------
 
 
-def test_the_masters_token_says_what_must_have_an_outcome(tmp_path):
-    job = Job(tmp_path)
-    job.train_batches(5)
-    verdict = one(
-        tmp_path, words={"training": FinalWord(token=job.ledger.snapshot().encode())}, unfinished=True
-    )
-    assert verdict.outcome is Outcome.UNFINISHED
-    assert verdict.records == verdict.acknowledged == job.ledger.acknowledged
-    assert verdict.open == 25 - verdict.records
-
-
 def test_an_outcome_that_the_master_has_and_no_log_is_lost_and_one_that_it_forgot_is_named(tmp_path):
     job = Job(tmp_path, SMALL)
     writer = Writer(tmp_path, "x")
@@ -327,16 +247,6 @@ def test_unfinished_is_no_advice_where_the_master_has_outcomes_that_no_log_has(t
     assert (judged().lost, judged().advice) == (16, "")
 
 
-def test_a_report_cut_off_that_the_masters_token_does_not_have_is_no_outcome(tmp_path):
-    job = Job(tmp_path)
-    job.fetch(job.trainers[0])
-    job.train(job.trainers[0], heard=False, answered=False)
-    verdict = one(
-        tmp_path, words={"training": FinalWord(token=job.ledger.snapshot().encode())}, unfinished=True
-    )
-    assert (verdict.refuted, verdict.acknowledged, verdict.unsettled, verdict.assumed) == (False, 0, 3, 0)
-
-
 def test_a_token_of_other_data_is_refused(tmp_path):
     Job(tmp_path).finish()
     other = Job(tmp_path / "other", SMALL).ledger.snapshot().encode()
@@ -371,11 +281,6 @@ def test_of_an_endless_job_all_epochs_but_the_last_must_be_whole(tmp_path):
     assert findings(one(tmp_path), "lost") == [(1, "a.csv", 103, 116)]
 
 
-def test_a_job_that_never_trained_lost_everything(tmp_path):
-    Writer(tmp_path)
-    assert findings(one(tmp_path), "lost") == [(0, "a.csv", 100, 116)]
-
-
 # Remainders -----------------------------------------------------------------------------------------------
 
 
@@ -398,13 +303,6 @@ def test_whole_epochs_of_less_than_a_batch_are_dropped_each_by_itself(tmp_path):
     writer.log.path.write_text(text + "".join(f"{json.dumps({**remainder, 'epoch': n})}\n" for n in range(4)))
     verdict = one(tmp_path)
     assert (verdict.proven, verdict.dropped, verdict.lost) == (True, 4 * (BATCH - 1), 0)
-
-
-def test_what_is_missing_and_was_no_remainder_is_lost_however_little(tmp_path):
-    Writer(tmp_path).whole(1, 0)
-    Writer(tmp_path, "two").whole(2, 1, 0, 7)
-    verdict = one(tmp_path)
-    assert (verdict.dropped, verdict.lost) == (0, 1)
 
 
 def test_remainders_of_a_whole_batch_are_lost(tmp_path):

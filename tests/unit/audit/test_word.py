@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from audited_job import BATCH, SPEC, Job, KeptJob
+from audited_job import BATCH, SPEC, KeptJob
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.main import main
 from edl_torch.core.plan import Plan
 from edl_torch.core.registration import new_spec
-from edl_torch.errors import AuditError, JournalError
+from edl_torch.errors import AuditError
 from edl_torch.master.journal import FILE, VERSION, Journal, view
 from edl_torch.shard import Component, DatasetSpec, MixtureWeights, Registration, Slice, Source
 
@@ -179,13 +179,6 @@ def test_a_job_that_goes_on_is_refused(job):
     assert len(looks) == 2
 
 
-def test_a_folder_without_a_journal_is_refused(job, tmp_path, capsys):
-    assert "there is no journal (journal.sqlite3) in" in refused(job, capsys, tmp_path / "none")
-    assert "there is no journal" in refused(job, capsys, job.directory)
-    assert not (tmp_path / "none").exists()
-    assert not (job.directory / FILE).exists()
-
-
 def test_the_journal_of_another_job_is_refused(job, tmp_path, capsys):
     other = KeptJob(tmp_path / "other")
     other.finish()
@@ -213,37 +206,51 @@ def test_another_lineage_is_refused(job, capsys, forgotten):
     assert "lineage" in refused(job, capsys, job.state)
 
 
-def change(state, *statements):
+def change(state, statement):
     with closing(sqlite3.connect(state / FILE, isolation_level=None)) as connection:
-        for statement in statements:
-            connection.execute(statement)
+        connection.execute(statement)
 
 
-def test_a_newer_journal_is_refused(job, capsys):
-    job.keep()
-    job.close()
-    change(job.state, "PRAGMA user_version = 99")
-    said = f"has version 99, this edl-torch knows {VERSION}: use the edl-torch that wrote it"
-    assert said in refused(job, capsys, job.state)
+def newer(state):
+    change(state, "PRAGMA user_version = 99")
 
 
-def test_a_database_of_something_else_is_refused(job, tmp_path, capsys):
-    folder = tmp_path / "else"
-    folder.mkdir()
-    change(folder, "CREATE TABLE people (name TEXT)")
-    assert "a database of something else" in refused(job, capsys, folder)
-    (folder / FILE).write_bytes(b"no database at all, but long enough to have a header" * 9)
-    assert "cannot read the journal" in refused(job, capsys, folder)
-    (folder / FILE).write_bytes(b"")
-    assert "a database of something else" in refused(job, capsys, folder)
+def damaged(state):
+    change(state, """DELETE FROM state WHERE key LIKE '["head"%'""")
 
 
-def test_a_damaged_journal_is_refused(job, capsys):
+def foreign(state):
+    (state / FILE).unlink()
+    change(state, "CREATE TABLE people (name TEXT)")
+
+
+def rubbish(state):
+    (state / FILE).write_bytes(b"no database at all, but long enough to have a header" * 9)
+
+
+def empty(state):
+    (state / FILE).write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (shutil.rmtree, f"there is no journal ({FILE}) in"),
+        (newer, f"has version 99, this edl-torch knows {VERSION}: use the edl-torch that wrote it"),
+        (foreign, "a database of something else"),
+        (rubbish, "cannot read the journal"),
+        (empty, "a database of something else"),
+        (damaged, "is damaged"),
+    ],
+)
+def test_what_is_no_journal_is_refused_and_left_as_it_is(job, capsys, spoil, said):
     job.train_batches(1)
     job.keep()
     job.close()
-    change(job.state, """DELETE FROM state WHERE key LIKE '["head"%'""")
-    assert "is damaged" in refused(job, capsys, job.state)
+    spoil(job.state)
+    before = job.state.exists() and (job.state / FILE).read_bytes()
+    assert said in refused(job, capsys, job.state)
+    assert (job.state.exists() and (job.state / FILE).read_bytes()) == before
 
 
 # How it looks ----------------------------------------------------------------------------------------------
@@ -287,13 +294,6 @@ def test_names_that_are_no_unicode_are_read_back(tmp_path):
     job.keep()
     job.close()
     assert view(job.state).find_ledger("training").spec.sources[0].name == odd
-
-
-def test_logs_alone_are_judged_as_before(tmp_path):
-    Job(tmp_path).finish()
-    with pytest.raises(JournalError, match="there is no journal"):
-        view(tmp_path)
-    assert main(["audit", str(tmp_path)]) == 0
 
 
 # Numbers back to names --------------------------------------------------------------------------------------

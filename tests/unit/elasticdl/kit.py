@@ -3,68 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from by_number import WireTask, get_task_request, params_request, result_request
-from loop_thread import LoopThread
+from master_kit import ServerThread
 from their_master import TheirMaster
 
 from edl_torch import ElasticDLMasterClient
-from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.elasticdl import make_servicer
-from edl_torch.master.durable import GroupCommit
-from edl_torch.master.server import MasterServer
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
 
 TIMEOUT_S = 20.0  # of a call: a test that hangs says where
 
 
-class Server:
-    """A master on a loop of its own."""
+class Server(ServerThread):
+    """A master on a loop of its own, and workers of theirs."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher | None = None,
-        make_commits: Callable[[], GroupCommit] | None = None,
-        task_timeout_s: float = 300.0,
-    ) -> None:
-        self.dispatcher = dispatcher or Dispatcher(ledger_id="ledger")
-        self._make_commits = make_commits
-        self._task_timeout_s = task_timeout_s
-        self._loop = LoopThread()
-        self.server = self.run(self._make())
-        self.address = str(self.run(self.server.start()))
-        self._workers: list[Worker] = []
-
-    async def _make(self) -> MasterServer:
-        return MasterServer(
-            self.dispatcher,
-            "127.0.0.1:0",
-            commits=self._make_commits and self._make_commits(),
-            foreign=[make_servicer({"elasticdl_task_timeout_s": self._task_timeout_s})],
-        )
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return self._loop.run(coroutine)
+    def __init__(self, *arguments: Any, task_timeout_s: float = 300.0) -> None:
+        foreign = [make_servicer({"elasticdl_task_timeout_s": task_timeout_s})]
+        super().__init__(*arguments, foreign=foreign)
 
     def worker(self, worker_id: int = 0) -> Worker:
-        self._workers.append(Worker(self.address, worker_id))
-        return self._workers[-1]
+        self._clients.append(Worker(self.address, worker_id))
+        return self._clients[-1]
 
     @property
     def training(self) -> Any:
         return self.dispatcher.dataset_status("training")
-
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        self.run(self.server.stop())
-        self._loop.close()
 
 
 class Worker:
@@ -145,8 +116,6 @@ class Numbers(AbstractDataReader):
 
 LONGEST_S = 86_400.0
 
-T = TypeVar("T")
-
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
     now = 0.0
@@ -171,7 +140,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now
 
 
-def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on such a loop."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*arguments, **fixtures))
+
+    return run

@@ -22,7 +22,6 @@ from edl_torch.elasticdl.adapter import ElasticDLAdapter, ElasticDLOptions
 from edl_torch.elasticdl.servicer import MARGIN_S, ElasticDLServicer
 from edl_torch.elasticdl.wire import (
     MAX_INT32,
-    ForeignTask,
     GetTaskCall,
     TaskNames,
     TaskResult,
@@ -260,14 +259,6 @@ KINDS = [TaskType.NONE, TaskType.TRAINING, TaskType.EVALUATION, TaskType.PREDICT
 IN_WINDOWS = {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 2}
 
 
-def test_each_task_and_type_has_an_id_of_its_own_and_back() -> None:
-    names = TaskNames("L")
-    tasks = [(task, kind) for task in range(1, 200) for kind in KINDS]
-    ids = [names.name(task, kind) for task, kind in tasks]
-    assert len(set(ids)) == len(tasks)
-    assert [names.resolve(task_id) for task_id in ids] == tasks
-
-
 def test_ids_never_change() -> None:
     assert TaskNames("L").name(1, TaskType.TRAINING) == 379_056_163
 
@@ -283,12 +274,6 @@ def test_ids_reach_from_one_to_the_largest_of_32_bits() -> None:
     for inside in (1, MAX_INT32):
         task, kind_inside = names.resolve(inside)
         assert names.name(task, kind_inside) == inside
-
-
-def test_a_task_without_a_record_and_type_is_the_end() -> None:
-    assert ForeignTask().is_end
-    assert not ForeignTask(type=TaskType.WAIT).is_end
-    assert not ForeignTask(start=3, end=4).is_end
 
 
 @pytest.mark.parametrize(
@@ -412,74 +397,53 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_where_nobody_describes_the_data_the_call_ends_in_an_error_that_says_so() -> None:
-    async def work() -> None:
-        async with adapters() as master:
-            with pytest.raises(Refused) as refused:
-                await master.get(0)
-            assert now() == pytest.approx(TASK_TIMEOUT_S)
-            assert refused.value.code is grpc.StatusCode.NOT_FOUND
-            assert "--training_data" in refused.value.details
-
-    in_virtual_time(work())
+@in_virtual_time
+async def test_where_nobody_describes_the_data_the_call_ends_in_an_error_that_says_so() -> None:
+    async with adapters() as master:
+        with pytest.raises(Refused) as refused:
+            await master.get(0)
+        assert now() == pytest.approx(TASK_TIMEOUT_S)
+        assert refused.value.code is grpc.StatusCode.NOT_FOUND
+        assert "--training_data" in refused.value.details
 
 
-def test_a_call_with_a_deadline_is_told_before_it_to_ask_again() -> None:
-    async def work() -> None:
-        async with adapters() as master:
-            assert (await master.get(0, within_s=10.0)).type == WAIT  # nobody has described the data
-            assert now() == pytest.approx(10.0 - MARGIN_S)
-            await master.params(**ONE_TASK)
-            assert (await master.get(0)).type == TRAINING
-            assert (await master.get(1, within_s=10.0)).type == WAIT  # another one has all of it
-            assert now() == pytest.approx(2 * (10.0 - MARGIN_S))
-
-    in_virtual_time(work())
+@in_virtual_time
+async def test_a_call_with_a_deadline_is_told_before_it_to_ask_again() -> None:
+    async with adapters() as master:
+        assert (await master.get(0, within_s=10.0)).type == WAIT  # nobody has described the data
+        assert now() == pytest.approx(10.0 - MARGIN_S)
+        await master.params(**ONE_TASK)
+        assert (await master.get(0)).type == TRAINING
+        assert (await master.get(1, within_s=10.0)).type == WAIT  # another one has all of it
+        assert now() == pytest.approx(2 * (10.0 - MARGIN_S))
 
 
-def test_an_overdue_task_goes_to_another_and_its_late_report_is_ignored() -> None:
-    async def work() -> None:
-        async with adapters() as master:
-            await master.params(**ONE_TASK | {"batch_size": 10, "dataset_size": 20})
-            late = await master.get(0)
-            assert late.numbers == list(range(10))
-            await master.report(await master.get(1))
-            again = await master.get(1)  # waits in the call until the time of the other is over
-            assert TASK_TIMEOUT_S <= now() <= TASK_TIMEOUT_S + 11
-            assert again.numbers == late.numbers
-            assert again.task_id != late.task_id
-            await master.report(late)
-            await master.report(late, "it failed, too")
-            assert master.training == (10, 10, 0)
-            await master.report(again)
-            assert (await master.get(1)).is_end
-            assert master.training == (20, 0, 0)
-
-    in_virtual_time(work())
+@in_virtual_time
+async def test_an_overdue_task_goes_to_another_and_its_late_report_is_ignored() -> None:
+    async with adapters() as master:
+        await master.params(**ONE_TASK | {"batch_size": 10, "dataset_size": 20})
+        late = await master.get(0)
+        assert late.numbers == list(range(10))
+        await master.report(await master.get(1))
+        again = await master.get(1)  # waits in the call until the time of the other is over
+        assert TASK_TIMEOUT_S <= now() <= TASK_TIMEOUT_S + 11
+        assert again.numbers == late.numbers
+        assert again.task_id != late.task_id
+        await master.report(late)
+        await master.report(late, "it failed, too")
+        assert master.training == (10, 10, 0)
+        await master.report(again)
+        assert (await master.get(1)).is_end
+        assert master.training == (20, 0, 0)
 
 
-def test_deaths_are_never_counted_against_a_task() -> None:
-    async def work() -> None:
-        async with adapters() as master:
-            await master.params(**ONE_TASK)
-            for number in range(4):
-                assert (await master.get(number)).type == TRAINING  # and is never heard of again
-            task = await master.get(7)
-            await master.report(task)
-            assert (await master.get(7)).is_end
-            assert master.training == (5, 0, 0)
-
-    in_virtual_time(work())
-
-
-def test_a_silent_worker_keeps_its_task_far_beyond_the_lease_timeout_of_trainers() -> None:
-    async def work() -> None:
-        async with adapters(lease_timeout_s=30.0) as master:
-            await master.params(**ONE_TASK)
-            task = await master.get(0)
-            await asyncio.sleep(TASK_TIMEOUT_S - 1)
-            assert master.training == (0, 5, 0)
-            await master.report(task)
-            assert master.training == (5, 0, 0)
-
-    in_virtual_time(work())
+@in_virtual_time
+async def test_deaths_are_never_counted_against_a_task() -> None:
+    async with adapters() as master:
+        await master.params(**ONE_TASK)
+        for number in range(4):
+            assert (await master.get(number)).type == TRAINING  # and is never heard of again
+        task = await master.get(7)
+        await master.report(task)
+        assert (await master.get(7)).is_end
+        assert master.training == (5, 0, 0)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from kit import SIZE, Connect, Numbers, Start
+from by_number import EVALUATION, WireTask
+from kit import SIZE, Connect, Numbers, Server, Start
 from their_master import TheirMaster
 
 from edl_torch import DataShardService, ElasticDataLoader, ElasticDLMasterClient, MasterClient, ShardedDataset
+from edl_torch.elasticdl.tasks import SourceMap
+from edl_torch.elasticdl.wire import ForeignTask
 from edl_torch.errors import (
     AccountingError,
     BadRecord,
@@ -23,7 +26,7 @@ from edl_torch.errors import (
     UnknownDataset,
     Unsupported,
 )
-from edl_torch.shard import Shard, Source, TaskType
+from edl_torch.shard import DatasetSpec, Shard, Source, TaskType
 from edl_torch.testing import wait_until
 
 ORDERS = ["", "shuffle", "shuffle_shards"]
@@ -41,6 +44,16 @@ def trained(loader: ElasticDataLoader[Any], service: DataShardService) -> Counte
     return seen
 
 
+def fetched(service: DataShardService) -> Counter[int]:
+    """Train on all that is left, shard by shard."""
+    seen: Counter[int] = Counter()
+    while not service.finished:
+        while (shard := service.fetch_shard()) is not None:
+            seen.update(numbers_of(shard))
+            service.report_batch_done(len(shard))
+    return seen
+
+
 # fetch_shard and report_batch_done ----------------------------------------
 
 
@@ -49,15 +62,11 @@ def test_every_record_of_both_epochs_is_trained_on_once(
     master: TheirMaster, connect: Connect, order: str
 ) -> None:
     options: dict[str, Any] = {order: True} if order else {}
-    seen: Counter[int] = Counter()
     service = DataShardService(
         4, connect(master), dataset_size=SIZE, num_epochs=2, num_minibatches_per_shard=3, **options
     )
     with service:
-        while not service.finished:
-            while (shard := service.fetch_shard()) is not None:
-                seen.update(numbers_of(shard))
-                service.report_batch_done(len(shard))
+        seen = fetched(service)
     assert seen == master.outcomes == Counter(list(range(SIZE)) * 2)
     told = {1: 4, 2: 2, 3: SIZE, 6: 3} | ({ORDERS.index(order) + 3: 1} if order else {})
     assert master.params == [told]
@@ -116,9 +125,7 @@ def test_a_dying_peer_gives_its_task_to_who_waits(master: TheirMaster, connect: 
     killed = threading.Timer(0.2, master.worker_died, (1,))
     killed.start()
     with service:
-        while not service.finished:
-            while (shard := service.fetch_shard()) is not None:
-                service.report_batch_done(len(shard))
+        fetched(service)
     assert master.outcomes == Counter(range(SIZE))
     peer.close()
 
@@ -136,22 +143,10 @@ def test_a_trainer_that_leaves_gives_back_its_tasks(master: TheirMaster, connect
 # Errors are never the end ----------------------------------------
 
 
-@pytest.mark.parametrize("call", ["get_task", "report_task_result", "report_training_params"])
-def test_a_call_that_fails_is_repeated(master: TheirMaster, connect: Connect, call: str) -> None:
-    master.refuse[call] = 3
-    with DataShardService(8, connect(master), dataset_size=SIZE) as service:
-        while not service.finished:
-            while (shard := service.fetch_shard()) is not None:
-                service.report_batch_done(len(shard))
-    assert master.outcomes == Counter(range(SIZE))
-
-
 def test_a_report_whose_answer_was_lost_counts_once(master: TheirMaster, connect: Connect) -> None:
     master.lose["report_task_result"] = 2
     with DataShardService(8, connect(master), dataset_size=SIZE) as service:
-        while not service.finished:
-            while (shard := service.fetch_shard()) is not None:
-                service.report_batch_done(len(shard))
+        fetched(service)
     assert master.outcomes == Counter(range(SIZE))
 
 
@@ -203,9 +198,7 @@ def test_a_task_of_a_type_that_was_not_asked_for_is_an_error(master: TheirMaster
 def test_the_callback_at_the_end_is_passed_over(master: TheirMaster, connect: Connect) -> None:
     master.callback_wanted = True
     with DataShardService(8, connect(master), dataset_size=SIZE) as service:
-        while not service.finished:
-            while (shard := service.fetch_shard()) is not None:
-                service.report_batch_done(len(shard))
+        fetched(service)
     assert master.outcomes == Counter(range(SIZE))
     assert not master.doing
 
@@ -280,37 +273,35 @@ def test_a_broken_loop_goes_on_with_what_it_gave_back(master: TheirMaster, conne
     assert seen == master.outcomes == Counter(range(SIZE))
 
 
+def quarantining(service: DataShardService, reader: Numbers) -> ElasticDataLoader[Any]:
+    return ElasticDataLoader(ShardedDataset(service, reader, on_bad_record="quarantine"))
+
+
 def test_bad_records_are_named_here_and_counted_there(master: TheirMaster, connect: Connect) -> None:
     reader = Numbers(bad=frozenset({5, 6, 31}))
     with DataShardService(4, connect(master), reader=reader, max_bad_records=3) as service:
-        dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-        seen = trained(ElasticDataLoader(dataset), service)
+        seen = trained(quarantining(service, reader), service)
         assert sorted(bad.index for bad in service.progress().quarantine) == [5, 6, 31]
     assert seen == Counter(set(range(SIZE)) - reader.bad)
     assert master.fail_count == 3
     assert not master.failures
 
 
-def test_a_bad_record_counts_once_however_many_epochs_meet_it(connect: Connect) -> None:
+def test_a_bad_record_counts_once_however_many_epochs_meet_it(start_master: Start, connect: Connect) -> None:
     reader = Numbers(bad=frozenset({5}))
-    master = TheirMaster([("", 0, SIZE)], num_epochs=3)
-    try:
-        with DataShardService(4, connect(master), reader=reader, max_bad_records=1) as service:
-            dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-            seen = trained(ElasticDataLoader(dataset), service)
-            assert [bad.index for bad in service.progress().quarantine] == [5, 5, 5]
-    finally:
-        master.close()
+    master = start_master([("", 0, SIZE)], num_epochs=3)
+    with DataShardService(4, connect(master), reader=reader, max_bad_records=1) as service:
+        seen = trained(quarantining(service, reader), service)
+        assert [bad.index for bad in service.progress().quarantine] == [5, 5, 5]
     assert seen == Counter([*range(SIZE)] * 3) - Counter({5: 3})
 
 
 def test_too_many_bad_records_stop_the_trainer(master: TheirMaster, connect: Connect) -> None:
     reader = Numbers(bad=frozenset({4, 5}))
     options = {"num_minibatches_per_shard": 1, "max_bad_records": 1}
-    with DataShardService(4, connect(master), reader=reader, **options) as service:
-        dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-        with pytest.raises(TooManyBadRecords, match=r"is 1; the last is record 5 of '': ValueError"):
-            trained(ElasticDataLoader(dataset), service)
+    stops = pytest.raises(TooManyBadRecords, match=r"is 1; the last is record 5 of '': ValueError")
+    with DataShardService(4, connect(master), reader=reader, **options) as service, stops:
+        trained(quarantining(service, reader), service)
 
 
 def test_a_bad_record_raises_by_default(master: TheirMaster, connect: Connect) -> None:
@@ -356,8 +347,6 @@ def test_other_data_at_the_master_is_an_error_that_names_it(start_master: Start,
 
 
 def test_evaluation_tasks_are_asked_for_by_their_type(start_master: Start, connect: Connect) -> None:
-    from by_number import EVALUATION, WireTask
-
     master = start_master()
     master.evaluation += [WireTask(name="e", start=n, end=n + 4, type=EVALUATION) for n in (0, 4)]
     reader = Numbers({"e": 8})
@@ -371,26 +360,16 @@ def test_evaluation_tasks_are_asked_for_by_their_type(start_master: Start, conne
     assert not master.doing
 
 
-def test_our_client_of_that_protocol_under_our_own_master(connect: Connect) -> None:
-    from kit import Server
-
-    server = Server()
-    try:
-        reader = Numbers()
-        client = ElasticDLMasterClient(server.address, 1)
-        with client, DataShardService(4, client, reader=reader, num_epochs=2, shuffle=True) as service:
-            seen = trained(ElasticDataLoader(ShardedDataset(service, reader)), service)
-        assert seen == Counter(list(range(SIZE)) * 2)
-        assert server.training.finished
-    finally:
-        server.close()
+def test_our_client_of_that_protocol_under_our_own_master(server: Server) -> None:
+    reader = Numbers()
+    client = ElasticDLMasterClient(server.address, 1)
+    with client, DataShardService(4, client, reader=reader, num_epochs=2, shuffle=True) as service:
+        seen = trained(ElasticDataLoader(ShardedDataset(service, reader)), service)
+    assert seen == Counter(list(range(SIZE)) * 2)
+    assert server.training.finished
 
 
-def test_a_source_with_a_start_is_numbered_from_its_start(start_master: Start, connect: Connect) -> None:
-    from edl_torch.elasticdl.tasks import SourceMap
-    from edl_torch.elasticdl.wire import ForeignTask
-    from edl_torch.shard import DatasetSpec
-
+def test_a_source_with_a_start_is_numbered_from_its_start() -> None:
     spec = DatasetSpec(
         name="d", sources=(Source(name="a", start=5, count=3), Source(name="b", count=4)), records_per_shard=4
     )

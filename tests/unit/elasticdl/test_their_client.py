@@ -10,13 +10,12 @@ from pathlib import Path
 import grpc
 import pytest
 from by_number import EVALUATION, PREDICTION, TRAINING, WAIT, WireTask
-from kit import TIMEOUT_S, Server
+from kit import Server
 
 from edl_torch import DataShardService, ShardedDataset
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import Registration
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.elasticdl import servicer
 from edl_torch.errors import DatasetConflict
 from edl_torch.master.durable import DurableState
 from edl_torch.readers import MapDatasetReader
@@ -96,16 +95,6 @@ def test_a_report_that_is_repeated_counts_once(server: Server) -> None:
     worker.report(first)  # after another one, and as a failure: the record has its outcome
     worker.report(first, "failed after all")
     assert (server.training.acknowledged, server.training.leased) == (40, 0)
-
-
-def test_a_failure_that_is_repeated_counts_once(server: Server) -> None:
-    worker = server.worker()
-    worker.params(batch_size=5, num_epochs=1, dataset_size=5)
-    task = worker.get()
-    for _ in range(5):
-        worker.report(task, "bad")
-    assert server.training.quarantined == 0
-    assert worker.get().numbers == task.numbers
 
 
 def test_the_batch_that_fails_is_found_named_and_stops_the_job_loudly(server: Server) -> None:
@@ -202,16 +191,6 @@ def test_a_worker_waits_for_the_data_to_be_described(server: Server) -> None:
     assert WireTask.decode(answer.result(60)).type == TRAINING
 
 
-def test_a_call_with_a_deadline_is_answered_within_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servicer, "MARGIN_S", TIMEOUT_S - 0.1)  # a busy machine is late
-    holder, other = server.worker(0), server.worker(1)
-    holder.params(batch_size=5, num_epochs=1, dataset_size=5)
-    holder.get()
-    assert other.get(timeout_s=TIMEOUT_S).type == WAIT
-
-
 def test_more_than_four_megabytes_of_indices(server: Server) -> None:
     worker = server.worker()
     size, records = 900_000, 2**30  # numbers of five bytes
@@ -292,14 +271,6 @@ def test_without_evaluation_data_a_worker_waits_for_the_training_to_end(server: 
     assert worker.get(EVALUATION).type == WAIT
     worker.report(worker.get())
     assert worker.get(EVALUATION).is_end
-
-
-def test_a_shuffle_over_several_storages_is_refused(start_server: Callable[..., Server]) -> None:
-    sources = Source(name="a", count=4), Source(name="b", count=4)
-    server = start_server(define("training", TaskType.TRAINING, *sources, shuffle=True))
-    code, details = refused(server.worker().get)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "--shuffle_shards" in details
 
 
 # Beside trainers of ours, and across a restart ------------------------------------------------------------

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 from fences import fenced
-from loop_thread import LoopThread
+from master_kit import ServerThread
 
-from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import NEW_PASS, Fence, LeaseCall, RegisterCall, Registration, ReportCall
-from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.master.server import MasterServer
 from edl_torch.shard import Source
 
 
@@ -42,36 +39,6 @@ class Calls:
 @pytest.fixture
 def calls():
     return Calls
-
-
-class ServerThread:
-    """A master on a loop of its own, and clients for it."""
-
-    def __init__(self, *, make_commits=None, **options):
-        self._make_commits = make_commits
-        self.dispatcher = Dispatcher(ledger_id="ledger", **options)
-        self._loop = LoopThread()
-        self.server = self.run(self._make())
-        self.address = str(self.run(self.server.start()))
-        self._clients = []
-
-    async def _make(self):
-        commits = self._make_commits and self._make_commits()
-        return MasterServer(self.dispatcher, "127.0.0.1:0", commits=commits)
-
-    def run(self, coroutine):
-        return self._loop.run(coroutine)
-
-    def client(self, worker_id="w", **options):
-        client = MasterClient(self.address, worker_id, **options)
-        self._clients.append(client)
-        return client
-
-    def close(self):
-        for client in self._clients:
-            client.close()
-        self.run(self.server.stop())
-        self._loop.close()
 
 
 @pytest.fixture

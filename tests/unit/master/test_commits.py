@@ -12,9 +12,7 @@ from edl_torch.core.calls import (
     Acknowledgement,
     Failure,
     Fence,
-    RegisterCall,
     RestoreCall,
-    SetWeightsCall,
     SnapshotCall,
 )
 from edl_torch.core.changes import Changes
@@ -22,7 +20,6 @@ from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalError, MasterUnavailable, StaleLease
 from edl_torch.master.durable import GroupCommit
 from edl_torch.master.host import MasterHost
-from edl_torch.shard import Component, MixtureWeights, Registration, Source
 from edl_torch.testing import wait_until
 
 
@@ -261,32 +258,3 @@ def test_nothing_leaves_a_real_server_before_its_commit(start_server, calls):
     for thread in waiting:
         thread.join(60)
     disk.end_writes(100)
-
-
-def test_other_weights_leave_a_real_server_after_their_commit(start_server):
-    disk, changes = Disk(), Changes()
-    server = start_server(changes=changes, make_commits=lambda: GroupCommit(changes, disk.collect))
-    source = (Source(name="numbers", count=5),)
-    parts = (Component(name=name, sources=source, records_per_shard=4, shuffle_window=1) for name in "ab")
-    registration = Registration(
-        name="d",
-        sources=(Source(name="", count=100),),
-        records_per_shard=4,
-        components=tuple(parts),
-        weights=(MixtureWeights(start=0, parts=(1, 1)),),
-    )
-    disk.end_writes()
-    server.client().call(RegisterCall(session="s", worker_id="w", batch_size=4, registration=registration))
-    answered = []
-    give = {"dataset": "d", "ledger": "ledger", "lineage": 1, "replaces": 1, "key": "k"}
-    call = SetWeightsCall(**give, weights={"a": 3.0, "b": 1.0})
-    thread = threading.Thread(target=lambda: answered.append(server.client().call(call)))
-    thread.start()
-    wait_until(lambda: len(disk.begun) == 2)
-    for _ in range(20):
-        assert not answered
-        threading.Event().wait(0.01)
-    assert ("dataset", "d") in disk.begun[1]
-    disk.end_writes(100)
-    thread.join(60)
-    assert answered[0].parts == (3, 1)

@@ -10,10 +10,24 @@ import pytest
 
 from edl_torch.core.calls import Acknowledgement, GiveBack, PassState
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.errors import InvalidArgument, ServiceClosed, UnknownDataset
+from edl_torch.errors import ServiceClosed
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.testing import wait_until
 from edl_torch.testing.fake_master import Listening
+
+
+@pytest.fixture
+def master():
+    return LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
+
+
+@pytest.fixture
+def grant(master, calls):
+    """The lease of "a", which has all records; "b" has registered, too."""
+    for session in "ab":
+        master.call(calls.register(session, size=2))
+    (grant,) = master.call(calls.lease(1, "a")).grants
+    return grant
 
 
 def drain(master, calls, session):
@@ -31,8 +45,7 @@ def drain(master, calls, session):
         master.call(calls.report(request, session, acknowledgements=done))
 
 
-def test_two_sessions_drain_a_dataset_exactly_once(calls):
-    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
+def test_two_sessions_drain_a_dataset_exactly_once(master, calls):
     taken = {}
     for session in "ab":
         master.call(calls.register(session, size=101))
@@ -46,8 +59,7 @@ def test_two_sessions_drain_a_dataset_exactly_once(calls):
     assert master.dataset_status("d").finished
 
 
-def test_sessions_tell_what_they_have_kept_back_before_anything_is_answered_but_reports(calls):
-    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
+def test_sessions_tell_what_they_have_kept_back_before_anything_is_answered_but_reports(master, calls):
     master.call(calls.register("a", size=80, records_per_shard=40))
     (grant,) = master.call(calls.lease(1, "a")).grants
     master.call(calls.register("b", size=80, records_per_shard=40))
@@ -73,8 +85,7 @@ def test_sessions_tell_what_they_have_kept_back_before_anything_is_answered_but_
     assert len(told) == begun + 4, "with its goodbye"
 
 
-def test_status_has_what_sessions_have_measured_by_now(calls):
-    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
+def test_status_has_what_sessions_have_measured_by_now(master, calls):
     master.call(calls.register("a", size=2))
     assert master.status().trainers[0].measures is None
     listening = Listening(1)
@@ -84,11 +95,7 @@ def test_status_has_what_sessions_have_measured_by_now(calls):
         assert master.status().trainers[0].measures.batches == batches
 
 
-def test_waiting_lease_wakes_when_records_come_back(calls):
-    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
-    for session in "ab":
-        master.call(calls.register(session, size=2))
-    (grant,) = master.call(calls.lease(1, "a")).grants
+def test_waiting_lease_wakes_when_records_come_back(master, calls, grant):
     wanted = threading.Event()
     master.attend("a", 1, Listening(1, lambda dataset: wanted.set()))
     answers = []
@@ -103,19 +110,11 @@ def test_waiting_lease_wakes_when_records_come_back(calls):
     assert [g.slice for g in answers[0].grants] == [grant.slice]
 
 
-def test_waiting_ends_with_an_empty_answer_of_an_open_pass(calls):
-    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
-    for session in "ab":
-        master.call(calls.register(session, size=2))
-    master.call(calls.lease(1, "a"))
+def test_waiting_ends_with_an_empty_answer_of_an_open_pass(master, calls, grant):
     assert master.call(calls.lease(1, "b", epoch=0), wait_s=0.01).nothing_yet
 
 
-def test_close_ends_waiting_calls(calls):
-    master = LocalMaster(dispatcher=Dispatcher(ledger_id="ledger"))
-    for session in "ab":
-        master.call(calls.register(session, size=2))
-    master.call(calls.lease(1, "a"))
+def test_close_ends_waiting_calls(master, calls, grant):
     caught = []
 
     def wait():
@@ -133,24 +132,6 @@ def test_close_ends_waiting_calls(calls):
     master.leave("b", 2)
     with pytest.raises(ServiceClosed):
         master.status()
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_size_below_one_is_refused(calls, size):
-    with pytest.raises(InvalidArgument):
-        LocalMaster().call(calls.register(size=size))
-
-
-def test_unknown_dataset_is_named():
-    with pytest.raises(UnknownDataset, match="'nope'"):
-        LocalMaster().dataset_status("nope")
-
-
-def test_repr_shows_state(calls):
-    master = LocalMaster("me")
-    master.call(calls.register())
-    assert "worker='me'" in repr(master)
-    assert "datasets=1" in repr(master)
 
 
 def test_embedded_master_imports_neither_grpc_nor_torch():

@@ -20,56 +20,51 @@ def new_host(**options):
     return MasterHost(Dispatcher(ledger_id="ledger", **options))
 
 
-@on_loop
-async def test_waiting_lease_is_answered_when_records_come_back(calls):
+async def with_nothing_left(calls):
+    """A host, the lease of "a" that has all records, and what begins a call of "b" that waits for some."""
     host = new_host()
-    await host.call(calls.register("a", size=4))
-    await host.call(calls.register("b", size=4))
-    held = await host.call(calls.lease(1, "a"), 0)
-    rest = await host.call(calls.lease(2, "a"), 0)
-    waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
+    for session in "ab":
+        await host.call(calls.register(session, size=2))
+    (grant,) = (await host.call(calls.lease(1, "a"), 0)).grants
+    return host, grant, lambda wait_s=30: host.call(calls.lease(1, "b", epoch=0), wait_s)
+
+
+@on_loop
+async def test_waiting_lease_is_answered_when_records_come_back(calls, monkeypatch):
+    monkeypatch.setattr(host_module, "LOOK_AGAIN_S", 60.0)  # by what happens, not by looking now and then
+    host, grant, wait = await with_nothing_left(calls)
+    waiting = asyncio.create_task(wait())
     await settle()
     assert not waiting.done()
-    grant = (held.grants + rest.grants)[0]
     back = GiveBack(task=grant.task, attempt=grant.attempt, start=grant.slice.skip)
     host.apply(lambda d, now: d.report(calls.report(1, "a", give_backs=(back,)), now))
-    answer = await waiting
-    assert [g.slice for g in answer.grants] == [grant.slice]
+    assert [g.slice for g in (await waiting).grants] == [grant.slice]
 
 
 @on_loop
 async def test_empty_look_of_a_waiting_lease_is_not_replayed(calls):
-    host = new_host()
-    await host.call(calls.register("a", size=2))
-    await host.call(calls.register("b", size=2))
-    await host.call(calls.lease(1, "a"), 0)
-    waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
+    host, _, wait = await with_nothing_left(calls)
+    waiting = asyncio.create_task(wait())
     await settle()
     waiting.cancel()
     await settle()
     host.leave("a", 1)
-    again = await host.call(calls.lease(1, "b", epoch=0), 30)
+    again = await wait()
     assert len(again.grants) == 1
 
 
 @on_loop
 async def test_empty_answer_that_was_sent_is_replayed(calls):
-    host = new_host()
-    await host.call(calls.register("a", size=2))
-    await host.call(calls.register("b", size=2))
-    await host.call(calls.lease(1, "a"), 0)
-    sent = await host.call(calls.lease(1, "b", epoch=0), 0.01)
+    host, _, wait = await with_nothing_left(calls)
+    sent = await wait(0.01)
     host.leave("a", 1)
-    assert await host.call(calls.lease(1, "b", epoch=0), 30) is sent
+    assert await wait() is sent
 
 
 @on_loop
 async def test_repeated_call_that_waits_twice_gets_one_answer(calls):
-    host = new_host()
-    await host.call(calls.register("a", size=2))
-    await host.call(calls.register("b", size=2))
-    await host.call(calls.lease(1, "a"), 0)
-    both = [asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30)) for _ in range(2)]
+    host, _, wait = await with_nothing_left(calls)
+    both = [asyncio.create_task(wait()) for _ in range(2)]
     await settle()
     host.leave("a", 1)
     first, second = await asyncio.gather(*both)
@@ -79,11 +74,8 @@ async def test_repeated_call_that_waits_twice_gets_one_answer(calls):
 
 @on_loop
 async def test_waiting_lease_learns_the_end(calls):
-    host = new_host()
-    await host.call(calls.register("a", size=2))
-    await host.call(calls.register("b", size=2))
-    (grant,) = (await host.call(calls.lease(1, "a"), 0)).grants
-    waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
+    host, grant, wait = await with_nothing_left(calls)
+    waiting = asyncio.create_task(wait())
     await settle()
     done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=2)
     host.apply(lambda d, now: d.report(calls.report(1, "a", acknowledgements=(done,)), now))
@@ -92,12 +84,9 @@ async def test_waiting_lease_learns_the_end(calls):
 
 @on_loop
 async def test_drain_answers_waiting_leases_and_ends_streams(calls):
-    host = new_host()
-    await host.call(calls.register("a", size=2))
-    await host.call(calls.register("b", size=2))
-    await host.call(calls.lease(1, "a"), 0)
+    host, _, wait = await with_nothing_left(calls)
     with host.attending("b") as stream:
-        waiting = asyncio.create_task(host.call(calls.lease(1, "b", epoch=0), 30))
+        waiting = asyncio.create_task(wait())
         await settle()
         host.drain()
         assert (await waiting).nothing_yet
@@ -106,12 +95,9 @@ async def test_drain_answers_waiting_leases_and_ends_streams(calls):
 
 @on_loop
 async def test_others_are_told_that_a_trainer_waits(calls):
-    host = new_host()
-    await host.call(calls.register("a", size=2))
-    await host.call(calls.register("b", size=2))
-    await host.call(calls.lease(1, "a"), 0)
+    host, _, wait = await with_nothing_left(calls)
     with host.attending("a") as a, host.attending("b") as b:
-        await host.call(calls.lease(1, "b", epoch=0), 0.01)
+        await wait(0.01)
         assert await a.next() == "d"
         host.drain()
         assert await b.next() is None

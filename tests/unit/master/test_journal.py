@@ -71,13 +71,6 @@ def test_a_log_that_nobody_closed_is_read(tmp_path):
     again.close()
 
 
-def test_two_journals_have_two_ledgers(tmp_path):
-    journals = [Journal(tmp_path / name) for name in "ab"]
-    assert journals[0].ledger_id != journals[1].ledger_id
-    for journal in journals:
-        journal.close()
-
-
 def test_two_masters_cannot_share_a_journal(tmp_path):
     holder = Journal(tmp_path)
     with pytest.raises(MasterStartError, match=rf"process {os.getpid()}.*{tmp_path}.*--state"):

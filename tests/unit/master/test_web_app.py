@@ -13,7 +13,6 @@ from loop_kit import on_loop
 pytest.importorskip("aiohttp")
 import aiohttp
 
-from edl_torch.core.calls import Acknowledgement
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import MasterStartError
 from edl_torch.master.host import MasterHost
@@ -123,21 +122,6 @@ async def test_another_sites_name_does_not_lead_to_a_page_without_a_token() -> N
         assert (await site.get("/api/status", Host="page.example", **BEARER))[0] == 200
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
-def test_an_open_address_needs_to_be_asked_for(address: str) -> None:
-    with pytest.raises(MasterStartError, match="--insecure"):
-        WebPort(lambda: None, lambda: 0, address)  # type: ignore[arg-type, return-value]
-    assert WebPort(lambda: None, lambda: 0, address, insecure=True)  # type: ignore[arg-type, return-value]
-
-
-@on_loop
-async def test_a_port_in_use_is_an_error_with_a_name() -> None:
-    async with Site() as site:
-        address = site.url.removeprefix("http://")
-        with pytest.raises(MasterStartError, match="another process has this port"):
-            await WebPort(site.host.status, lambda: 0, address).start()
-
-
 @on_loop
 async def test_a_death_is_in_the_stream_at_once(calls, monkeypatch) -> None:
     monkeypatch.setattr(app, "REFRESH_S", 60.0)
@@ -232,17 +216,6 @@ async def test_the_page_is_for_reading_alone() -> None:
         async with site.session.post(site.url + "/api/status") as answer:
             assert answer.status == 405
         assert (await site.get("/../etc/passwd"))[0] == 404
-
-
-@on_loop
-async def test_the_picture_moves_with_the_job(calls) -> None:
-    async with Site() as site:
-        await site.host.call(calls.register("a", records_per_shard=8))
-        (grant,) = (await site.host.call(calls.lease(1, "a"), 0)).grants
-        done = Acknowledgement(task=grant.task, attempt=grant.attempt, upto=2)
-        site.host.apply(lambda d, now: d.report(calls.report(1, "a", acknowledgements=(done,)), now))
-        picture = json.loads((await site.get("/api/status"))[2])["datasets"][0]["picture"]
-    assert (sum(picture["done"]), len(picture["done"])) == (2, 8)
 
 
 def test_without_its_packages_the_page_says_what_to_install(monkeypatch) -> None:

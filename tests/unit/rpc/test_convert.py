@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args, get_type_hints
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -14,259 +17,67 @@ from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.status import (
     BUCKETS,
     DatasetStatus,
-    Departed,
-    Event,
     EventKind,
     Histogram,
     MasterStatus,
     Measures,
-    Picture,
     TrainerState,
-    TrainerStatus,
 )
 from edl_torch.errors import EdlError, InvalidArgument
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb
-from edl_torch.shard import DatasetSpec, Slice, Source, TaskType
+from edl_torch.shard import TaskType
 
-CONFIRM = convert.ROUTES[calls.ConfirmCall]
 REGISTER = convert.ROUTES[calls.RegisterCall]
 LEASE = convert.ROUTES[calls.LeaseCall]
 REPORT = convert.ROUTES[calls.ReportCall]
-SNAPSHOT = convert.ROUTES[calls.SnapshotCall]
 PROGRESS = convert.ROUTES[calls.ProgressCall]
-RESTORE = convert.ROUTES[calls.RestoreCall]
 STATUS = convert.ROUTES[calls.StatusCall]
 
+ROUTES = convert.ROUTES.values()
+WIRES = {
+    **{f"{route.method} call": route.request for route in ROUTES},
+    **{f"{route.method} answer": route.answer for route in ROUTES},
+    "measures": convert.MEASURES,
+}
 INT = st.integers(-(1 << 63), (1 << 63) - 1)
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
-FLAG = st.booleans()
-TASK_TYPES = st.sampled_from(TaskType)
-
-
-def many(strategy):
-    return st.lists(strategy, max_size=4).map(tuple)
-
-
-SOURCES = many(st.builds(Source, name=TEXT, start=INT, count=INT))
-REGISTRATIONS = st.builds(
-    calls.Registration,
-    name=TEXT,
-    sources=st.none() | SOURCES,
-    records_per_shard=st.none() | INT,
-    seed=st.none() | INT,
-    shuffle=st.none() | FLAG,
-    shuffle_shards=st.none() | FLAG,
-    shuffle_in_shard=st.none() | FLAG,
-    task_type=st.none() | TASK_TYPES,
-    num_epochs=st.none() | INT,
-    epoch_barrier=st.none() | FLAG,
-    max_bad_records=st.none() | INT,
-    shuffle_window=st.none() | INT,
-    fingerprint=st.none() | TEXT,
-)
-SPECS = st.builds(
-    DatasetSpec,
-    name=TEXT,
-    sources=SOURCES,
-    records_per_shard=INT,
-    seed=INT,
-    shuffle=FLAG,
-    shuffle_shards=FLAG,
-    shuffle_in_shard=st.none() | FLAG,
-    task_type=TASK_TYPES,
-    num_epochs=INT,
-    epoch_barrier=FLAG,
-    max_bad_records=INT,
-    shuffle_window=st.integers(1, 2**62),
-    fingerprint=TEXT,
-)
-HISTOGRAMS = st.builds(
-    Histogram,
-    counts=st.lists(INT, min_size=BUCKETS, max_size=BUCKETS).map(tuple),
-    sum_s=st.floats(0, 1e9),
-)
-MEASURES = st.builds(
-    Measures,
-    batches=INT,
-    records=INT,
-    waited=HISTOGRAMS,
-    stepped=HISTOGRAMS,
-    waited_for_ranks_s=st.floats(0, 1e9),
-    timed=INT,
-    read_s=st.floats(0, 1e9),
-    transform_s=st.floats(0, 1e9),
-)
-GRANTS = st.builds(
-    calls.Grant,
-    task=INT,
-    attempt=INT,
-    bundle=INT,
-    slice=st.builds(Slice, epoch=INT, shard=INT, skip=INT, limit=INT),
-)
-FENCES = st.builds(calls.Fence, ledger=TEXT, lineage=INT, member=INT)
-FENCED = {"session": TEXT, "dataset": TEXT, "fence": FENCES}
-REPORTS = st.builds(
-    calls.ReportCall,
-    **FENCED,
-    request=INT,
-    failures=many(st.builds(calls.Failure, task=INT, attempt=INT, position=INT, reason=TEXT)),
-    acknowledgements=many(st.builds(calls.Acknowledgement, task=INT, attempt=INT, upto=INT)),
-    give_backs=many(st.builds(calls.GiveBack, task=INT, attempt=INT, start=INT, remainder=FLAG)),
-)
-BAD_RECORDS = st.builds(
-    QuarantinedRecord, epoch=INT, shard=INT, position=INT, name=TEXT, index=INT, reason=TEXT
-)
-CELLS = many(INT)
-PICTURES = st.builds(
-    Picture, epoch=INT, **dict.fromkeys(("waiting", "lent", "done", "returned", "quarantined"), CELLS)
-)
-SECONDS = st.floats(0, 1e9)
-EVENTS = st.builds(
-    Event,
-    number=INT,
-    at=SECONDS,
-    kind=st.sampled_from(EventKind),
-    dataset=TEXT,
-    worker_id=TEXT,
-    count=INT,
-    slices=INT,
-    records=INT,
-    text=TEXT,
-)
-DEPARTED = st.builds(
-    Departed,
-    session=TEXT,
-    worker_id=TEXT,
-    at=SECONDS,
-    died=FLAG,
-    why=TEXT,
-    trained=INT,
-    slices=INT,
-    records=INT,
-)
-STATUSES = st.builds(
-    MasterStatus,
-    ledger=TEXT,
-    durable=FLAG,
-    datasets=many(
-        st.builds(
-            DatasetStatus,
-            dataset=TEXT,
-            ledger=TEXT,
-            task_type=TASK_TYPES,
-            quarantine=many(BAD_RECORDS),
-            failure=TEXT,
-            finished=FLAG,
-            **dict.fromkeys(
-                (
-                    *("epoch", "num_epochs", "size", "shards", "shards_left", "todo", "leased", "leases"),
-                    *("acknowledged", "quarantined", "dropped", "trainers", "lineage"),
-                    *("returned_slices", "returned_records", "given_back", "checkpoints", "restores"),
-                ),
-                INT,
-            ),
-            rate=SECONDS,
-            picture=st.none() | PICTURES,
-        )
+PLAIN = {
+    int: INT,
+    str: st.text(st.characters(exclude_categories=("Cs",)), max_size=20),
+    bool: st.booleans(),
+    float: st.floats(0, 1e9),
+    NoneType: st.none(),
+    Histogram: st.builds(
+        Histogram,
+        counts=st.lists(INT, min_size=BUCKETS, max_size=BUCKETS).map(tuple),
+        sum_s=st.floats(0, 1e9),
     ),
-    trainers=many(
-        st.builds(
-            TrainerStatus,
-            session=TEXT,
-            worker_id=TEXT,
-            datasets=many(TEXT),
-            leased=INT,
-            idle_s=st.floats(0, 1e9),
-            since_progress_s=st.floats(0, 1e9),
-            measures=st.none() | MEASURES,
-            state=st.sampled_from(TrainerState),
-            pace=SECONDS,
-            slow=FLAG,
-            trained=INT,
-            leases=INT,
-            oldest_lease_s=SECONDS,
-        )
-    ),
-    time=SECONDS,
-    started_at=SECONDS,
-    events=many(EVENTS),
-    departed=many(DEPARTED),
-    event_counts=st.dictionaries(TEXT, INT, max_size=3),
-)
-
-ROUND_TRIPS = {
-    "confirm call": (
-        st.builds(
-            calls.ConfirmCall,
-            **FENCED,
-            leases=many(st.tuples(INT, INT)),
-        ),
-        CONFIRM.request,
-    ),
-    "confirm answer": (
-        st.builds(calls.ConfirmAnswer, void=many(INT)),
-        CONFIRM.answer,
-    ),
-    "register call": (
-        st.builds(
-            calls.RegisterCall, session=TEXT, worker_id=TEXT, batch_size=INT, registration=REGISTRATIONS
-        ),
-        REGISTER.request,
-    ),
-    "register answer": (
-        st.builds(calls.RegisterAnswer, spec=SPECS, fence=FENCES, epoch=INT),
-        REGISTER.answer,
-    ),
-    "lease call": (
-        st.builds(
-            calls.LeaseCall,
-            **FENCED,
-            request=INT,
-            epoch=INT,
-            count=INT,
-            drained=FLAG,
-            ahead=FLAG,
-        ),
-        LEASE.request,
-    ),
-    "lease answer": (
-        st.builds(
-            calls.LeaseAnswer,
-            request=INT,
-            epoch=INT,
-            state=st.sampled_from(calls.PassState),
-            grants=many(GRANTS),
-        ),
-        LEASE.answer,
-    ),
-    "report call": (REPORTS, REPORT.request),
-    "report answer": (
-        st.builds(calls.ReportAnswer, request=INT, stale=many(INT), wanted=FLAG),
-        REPORT.answer,
-    ),
-    "snapshot call": (
-        st.builds(calls.SnapshotCall, **FENCED),
-        SNAPSHOT.request,
-    ),
-    "progress call": (
-        st.builds(calls.ProgressCall, **FENCED),
-        PROGRESS.request,
-    ),
-    "restore call": (
-        st.builds(calls.RestoreCall, **FENCED, request=INT, token=st.none() | TEXT),
-        RESTORE.request,
-    ),
-    "measures": (MEASURES, convert.MEASURES),
-    "status": (STATUSES, STATUS.answer),
 }
 
 
-@pytest.mark.parametrize("kind", ROUND_TRIPS)
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type of ours."""
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if dataclasses.is_dataclass(kind):
+        return st.builds(kind, **{name: values(hint) for name, hint in get_type_hints(kind).items()})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return st.lists(values(parts[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, parts))
+    if origin in (dict, Mapping):
+        return st.dictionaries(*map(values, parts), max_size=3)
+    return st.one_of(*map(values, parts))
+
+
+@pytest.mark.parametrize("name", WIRES)
 @given(data=st.data())
-def test_value_is_the_same_after_the_wire(kind, data):
-    strategy, wire = ROUND_TRIPS[kind]
-    value = data.draw(strategy)
+def test_value_is_the_same_after_the_wire(name, data):
+    wire = WIRES[name]
+    value = data.draw(values(wire.kind))
     message = wire.to_wire(value)
     assert wire.from_wire(type(message).FromString(message.SerializeToString())) == value
 
@@ -295,43 +106,34 @@ def test_word_of_a_newer_master_is_named_as_such(message, from_wire):
         from_wire(message)
 
 
-PAIRS = [
-    (Source, pb.Source),
-    (DatasetSpec, pb.DatasetSpec),
-    (calls.Registration, pb.Registration),
-    (calls.RegisterCall, pb.RegisterRequest),
-    (calls.RegisterAnswer, pb.RegisterResponse),
-    (calls.LeaseCall, pb.LeaseRequest),
-    (calls.LeaseAnswer, pb.LeaseResponse),
-    (calls.ConfirmCall, pb.ConfirmRequest),
-    (calls.ConfirmAnswer, pb.ConfirmResponse),
-    (calls.ReportCall, pb.ReportRequest),
-    (calls.SnapshotCall, pb.SnapshotRequest),
-    (calls.ProgressCall, pb.ProgressRequest),
-    (calls.RestoreCall, pb.RestoreRequest),
-    (calls.ReportAnswer, pb.ReportResponse),
-    (calls.Acknowledgement, pb.Acknowledgement),
-    (calls.Failure, pb.Failure),
-    (calls.GiveBack, pb.GiveBack),
-    (QuarantinedRecord, pb.QuarantinedRecord),
-    (DatasetStatus, pb.DatasetStatus),
-    (TrainerStatus, pb.TrainerStatus),
-    (MasterStatus, pb.StatusResponse),
-    (Picture, pb.Picture),
-    (Event, pb.Event),
-    (Departed, pb.Departed),
-    (Histogram, pb.Histogram),
-    (Measures, pb.Measures),
-]
+def pairs(kind: Any, message: Any) -> Iterator[tuple[Any, Any]]:
+    """Each dataclass below one, with the message that has its fields."""
+    yield kind, message
+    for name, hint in get_type_hints(kind).items():
+        field = message.fields_by_name.get(name)
+        for of in (hint, *get_args(hint), *(part for one in get_args(hint) for part in get_args(one))):
+            if field is not None and dataclasses.is_dataclass(of):
+                there = field.message_type
+                wraps = not set(get_type_hints(of)) & set(there.fields_by_name)  # what may be None
+                yield from pairs(of, there.fields[0].message_type if wraps else there)
 
 
-@pytest.mark.parametrize(("value", "message"), PAIRS)
+IN_ONE_FIELD = (pb.ProgressResponse, pb.SetWeightsResponse)
+PAIRS = {
+    value.__name__: (value, message)
+    for wire in WIRES.values()
+    if dataclasses.is_dataclass(wire.kind) and wire.message not in IN_ONE_FIELD
+    for value, message in pairs(wire.kind, wire.message.DESCRIPTOR)
+}
+
+
+@pytest.mark.parametrize(("value", "message"), PAIRS.values(), ids=PAIRS)
 def test_no_field_was_forgotten_in_the_proto(value, message):
-    names = {field.name for field in message.DESCRIPTOR.fields}
-    fields = {field.name for field in dataclasses.fields(value)}
-    if "fence" in fields:
-        fields = fields - {"fence"} | {field.name for field in dataclasses.fields(calls.Fence)}
-    assert fields == names - {"wait_s"}
+    there = set(message.fields_by_name)
+    hints = get_type_hints(value)
+    inline = {name for name in hints if name not in there and dataclasses.is_dataclass(hints[name])}
+    fields = hints.keys() - inline | {name for one in inline for name in get_type_hints(hints[one])}
+    assert fields == there - {"wait_s"}
 
 
 def optional_fields(value):
@@ -339,10 +141,10 @@ def optional_fields(value):
     return {field.name for field in dataclasses.fields(value) if type(None) in get_args(hints[field.name])}
 
 
-@pytest.mark.parametrize(("value", "message"), PAIRS)
+@pytest.mark.parametrize(("value", "message"), PAIRS.values(), ids=PAIRS)
 def test_what_may_be_none_can_be_left_out_of_the_message(value, message):
-    absent = {field.name: field.has_presence for field in message.DESCRIPTOR.fields}
-    parts = {field.name for field in message.DESCRIPTOR.fields if field.message_type}  # always have presence
+    absent = {field.name: field.has_presence for field in message.fields}
+    parts = {field.name for field in message.fields if field.message_type}  # always have presence
     assert {name for name in absent if absent[name]} - parts == optional_fields(value) - parts
     assert all(absent[name] for name in optional_fields(value))
 
