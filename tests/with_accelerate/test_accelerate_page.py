@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate_program import Remembers, Settings
+from framework_pages import Page, leave_other_jobs, models_of
 from kill_matrix import EVERY, each_job
 from memory_jobs import (
     KILLED,
@@ -27,62 +27,42 @@ from memory_jobs import (
 )
 from memory_model import EPOCHS, RECORDS, Tally, each
 
-PAGE = (Path(__file__).parents[2] / "docs" / "accelerate.md").read_text("utf-8")
-(DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
-LINES = DIFF.splitlines()
+PAGE = Page("accelerate.md")
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
+def forget() -> None:
+    """Let Accelerate begin anew."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
-def program(sign: str) -> str:
-    """The program with, or without, the change."""
-    return "\n".join(line[1:] for line in LINES if not line or line[0] in (" ", sign))
-
-
 def test_five_lines_at_most_are_another() -> None:
-    assert 0 < sum(line.startswith("+") for line in LINES) <= 5
-    assert sum(line.startswith("-") for line in LINES) <= 5
+    PAGE.check_five_lines_at_most_are_another()
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    leave_other_jobs(monkeypatch)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    forget()
 
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Remembers]:
     """Those that programs make, of the module that they import."""
-    made: list[Remembers] = []
-
-    def make() -> Remembers:
-        made.append(Remembers())
-        return made[-1]
-
-    module = ModuleType("model")
-    module.photos = torch.arange(RECORDS)  # type: ignore[attr-defined]
-    module.loss_of = lambda model, batch: model(batch).sum()  # type: ignore[attr-defined]
-    module.Model = make  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "model", module)
     monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: Tally(*parameters))
-    monkeypatch.chdir(tmp_path)
-    return made
+    return models_of(monkeypatch, tmp_path, Remembers, loss_of=lambda model, batch: model(batch).sum())
 
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_the_program_runs(sign: str, models: list[Remembers]) -> None:
-    found: dict[str, object] = {"__name__": "script"}
-    exec(compile(program(sign), f"the program, {sign}", "exec"), found)
-    assert models[0].learnt == each(EPOCHS + 1)
-    if sign == "+":
-        found["loader"].close()  # type: ignore[attr-defined]
+    PAGE.check_program_runs(sign, models)
 
 
 def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[Remembers]) -> None:
-    (look,) = re.findall(r"## Notices\n.*?```python\n(.*?)```", PAGE, re.S)
-    before, save = program("+").rsplit("    accelerator.save_state", 1)
+    (look,) = re.findall(r"## Notices\n.*?```python\n(.*?)```", PAGE.text, re.S)
+    before, save = PAGE.program("+").rsplit("    accelerator.save_state", 1)
     text = f"import sys\n{before}{indent(look, ' ' * 8)}    accelerator.save_state{save}"
     code = compile(text, "the program that looks", "exec")
     loss_of = sys.modules["model"].loss_of
@@ -98,8 +78,7 @@ def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[
         exec(code, found)
     assert end.value.code == 143
     found["loader"].close()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget()
     found = {"__name__": "script"}
     exec(code, found)
     assert models[1].learnt == each(EPOCHS + 1)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
+from framework_pages import Page, models_of
 from kill_matrix import EVERY, each_job
 from lightning_program import Remembers, Settings
 from memory_jobs import (
@@ -20,43 +17,18 @@ from memory_jobs import (
     kill_under_torchrun_and_check,
     tell_and_check,
 )
-from memory_model import EPOCHS, RECORDS, each
+from memory_model import EPOCHS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text("utf-8")
-(DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
-LINES = DIFF.splitlines()
-
-
-def program(sign: str) -> str:
-    """The program with, or without, the change."""
-    return "\n".join(line[1:] for line in LINES if not line or line[0] in (" ", sign))
+PAGE = Page("lightning.md")
 
 
 def test_five_lines_at_most_are_another() -> None:
-    assert 0 < sum(line.startswith("+") for line in LINES) <= 5
-    assert sum(line.startswith("-") for line in LINES) <= 5
+    PAGE.check_five_lines_at_most_are_another()
 
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_the_program_runs(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    models: list[Remembers] = []
-    module = ModuleType("model")
-    module.photos = torch.arange(RECORDS)  # type: ignore[attr-defined]
-
-    def make() -> Remembers:
-        models.append(Remembers())
-        return models[-1]
-
-    module.Model = make  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "model", module)
-    monkeypatch.chdir(tmp_path)
-    found: dict[str, object] = {"__name__": "script"}
-    exec(compile(program(sign), f"the program, {sign}", "exec"), found)
-    assert models[0].learnt == each(EPOCHS + 1)
-    if sign == "+":
-        found["loader"].close()  # type: ignore[attr-defined]
+    PAGE.check_program_runs(sign, models_of(monkeypatch, tmp_path, Remembers))
 
 
 # Jobs that are killed, and go on from their checkpoints -----------------------------------------------------
