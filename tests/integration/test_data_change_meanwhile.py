@@ -97,7 +97,7 @@ def test_values_in_memory_that_are_changed_in_the_middle_are_no_proof(tmp_path: 
 def test_data_that_change_under_a_loop_that_never_asks_for_the_end_are_no_proof(
     tmp_path: Path, changes_in: int, keep: bool
 ) -> None:
-    values, model, kept = np.arange(48.0), Learns(), []
+    values, model, kept = np.arange(48.0), Keeps(), []
     with ElasticDataLoader(values, batch_size=4, num_epochs=2, audit_dir=tmp_path) as batches:
         batches.attach(model.optimizer)
         for epoch in range(2):
