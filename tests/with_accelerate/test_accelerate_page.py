@@ -26,10 +26,9 @@ from memory_jobs import (
     tell_and_check,
 )
 from memory_model import EPOCHS, RECORDS, Tally, each
+from page_program import PageProgram
 
-PAGE = (Path(__file__).parents[2] / "docs" / "accelerate.md").read_text("utf-8")
-(DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
-LINES = DIFF.splitlines()
+PROGRAM = PageProgram("accelerate.md")
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +41,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     GradientState._reset_state()
 
 
-def program(sign: str) -> str:
-    """The program with, or without, the change."""
-    return "\n".join(line[1:] for line in LINES if not line or line[0] in (" ", sign))
-
-
 def test_five_lines_at_most_are_another() -> None:
-    assert 0 < sum(line.startswith("+") for line in LINES) <= 5
-    assert sum(line.startswith("-") for line in LINES) <= 5
+    PROGRAM.check_five_lines_at_most_are_another()
 
 
 @pytest.fixture
@@ -73,18 +66,16 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Remembers]:
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_the_program_runs(sign: str, models: list[Remembers]) -> None:
-    found: dict[str, object] = {"__name__": "script"}
-    exec(compile(program(sign), f"the program, {sign}", "exec"), found)
+    found = PROGRAM.run(PROGRAM.text(sign))
     assert models[0].learnt == each(EPOCHS + 1)
     if sign == "+":
-        found["loader"].close()  # type: ignore[attr-defined]
+        found["loader"].close()
 
 
 def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[Remembers]) -> None:
-    (look,) = re.findall(r"## Notices\n.*?```python\n(.*?)```", PAGE, re.S)
-    before, save = program("+").rsplit("    accelerator.save_state", 1)
+    (look,) = re.findall(r"## Notices\n.*?```python\n(.*?)```", PROGRAM.page, re.S)
+    before, save = PROGRAM.text("+").rsplit("    accelerator.save_state", 1)
     text = f"import sys\n{before}{indent(look, ' ' * 8)}    accelerator.save_state{save}"
-    code = compile(text, "the program that looks", "exec")
     loss_of = sys.modules["model"].loss_of
 
     def told(model: Any, batch: torch.Tensor) -> torch.Tensor:
@@ -92,22 +83,21 @@ def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[
             signal.raise_signal(signal.SIGTERM)  # in the first batch of the second epoch
         return loss_of(model, batch)
 
-    found: dict[str, Any] = {"__name__": "script"}
+    found: dict[str, Any] = {}
     sys.modules["model"].loss_of = told  # type: ignore[attr-defined]
     with pytest.raises(SystemExit) as end:
-        exec(code, found)
+        PROGRAM.run(text, found)
     assert end.value.code == 143
     found["loader"].close()
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    found = {"__name__": "script"}
-    exec(code, found)
+    found = PROGRAM.run(text)
     assert models[1].learnt == each(EPOCHS + 1)
     found["loader"].close()
 
 
 def test_what_the_page_says_of_plain_use_has_a_test() -> None:
-    table = PAGE[PAGE.index("## By plain use") :]
+    table = PROGRAM.page[PROGRAM.page.index("## By plain use") :]
     rows = re.findall(r"^\| (?!use|---)", table, re.M)
     tests = Path(__file__).with_name("test_accelerate.py").read_text("utf-8")
     assert len(rows) == tests[tests.index("# Plain use") :].count("\ndef test_")

@@ -21,20 +21,13 @@ from memory_jobs import (
     tell_and_check,
 )
 from memory_model import EPOCHS, RECORDS, each
+from page_program import PageProgram
 
-PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text("utf-8")
-(DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
-LINES = DIFF.splitlines()
-
-
-def program(sign: str) -> str:
-    """The program with, or without, the change."""
-    return "\n".join(line[1:] for line in LINES if not line or line[0] in (" ", sign))
+PROGRAM = PageProgram("lightning.md")
 
 
 def test_five_lines_at_most_are_another() -> None:
-    assert 0 < sum(line.startswith("+") for line in LINES) <= 5
-    assert sum(line.startswith("-") for line in LINES) <= 5
+    PROGRAM.check_five_lines_at_most_are_another()
 
 
 @pytest.mark.parametrize("sign", ["-", "+"])
@@ -52,15 +45,14 @@ def test_the_program_runs(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     module.Model = make  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "model", module)
     monkeypatch.chdir(tmp_path)
-    found: dict[str, object] = {"__name__": "script"}
-    exec(compile(program(sign), f"the program, {sign}", "exec"), found)
+    found = PROGRAM.run(PROGRAM.text(sign))
     assert models[0].learnt == each(EPOCHS + 1)
     if sign == "+":
-        found["loader"].close()  # type: ignore[attr-defined]
+        found["loader"].close()
 
 
 def test_what_the_page_says_is_refused_has_a_test() -> None:
-    rows = re.findall(r"^\| (.*?) \| `(ForeignLoop|InvalidArgument|CheckpointError)`", PAGE, re.M)
+    rows = re.findall(r"^\| (.*?) \| `(ForeignLoop|InvalidArgument|CheckpointError)`", PROGRAM.page, re.M)
     tests = Path(__file__).with_name("test_lightning.py").read_text("utf-8")
     refusals = tests[tests.index("# Refused") :].count("\ndef test_")
     assert len(rows) == refusals
