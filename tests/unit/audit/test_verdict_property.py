@@ -162,7 +162,7 @@ def story(text: str) -> list[tuple[str, int]]:
 @example(PLAIN, story("fetch 1, train 0, return_remainder 1, train 1, overtake 0, overtake 0"))
 @example(PLAIN, story("fetch 1, train 0, quarantine 1, train 1, overtake 0, overtake 0"))
 # Of two reports that nobody answered one was in vain; a repeated one may have been heard before.
-@example(PLAIN, story("fetch 0, give up unheard 0, fetch 1, give up unheard 1"))
+@example(PLAIN, story("fetch 0, give up unheard 0, fetch 1, give up heard 1"))
 @example(PLAIN, story("fetch 0, give up heard 0"))
 @example(PLAIN, story("fetch 0, kill unheard 0"))
 # What was given back counts if the checkpoint came after it, and not in a lineage that was left.
