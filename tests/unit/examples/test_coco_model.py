@@ -177,6 +177,7 @@ def test_wrapped_lines_keep_the_words_and_fit() -> None:
     lines = wrap(SENTENCE, 240)
     assert 1 < len(lines) <= MOST_LINES
     assert " ".join(lines) == SENTENCE
+    assert wrap("", 240) == []
     assert all(_width(line) <= 240 for line in lines)
 
 
@@ -218,6 +219,7 @@ def test_pictures_of_any_shape_and_captions_of_any_script_are_drawn() -> None:
     ]
     sheet = draw_sheet(cells, "title")
     assert has(sheet, (90, 90, 90))
+    assert has(draw_sheet([], "no cells"), INK)
 
 
 def test_png_holds_the_sheet_and_nothing_else_is_left(tmp_path: Path) -> None:
