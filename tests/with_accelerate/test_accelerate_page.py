@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from accelerate_program import Remembers, Settings
+from accelerate_program import Remembers
 from kill_matrix import EVERY, each_job
 from memory_jobs import (
     KILLED,
@@ -26,6 +26,7 @@ from memory_jobs import (
     tell_and_check,
 )
 from memory_model import EPOCHS, RECORDS, Tally, each
+from memory_program import Settings
 from page_program import PageProgram
 
 PROGRAM = PageProgram("accelerate.md")

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from kill_matrix import EVERY, each_job
-from lightning_program import Remembers, Settings
+from lightning_program import Remembers
 from memory_jobs import (
     KILLED,
     TOLD_TO_END,
@@ -21,6 +21,7 @@ from memory_jobs import (
     tell_and_check,
 )
 from memory_model import EPOCHS, RECORDS, each
+from memory_program import Settings
 from page_program import PageProgram
 
 PROGRAM = PageProgram("lightning.md")
