@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -10,6 +11,10 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 from huge_pages import use_huge_pages
+
+# Before torch is imported: its threads wait for each other in loops that keep a core busy, and where several
+# processes of pytest share the cores a small backward pass takes ten times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(wrapper=True)

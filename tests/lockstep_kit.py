@@ -6,13 +6,14 @@ It knows how to start them and gather what they saw; what must hold is the tests
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch._dynamo  # noqa: F401  else the first optimizer does, for seconds, while the other ranks wait
-from loader_kit import NumberReader, numbers
+from loader_kit import NumberReader, all_records, numbers
 
 from edl_torch import AbstractDataReader, DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.testing import FakeMaster, ThreadPeers
@@ -81,6 +82,24 @@ class Failed(AssertionError):
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         super().__init__(f"ranks raised: {dict(errors)}")
         self.errors = dict(errors)
+
+    @property
+    def kinds(self) -> dict[int, type[Exception]]:
+        """What kind of error each rank raised."""
+        return {rank: type(error) for rank, error in self.errors.items()}
+
+
+def trained(ranks: list[Rank], parts: int = 1) -> Counter[int]:
+    """How often each record was in a batch that counts: once for all parts of a model, which agree."""
+    holders = ranks[::parts]
+    for number, rank in enumerate(ranks):
+        assert rank.seen == holders[number // parts].seen
+    return Counter(number for rank in holders for number in rank.seen.trained)
+
+
+def each(times: int) -> Counter[int]:
+    """Every record of UNEVEN so often."""
+    return Counter(dict.fromkeys(all_records(), times))
 
 
 def run_ranks(

@@ -127,6 +127,8 @@ TABLE = {
     "what the last optimizer left waits for a later one": Row(
         script="attach a b detach c = attach:new = step:new =abc"
     ),
+    "what it left and went back waits for none": Row(script="attach a detach back = b c =b"),
+    "nor does what it left and failed": Row(script="attach a detach fail bad=a b c =b"),
     "without an optimizer left batches count as without one": Row(script="attach a step detach b =a c =ab"),
     "batches that no step ever comes for are an error": Row(
         script="attach a b . = stuck report =ab",
@@ -167,6 +169,14 @@ TABLE = {
     "a step does not pass on what was read ahead": Row(script="attach a b step =a c step =ab", lookahead=1),
     "nor does a step before there is any": Row(script="attach a step step = b step =a", lookahead=1),
     "steps after the last batch do": Row(script="attach a b step . =a step =ab", batches=2, lookahead=1),
+    "each of them passes on one more": Row(
+        script="attach a b c d . step =abc step =abcd", batches=4, lookahead=2
+    ),
+    "once all optimizers have made it": Row(
+        script="attach attach:slow a b c d . step = step:slow =abc step =abc step:slow =abcd",
+        batches=4,
+        lookahead=2,
+    ),
     "without an optimizer the next pass does": Row(
         script="a b . =a open =ab", batches=2, epochs=2, lookahead=1
     ),

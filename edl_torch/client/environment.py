@@ -15,13 +15,12 @@ MASTER_TIMEOUT_S = 600.0
 TORCHRUN_TIMEOUT_S = 30.0  # a master beside an agent that is gone does not come back: the workers restart
 
 
-def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | None:
+def master_address_from_env(env: Mapping[str, str] = os.environ) -> str | None:
     """The master's `host:port`, or None where one process trains alone and an embedded master will do.
 
     `EDL_MASTER_ADDR` first; then `MASTER_ADDR`, but only with a port, because torchrun puts the host of its
     own rendezvous there. Raises InvalidArgument for an unusable address, and for several ranks without any.
     """
-    env = os.environ if environ is None else environ
     given = env.get("EDL_MASTER_ADDR", "").strip()
     if given:
         return _checked(given)
@@ -38,9 +37,8 @@ def master_address_from_env(environ: Mapping[str, str] | None = None) -> str | N
     return None
 
 
-def finds_master_through_torchrun(environ: Mapping[str, str] | None = None) -> bool:
+def finds_master_through_torchrun(env: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is torchrun's, and nobody has named a master."""
-    env = os.environ if environ is None else environ
     return bool(env.get("TORCHELASTIC_RUN_ID", "").strip()) and not env.get("EDL_MASTER_ADDR", "").strip()
 
 
@@ -57,12 +55,11 @@ def page_address_from_env() -> str | None:
     return os.environ.get("EDL_HTTP", "").strip() or None
 
 
-def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:
+def master_timeout_from_env(env: Mapping[str, str] = os.environ) -> float:
     """`EDL_MASTER_TIMEOUT_S`: how long a master may be away. Raises InvalidArgument.
 
     Else 600 s, and 30 s for a master that torchrun's workers have started.
     """
-    env = os.environ if environ is None else environ
     text = env.get("EDL_MASTER_TIMEOUT_S", "").strip()
     default = TORCHRUN_TIMEOUT_S if finds_master_through_torchrun(env) else MASTER_TIMEOUT_S
     try:
@@ -74,16 +71,14 @@ def master_timeout_from_env(environ: Mapping[str, str] | None = None) -> float:
     return seconds
 
 
-def default_worker_id(environ: Mapping[str, str] | None = None) -> str:
+def default_worker_id(env: Mapping[str, str] = os.environ) -> str:
     """The trainer's name, else one made of host, rank and process."""
-    env = os.environ if environ is None else environ
     made = f"{socket.gethostname()}-{env.get('RANK') or 0}-{os.getpid()}"
     return trainer_name_from_env(env) or made
 
 
-def trainer_name_from_env(environ: Mapping[str, str] | None = None) -> str | None:
+def trainer_name_from_env(env: Mapping[str, str] = os.environ) -> str | None:
     """This trainer's name: `EDL_TRAINER`, else `WORKER_ID`, as ElasticDL sets it; None without."""
-    env = os.environ if environ is None else environ
     return env.get("EDL_TRAINER", "").strip() or env.get("WORKER_ID") or None
 
 

@@ -57,11 +57,9 @@ class LivenessFeed:
 
     @property
     def standing(self) -> bool:
-        """Whether the stream stands."""
         return self._liveness.standing
 
     def wait_standing(self, timeout_s: float) -> bool:
-        """Wait for the stream."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._liveness.standing, timeout_s))
 

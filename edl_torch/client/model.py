@@ -230,13 +230,7 @@ def some(parameters: list[Any], most: int) -> list[Any]:
 
 def has_place(parameter: Any) -> bool:
     """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
-    from torch.nn.parameter import is_lazy
-
-    return (
-        not is_lazy(parameter)
-        and str(parameter.layout) == "torch.strided"
-        and parameter.device.type != "meta"
-    )
+    return not _is_empty(parameter) and str(parameter.layout) == "torch.strided"
 
 
 def _view(parameter: Any) -> npt.NDArray[Any] | None:

@@ -7,6 +7,7 @@ or what a batch is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -29,38 +30,33 @@ from edl_torch.core.registration import new_spec, reconcile
 from edl_torch.errors import InvalidArgument, PeerFailed, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice
 
+T = TypeVar("T")
+
 _AGAIN = "Start all ranks again from the last checkpoint, as torchrun does by itself"
 _NAMED = 8  # ranks in a message
 
 
 class Doing(IntEnum):
-    """What a rank does when it votes. All ranks do the same, or their program is wrong."""
+    """What a rank does when it votes, and the `words` of messages for it.
 
-    STEP = 1
-    BEGIN = 2
-    END = 3
-    SCALE = 4
-    SAVE = 5
-    RESTORE = 6
-    SAVE_CHECKPOINT = 7
-    LOAD_CHECKPOINT = 8
+    All ranks do the same, or their program is wrong.
+    """
 
-    @property
-    def words(self) -> str:
-        """As messages say it."""
-        return _WORDS[self]
+    words: str
 
+    def __new__(cls, number: int, words: str = "") -> Self:
+        made = int.__new__(cls, number)
+        made._value_, made.words = number, words
+        return made
 
-_WORDS = {
-    Doing.STEP: "asks for the next batch",
-    Doing.BEGIN: "begins a pass over the loader",
-    Doing.END: "is at the end of an epoch",
-    Doing.SCALE: "calls scale_gradients()",
-    Doing.SAVE: "calls state_dict()",
-    Doing.RESTORE: "calls load_state_dict()",
-    Doing.SAVE_CHECKPOINT: "calls save_checkpoint()",
-    Doing.LOAD_CHECKPOINT: "calls load_checkpoint()",
-}
+    STEP = 1, "asks for the next batch"
+    BEGIN = 2, "begins a pass over the loader"
+    END = 3, "is at the end of an epoch"
+    SCALE = 4, "calls scale_gradients()"
+    SAVE = 5, "calls state_dict()"
+    RESTORE = 6, "calls load_state_dict()"
+    SAVE_CHECKPOINT = 7, "calls save_checkpoint()"
+    LOAD_CHECKPOINT = 8, "calls load_checkpoint()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,16 +221,17 @@ class Peers(Protocol):
         """The batch of the lowest rank that gives one (None is none), on every rank."""
 
 
-def together(peers: Peers, doing: Doing, prepare: Callable[[], object], ask: Callable[[], str]) -> str:
-    """Prepare on every rank, then ask on rank 0, and give every rank the answer.
+def together(peers: Peers, doing: Doing, prepare: Callable[[], object], ask: Callable[[], T]) -> T:
+    """Prepare on every rank, then ask on rank 0, and give every rank the answer, as JSON has it.
 
     What goes wrong on one rank ends the call on all: that rank raises its own error, the others PeerFailed.
     So do all where not every rank is doing this.
     """
     _all_do(peers, doing, prepare)
     answers: list[str] = []
-    _all_do(peers, doing, lambda: answers.append(ask() if peers.rank == 0 else ""))
-    return peers.share(answers[0])
+    _all_do(peers, doing, lambda: answers.append(json.dumps(ask()) if peers.rank == 0 else ""))
+    answer: T = json.loads(peers.share(answers[0]))
+    return answer
 
 
 def _all_do(peers: Peers, doing: Doing, act: Callable[[], object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from edl_torch.client.peers import Doing, FollowedMaster, Lockstep, Peers, together
@@ -86,11 +85,11 @@ class SessionPosition:
         if lockstep.begun:
             return
 
-        def ask() -> str:
-            return str(int(_is_untouched(self.progress(), lockstep.peers.coordinates)))
+        def is_untouched() -> bool:
+            return _is_untouched(self.progress(), lockstep.peers.coordinates)
 
         self._share_plan(lockstep, Doing.BEGIN, lambda: None)
-        if together(lockstep.peers, Doing.BEGIN, self._session.plan, ask) == "1":
+        if together(lockstep.peers, Doing.BEGIN, self._session.plan, is_untouched):
             lockstep.agreed(finished=False)
 
     def _share_plan(self, lockstep: Lockstep, doing: Doing, prepare: Callable[[], object]) -> None:
@@ -104,10 +103,8 @@ class SessionPosition:
             if lockstep.holds_leases:
                 session.plan()
 
-        def ask() -> str:
-            return json.dumps(object_of(session.plan().spec))
-
-        spec = from_object(DatasetSpec, json.loads(together(lockstep.peers, doing, register, ask)))
+        told = together(lockstep.peers, doing, register, lambda: object_of(session.plan().spec))
+        spec = from_object(DatasetSpec, told)
         if isinstance(session.master, FollowedMaster):
             session.master.spec = spec
             session.do(session.trainer.registrar.heard, spec)
@@ -116,39 +113,35 @@ class SessionPosition:
         """The epoch that the next pass of all ranks reads, as rank 0 sees it."""
         self.begin_together(lockstep)
 
-        def ask() -> str:
-            return str(self.progress().epoch)
-
-        return int(together(lockstep.peers, Doing.BEGIN, lambda: lockstep.finished, ask))
+        peers = lockstep.peers
+        return together(peers, Doing.BEGIN, lambda: lockstep.finished, lambda: self.progress().epoch)
 
     def done_in_epoch(self) -> int:
         """Return records of the epoch of the next pass that it does not bring: they have an outcome, or are
         gathered here for a step. Synchronous ranks ask together."""
         session, lockstep = self._session, self._session.lockstep
 
-        def ask() -> str:
+        def ask() -> int:
             status = self.progress()
             gathered = session.do(lambda: session.trainer.state.batches.records) if lockstep is None else 0
-            return str(min(status.size, max(0, status.outcomes + gathered - status.epoch * status.size)))
+            return min(status.size, max(0, status.outcomes + gathered - status.epoch * status.size))
 
         if lockstep is not None:
             self.begin_together(lockstep)
-            return int(together(lockstep.peers, Doing.BEGIN, session.flush, ask))
+            return together(lockstep.peers, Doing.BEGIN, session.flush, ask)
         session.plan()
         session.flush()
-        return int(ask())
+        return ask()
 
     def agree_on_end(self, lockstep: Lockstep) -> None:
         """All ranks learn whether the master has every record of every epoch accounted for."""
-
-        def ask() -> str:
-            return str(int(self.progress().finished))
 
         def settle() -> None:
             self._session.flush()
             self._session.do(self._session.trainer.state.check)
 
-        lockstep.agreed(finished=together(lockstep.peers, Doing.END, settle, ask) == "1")
+        finished = together(lockstep.peers, Doing.END, settle, lambda: self.progress().finished)
+        lockstep.agreed(finished=finished)
 
     def agree_again(self) -> None:
         """Synchronous ranks agree anew on what they did not find finished at the end of a pass.
@@ -188,10 +181,10 @@ class SessionPosition:
 
         self._share_plan(lockstep, Doing.RESTORE, lambda: self._adopt(token))
 
-        def take_back() -> str:
-            return str(session.run(self._pure.take_back_to(token)))
+        def take_back() -> int:
+            return session.run(self._pure.take_back_to(token))
 
-        lineage = int(together(lockstep.peers, Doing.RESTORE, prepare, take_back))
+        lineage = together(lockstep.peers, Doing.RESTORE, prepare, take_back)
         session.do(registrar.join if lockstep.peers.rank else registrar.enter, lineage)
         session.do(self._pure.restored)
         self.agree_on_end(lockstep)

@@ -293,7 +293,6 @@ class Session:
 
     @property
     def joined(self) -> bool:
-        """Whether the dataset is registered."""
         return self.trainer.state.registered.plan is not None
 
     @property
@@ -460,10 +459,6 @@ class Session:
         """Hand a batch to the loop. False when it was thrown away."""
         return self.run(self.passes.hand(ticket))
 
-    def deliver(self, ticket: Ticket) -> bool:
-        """Hand the batch that was promised to the loop. False when it was lost meanwhile."""
-        return self.do(self.passes.deliver, ticket)
-
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""
         self.gradients.let_go()
@@ -476,7 +471,6 @@ class Session:
             self.see_model("begin")
 
     def look_for_writes(self) -> None:
-        """Note whether parameters were written since the last step."""
         if self.model is not None and self.model.was_written():
             self.doubt("written")
 

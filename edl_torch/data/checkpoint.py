@@ -252,7 +252,13 @@ def _finish(partial: Path, target: Path, data: dict[str, str], keep: int, known:
     for left in target.parent.glob("*" + _PARTIAL):
         shutil.rmtree(left, ignore_errors=True)  # its writer may be at it still, and will fail
     for old in _checkpoints(target.parent)[: -max(1, keep)]:
-        _remove(target.parent / old, target)
+        try:
+            shutil.rmtree(target.parent / old)
+        except OSError as exc:
+            raise CheckpointError(
+                f"the older checkpoint '{target.parent / old}' cannot be removed: {exc.strerror or exc}. "
+                f"'{target}' is saved"
+            ) from exc
     return ""
 
 
@@ -269,15 +275,6 @@ def _declare(partial: str, target: Path, known: dict[str, str]) -> None:
         known[folder] = name
         raise
     known[folder] = name
-
-
-def _remove(old: Path, saved: Path) -> None:
-    try:
-        shutil.rmtree(old)
-    except OSError as exc:
-        raise CheckpointError(
-            f"the older checkpoint '{old}' cannot be removed: {exc.strerror or exc}. '{saved}' is saved"
-        ) from exc
 
 
 def _give_up(partial: Path, named: Path, reason: str) -> CheckpointError:

@@ -327,15 +327,14 @@ class ShardedDataset(IterableDataset[Any]):
         if self._generators is not None:
             self._generators.put_back()
         may_be_bad = self._quarantines and isinstance(error, BadRecord)
-        if not (
-            may_be_bad and self._is_quarantined(*plan.locate(grant.slice.epoch, grant.slice.shard, position))
-        ):
+        name, _ = plan.locate(grant.slice.epoch, grant.slice.shard, position)
+        if not may_be_bad or self._raises_of(name):
             raise error
         link.fail(grant.task, position, str(error))
 
-    def _is_quarantined(self, name: str, index: int) -> bool:
-        """Whether a record may be bad, where some may."""
-        return True
+    def _raises_of(self, name: str) -> bool:
+        """Whether a bad record of this source ends the loop, where some may be bad."""
+        return False
 
     def _to_samples(self, plan: Plan, part: Slice, records: Iterable[Any]) -> Iterable[Any]:
         transform = self._makes
@@ -439,10 +438,7 @@ class ImageDataset(ShardedDataset):
 
     @property
     def _record_transform(self) -> Transform | None:
-        if self.transform is None and self.target_transform is None:
-            return None
-        image, target = map(with_own_numbers, (self.transform, self.target_transform))
-        return partial(transformed, image, target)
+        return of_image(self.transform, self.target_transform)
 
     @property
     def _draws_by_itself(self) -> bool:
@@ -455,8 +451,14 @@ def _function(name: str, given: Transform | None) -> Transform | None:
     return given
 
 
-def transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:
-    """Return an image, or an image and its target, with a transform applied to each."""
+def of_image(transform: Transform | None, target_transform: Transform | None) -> Transform | None:
+    """Return what transforms an image, and its target where it has one; None where neither is transformed."""
+    if transform is None and target_transform is None:
+        return None
+    return partial(_transformed, *map(with_own_numbers, (transform, target_transform)))
+
+
+def _transformed(transform: Transform | None, target_transform: Transform | None, record: Any) -> Any:
     if not isinstance(record, tuple):
         return record if transform is None else transform(record)
     image, target = record

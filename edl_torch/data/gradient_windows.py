@@ -176,5 +176,4 @@ class GradientWindows:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """All parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -24,7 +24,7 @@ from edl_torch.core.mixture import ENDLESS
 from edl_torch.data.dataset import OnBadRecord, ShardedDataset
 from edl_torch.data.loop.inner_loader import InnerLoader
 from edl_torch.data.loop.loader_methods import GradientMethods, ServiceMethods
-from edl_torch.data.loop.loader_pass import LoaderPass
+from edl_torch.data.loop.loader_pass import LoaderPass, PassSetup
 from edl_torch.data.loop.lockstep_pass import LockstepPass, PaddedPass, PartsPass
 from edl_torch.data.loop.notice import Notice
 from edl_torch.data.loop.opening import (
@@ -219,7 +219,6 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         )
         self._keeps_stepping = False
         self._lineage: int | None = None  # of the last pass
-        self._told_of_order = False
         if self._peers is not None:
             service.position.synchronise(self._peers)
         service.optimizers.listen()
@@ -322,31 +321,28 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         if session.lockstep is not None:
             position.begin_together(session.lockstep)
         plan = session.plan()  # joins
-        dataset: ShardedDataset = self.dataset
-        if not self._told_of_order:
-            self._told_of_order = True
-            warn_of_sorted_labels(dataset.reader, plan)
-        whole_batch = self.batch_size if self.drop_last else None
-        if session.lineage != self._lineage:
-            self._lineage = session.lineage
+        before, self._lineage = self._lineage, session.lineage
+        if self._lineage != before:
             self._weights.restart()
+        if before is None:
+            warn_of_sorted_labels(self.dataset.reader, plan)
         statistics = self._statistics
         if self.service.lookahead == "manual":
             statistics.let_go()
             statistics = Statistics()  # passed_on() sees to those of the model
-        shared = (self._inner, session, whole_batch, self._weights)
+        setup = PassSetup(
+            inner=self._inner,
+            session=session,
+            position=position,
+            whole_batch=self.batch_size if self.drop_last else None,
+            weights=self._weights,
+            padding=self._padding,
+            statistics=statistics,
+            notice=self.notice,
+        )
         if self._peers is not None:
-            kind = LockstepPass if self._peers.parts is None else PartsPass
-            return kind(
-                *(*shared, position),
-                padding=self._padding,
-                statistics=statistics,
-                notice=self.notice,
-                epoch=epoch,
-            )
-        if self._keeps_stepping:
-            return PaddedPass(*shared, padding=self._padding, statistics=statistics, epoch=epoch)
-        return LoaderPass(*shared, epoch)
+            return LockstepPass(setup, epoch) if self._peers.parts is None else PartsPass(setup, epoch)
+        return PaddedPass(setup, epoch) if self._keeps_stepping else LoaderPass(setup, epoch)
 
     def __len__(self) -> int:
         check_no_trainer(sys._getframe())

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from edl_torch.client.service import DataShardService
 from edl_torch.core.mixture import ENDLESS, SPENT, parts_of, weights_by_name
 from edl_torch.core.permutation import Permutation, derive_key
-from edl_torch.data.dataset import OnBadRecord, ShardedDataset, transformed
+from edl_torch.data.dataset import OnBadRecord, ShardedDataset, of_image
 from edl_torch.data.reading.sample_reading import Transform
 from edl_torch.data.reading.seeding import draws_by_itself, with_own_numbers
 from edl_torch.errors import InvalidArgument
@@ -391,8 +391,8 @@ class MixtureDataset(ShardedDataset):
         self._tagged = reader.tagged
         self._with_component = mixture.with_component
 
-    def _is_quarantined(self, name: str, index: int) -> bool:
-        return name.partition(":")[0] not in self._raises
+    def _raises_of(self, name: str) -> bool:
+        return name.partition(":")[0] in self._raises
 
     @property
     def _record_transform(self) -> Transform | None:
@@ -418,10 +418,9 @@ class _Steps(NamedTuple):
 
     def make(self) -> Transform | None:
         """Return what makes a sample of a record; None where the record is the sample."""
-        if self.transform is None and self.target_transform is None:
-            return None
-        record, target = map(with_own_numbers, (self.transform, self.target_transform))
-        return partial(transformed, record, target) if self.is_image else record
+        if self.is_image:
+            return of_image(self.transform, self.target_transform)
+        return with_own_numbers(self.transform)
 
 
 def _sample(

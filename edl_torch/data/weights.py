@@ -181,7 +181,6 @@ class Weights:
         self._windows.clear()
 
     def _notice_discarded(self) -> None:
-        """Notice whether the batch in hand has failed or went back."""
         if (discarded := self._batches.discarded) != self._seen:
             self._seen, self._own = discarded, 0
             self._windows.discard(self._batch)

@@ -1,7 +1,4 @@
-"""An optimizer attaches itself: what is proven without `attach()` is true; else the line to add is named.
-
-The model counts how often it learnt each record; nothing asks the loader.
-"""
+"""An optimizer attaches itself: what is proven without `attach()` is true; else the line to add is named."""
 
 from __future__ import annotations
 
@@ -14,50 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from learning_kit import BATCH, RECORDS, Counts, learn, loader_of, sgd, verdict_of
 from torch import nn
 
 from edl_torch import ElasticDataLoader
-from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.audit.verdict import Outcome
 from edl_torch.cli.verdict_words import headline, undecided
 from edl_torch.errors import InvalidArgument
 from edl_torch.shard import TaskType
 from edl_torch.testing import FakeMaster
-
-RECORDS, BATCH = 48, 4
-
-
-class Counts(nn.Module):
-    """At a rate of 1 each record adds 1 to its own weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.learnt = nn.Parameter(torch.zeros(RECORDS))
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return -self.learnt[batch].sum()
-
-    def has_each(self, times: int = 1) -> bool:
-        return bool((self.learnt.detach() == times).all())
-
-
-def sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=1.0)
-
-
-def learn(model: Counts, optimizer: Any, batch: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    model(batch).backward()
-    optimizer.step()
-
-
-def loader(folder: Path | None = None, **options: Any) -> ElasticDataLoader:
-    options = {"batch_size": BATCH, "num_epochs": 1, "records_per_shard": BATCH, "shuffle": True, **options}
-    return ElasticDataLoader(torch.arange(RECORDS), audit_dir=folder, **options)
-
-
-def judged(folder: Path) -> Verdict:
-    (verdict,) = audit([folder])
-    return verdict
 
 
 def is_attached(data: ElasticDataLoader, optimizer: Any) -> bool:
@@ -72,12 +34,12 @@ def is_attached(data: ElasticDataLoader, optimizer: Any) -> bool:
 def test_a_loop_without_attach_is_proven(tmp_path: Path, options: dict[str, Any]) -> None:
     model = Counts()
     optimizer = sgd(model)
-    with loader(tmp_path, num_epochs=2, **options) as data:
+    with loader_of(tmp_path, num_epochs=2, **options) as data:
         for _ in data.epochs():
             for batch in data:
                 learn(model, optimizer, batch)
     assert model.has_each(2)
-    verdict = judged(tmp_path)
+    verdict = verdict_of(tmp_path)
     assert (verdict.outcome, list(undecided(verdict))) == (Outcome.PROVEN, [])
 
 
@@ -86,7 +48,7 @@ def test_a_step_with_a_closure_is_proven(tmp_path: Path, named: bool) -> None:
     """Its gradient comes inside of the step: with the first there is none before."""
     model = Counts()
     optimizer = sgd(model)
-    with loader(tmp_path) as data:
+    with loader_of(tmp_path) as data:
         for batch in data:
 
             def closure(batch: torch.Tensor = batch) -> torch.Tensor:
@@ -100,26 +62,26 @@ def test_a_step_with_a_closure_is_proven(tmp_path: Path, named: bool) -> None:
             else:
                 optimizer.step(closure)
     assert model.has_each()
-    assert judged(tmp_path).outcome is Outcome.PROVEN
+    assert verdict_of(tmp_path).outcome is Outcome.PROVEN
 
 
 def test_a_closure_that_finds_no_gradient_trains_on_nothing(tmp_path: Path) -> None:
     model = Counts()
     optimizer = sgd(model)
-    with loader(tmp_path) as data:
+    with loader_of(tmp_path) as data:
         for at, batch in enumerate(data):
             if at == 0:
                 optimizer.step(lambda: 0.0)
             else:
                 learn(model, optimizer, batch)
     assert not model.has_each()
-    assert judged(tmp_path).outcome is Outcome.DELIVERED
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
 
 def test_each_step_counts_at_once() -> None:
     fake, model = FakeMaster(), Counts()
     optimizer = sgd(model)
-    with loader(master_client=fake) as data:
+    with loader_of(None, master_client=fake) as data:
         for number, batch in enumerate(data, 1):
             learn(model, optimizer, batch)
             data.service.session.flush()
@@ -130,29 +92,17 @@ def test_windows_without_attach_are_delivered_and_the_line_is_named(tmp_path: Pa
     """No gradient of the first window was seen to come, but of its last batch."""
     model = Counts()
     optimizer = sgd(model)
-    with loader(tmp_path) as data:
+    with loader_of(tmp_path) as data:
         for number, batch in enumerate(data, 1):
             model(batch).backward()
             if number % 3 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
     assert model.has_each()
-    verdict = judged(tmp_path)
+    verdict = verdict_of(tmp_path)
     assert verdict.outcome is Outcome.DELIVERED
     assert verdict.models.unattached == 2 * BATCH
     assert "Before the loop: loader.attach(optimizer)" in " ".join(undecided(verdict))
-
-
-def skips_the_first(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(data):
-        if number:
-            learn(model, optimizer, batch)
-
-
-def skips_a_later_one(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(data):
-        if number != 5:
-            learn(model, optimizer, batch)
 
 
 def steps_on_what_was_there(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
@@ -177,16 +127,6 @@ def with_another_optimizer(data: ElasticDataLoader, model: Counts, optimizer: An
             learn(model, optimizer, batch)
 
 
-def with_another_optimizer_at_first(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
-    other = Counts()
-    others = sgd(other)
-    for number, batch in enumerate(data):
-        if not number:
-            learn(other, others, torch.arange(3))
-        else:
-            learn(model, optimizer, batch)
-
-
 def with_new_optimizers_within(data: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
     """As one that searches for an adversarial example of each batch."""
     for number, batch in enumerate(data):
@@ -203,20 +143,17 @@ def with_new_optimizers_within(data: ElasticDataLoader, model: Counts, optimizer
 @pytest.mark.parametrize(
     "loop",
     [
-        skips_the_first,
-        skips_a_later_one,
         steps_on_what_was_there,
         with_another_optimizer,
-        with_another_optimizer_at_first,
         with_new_optimizers_within,
     ],
 )
 def test_a_model_that_lacks_records_is_not_proven(tmp_path: Path, loop: Callable[..., None]) -> None:
     model = Counts()
-    with loader(tmp_path) as data:
+    with loader_of(tmp_path) as data:
         loop(data, model, sgd(model))
     assert not model.has_each()
-    verdict = judged(tmp_path)
+    verdict = verdict_of(tmp_path)
     assert verdict.outcome is Outcome.DELIVERED
     said = " ".join(undecided(verdict))
     assert "loader.attach(optimizer)" in said or "loader.give_back()" in said
@@ -225,7 +162,7 @@ def test_a_model_that_lacks_records_is_not_proven(tmp_path: Path, loop: Callable
 def test_an_optimizer_that_steps_in_the_place_of_the_first_decides() -> None:
     fake, model, other = FakeMaster(), Counts(), Counts()
     first, second = sgd(other), sgd(model)
-    with loader(master_client=fake) as data:
+    with loader_of(None, master_client=fake) as data:
         for number, batch in enumerate(data, 1):
             if number == 1:
                 learn(other, first, torch.arange(3))
@@ -240,10 +177,10 @@ def test_an_optimizer_that_steps_in_the_place_of_the_first_decides() -> None:
 
 def test_one_batch_that_is_not_learnt_is_not_proven(tmp_path: Path) -> None:
     model = Counts()
-    with loader(tmp_path, batch_size=RECORDS, records_per_shard=RECORDS) as data:
+    with loader_of(tmp_path, batch_size=RECORDS, records_per_shard=RECORDS) as data:
         steps_on_what_was_there(data, model, sgd(model))
     assert not model.has_each()
-    assert judged(tmp_path).outcome is Outcome.DELIVERED
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
 
 @pytest.mark.parametrize("when", ["before", "within"])
@@ -251,8 +188,8 @@ def test_a_validation_loader_that_is_held_open_stays_out(tmp_path: Path, when: s
     model = Counts()
     optimizer = sgd(model)
     with (
-        loader(tmp_path / "train") as data,
-        loader(tmp_path / "val", dataset_name="validation") as validation,
+        loader_of(tmp_path / "train") as data,
+        loader_of(tmp_path / "val", dataset_name="validation") as validation,
     ):
         held: Iterator[Any] = iter(validation)
         for number, batch in enumerate(data):
@@ -264,19 +201,19 @@ def test_a_validation_loader_that_is_held_open_stays_out(tmp_path: Path, when: s
         for batch in held:
             model(batch)
     assert model.has_each()
-    assert judged(tmp_path / "val").outcome is Outcome.DELIVERED
-    train = judged(tmp_path / "train").outcome
+    assert verdict_of(tmp_path / "val").outcome is Outcome.DELIVERED
+    train = verdict_of(tmp_path / "train").outcome
     assert train is (Outcome.PROVEN if when == "within" else Outcome.DELIVERED)
 
 
 def test_data_that_are_no_training_data_stay_out(tmp_path: Path) -> None:
     model = Counts()
     optimizer = sgd(model)
-    with loader(tmp_path, task_type=TaskType.EVALUATION) as data:
+    with loader_of(tmp_path, task_type=TaskType.EVALUATION) as data:
         for batch in data:
             learn(model, optimizer, batch)
         assert not is_attached(data, optimizer)
-    assert judged(tmp_path).outcome is Outcome.DELIVERED
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
 
 def test_two_loaders_in_one_loop_have_no_optimizer_until_it_is_said(tmp_path: Path) -> None:
@@ -285,7 +222,7 @@ def test_two_loaders_in_one_loop_have_no_optimizer_until_it_is_said(tmp_path: Pa
         optimizer = sgd(model)
         folders = [tmp_path / f"{said} {name}" for name in "ab"]
         with ExitStack() as stack:
-            both = [stack.enter_context(loader(folder)) for folder in folders]
+            both = [stack.enter_context(loader_of(folder)) for folder in folders]
             if said:
                 for data in both:
                     data.attach(optimizer)
@@ -293,20 +230,20 @@ def test_two_loaders_in_one_loop_have_no_optimizer_until_it_is_said(tmp_path: Pa
                 learn(model, optimizer, torch.cat([one, two]))
         assert model.has_each(2)
         wanted = Outcome.PROVEN if said else Outcome.DELIVERED
-        assert [judged(folder).outcome for folder in folders] == [wanted] * 2
+        assert [verdict_of(folder).outcome for folder in folders] == [wanted] * 2
 
 
 def test_two_loaders_one_after_the_other_are_both_proven(tmp_path: Path) -> None:
     """What the loop learns after the end of a pass is of the pass that it has begun since."""
     model = Counts()
     optimizer = sgd(model)
-    with loader(tmp_path / "a", num_epochs=2) as one, loader(tmp_path / "b", num_epochs=2) as two:
+    with loader_of(tmp_path / "a", num_epochs=2) as one, loader_of(tmp_path / "b", num_epochs=2) as two:
         for _ in range(2):
             for data in (one, two):
                 for batch in data:
                     learn(model, optimizer, batch)
     assert model.has_each(4)
-    assert [headline(judged(tmp_path / name)) for name in "ab"] == ["PROVEN"] * 2
+    assert [headline(verdict_of(tmp_path / name)) for name in "ab"] == ["PROVEN"] * 2
 
 
 def test_a_pass_without_steps_counts_as_without_an_optimizer(tmp_path: Path) -> None:
@@ -314,7 +251,7 @@ def test_a_pass_without_steps_counts_as_without_an_optimizer(tmp_path: Path) -> 
     model = Counts()
     optimizer = sgd(model)
     seen = []
-    with loader(tmp_path, num_epochs=3) as data:
+    with loader_of(tmp_path, num_epochs=3) as data:
         for epoch in data.epochs():
             for batch in data:
                 seen += batch.tolist()
@@ -322,12 +259,12 @@ def test_a_pass_without_steps_counts_as_without_an_optimizer(tmp_path: Path) -> 
                     learn(model, optimizer, batch)
         assert data.service.finished
     assert sorted(seen) == sorted([*range(RECORDS)] * 3)
-    assert judged(tmp_path).outcome is Outcome.DELIVERED
+    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
 
 def test_an_optimizer_that_is_gone_makes_room_for_the_next(tmp_path: Path) -> None:
     model = Counts()
-    with loader(tmp_path, num_epochs=2) as data:
+    with loader_of(tmp_path, num_epochs=2) as data:
         for _ in data.epochs():
             optimizer = sgd(model)
             for batch in data:
@@ -335,13 +272,13 @@ def test_an_optimizer_that_is_gone_makes_room_for_the_next(tmp_path: Path) -> No
             del optimizer
             gc.collect()
     assert model.has_each(2)
-    assert judged(tmp_path).outcome is Outcome.PROVEN
+    assert verdict_of(tmp_path).outcome is Outcome.PROVEN
 
 
 def test_one_that_was_detached_does_not_attach_itself_again() -> None:
     model = Counts()
     optimizer = sgd(model)
-    with loader() as data:
+    with loader_of(None) as data:
         for number, batch in enumerate(data):
             learn(model, optimizer, batch)
             assert is_attached(data, optimizer) == (number < 3)
@@ -358,7 +295,7 @@ def _steps_in_a_child(report: Any) -> None:
 def test_a_forked_child_that_steps_counts_no_batch_of_its_parent() -> None:
     context = multiprocessing.get_context("fork")
     fake = FakeMaster()
-    with loader(master_client=fake) as data:
+    with loader_of(None, master_client=fake) as data:
         batches = iter(data)
         next(batches)
         report = context.SimpleQueue()
@@ -376,5 +313,8 @@ def test_an_optimizer_that_tells_of_no_step_is_refused() -> None:
             self.base = base
             self.param_groups = base.param_groups
 
-    with loader() as data, pytest.raises(InvalidArgument, match=r"Wrapping tells of no step.*that it wraps"):
+    with (
+        loader_of(None) as data,
+        pytest.raises(InvalidArgument, match=r"Wrapping tells of no step.*that it wraps"),
+    ):
         data.attach(Wrapping(sgd(Counts())))

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import learning_kit
 import pytest
 import torch
+from learning_kit import sgd, verdict_of
 from torch import nn
 
-from edl_torch import ElasticDataLoader
-from edl_torch.audit.verdict import Outcome, Verdict, audit
+from edl_torch.audit.verdict import Outcome
 from edl_torch.cli.verdict_words import headline
 from edl_torch.integrations.adapter import read_ahead
 
@@ -45,10 +46,6 @@ class Counts(nn.Module):
         return int((self.learnt.detach().round() != epochs).sum())
 
 
-def sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=1.0)
-
-
 def learn(model: Counts, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
     model(batch).backward()
     optimizer.step()
@@ -57,16 +54,10 @@ def learn(model: Counts, optimizer: torch.optim.Optimizer, batch: torch.Tensor) 
 
 @contextmanager
 def loader_of(folder: Path, *optimizers: torch.optim.Optimizer, epochs: int = 1) -> Iterator[Any]:
-    data = torch.arange(RECORDS)
-    with ElasticDataLoader(data, audit_dir=folder, num_epochs=epochs, batch_size=5, shuffle=True) as loader:
+    with learning_kit.loader_of(folder, RECORDS, num_epochs=epochs, batch_size=5) as loader:
         for optimizer in optimizers:
             loader.attach(optimizer)
         yield loader
-
-
-def verdict_of(folder: Path) -> Verdict:
-    (verdict,) = audit([folder])
-    return verdict
 
 
 def windows(loader: Any, optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:

@@ -358,7 +358,9 @@ def test_several_optimizers_in_a_wrapped_loop_acknowledge_nothing_early(lookahea
 
 
 @pytest.mark.parametrize("attached", [True, False])
-def test_behind_a_wrapper_that_reads_several_ahead_and_does_not_tell_nothing_is_proven(attached: bool) -> None:
+def test_behind_a_wrapper_that_reads_several_ahead_and_does_not_tell_nothing_is_proven(
+    attached: bool,
+) -> None:
     """Two steps are on one batch at the end of a pass, or on two: both make the same calls."""
     program = Program(
         data=Data(records=5, records_per_shard=1, picked=False),

@@ -11,7 +11,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 from other_stores import HAS_GCS, HAS_HUB, REPO, Gcs, GcsFront, hub
-from stores import BUCKET, Place, Proxy, Weed, bucket_of, files_below, put, web_server
+from stores import BUCKET, KEY, SECRET, Place, Proxy, Weed, bucket_of, files_below, put, web_server
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +51,19 @@ def proxy(weed: Weed) -> Iterator[Proxy]:
     one = Proxy(weed.address)
     yield one
     one.close()
+
+
+@pytest.fixture
+def of_environment(weed: Weed, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store behind the proxy is the one that the environment names, with its credentials."""
+    names = {
+        "ACCESS_KEY_ID": KEY,
+        "SECRET_ACCESS_KEY": SECRET,
+        "ENDPOINT_URL": proxy.url,
+        "REGION": "us-east-1",
+    }
+    for name, value in names.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
 
 
 @pytest.fixture(params=["file", "memory", "s3", "http"])

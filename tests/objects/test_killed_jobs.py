@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import preloaded
 import pyarrow as pa
@@ -22,7 +21,8 @@ import pytest
 import torch
 from master_kit import EDL, MasterProcess
 from store_trainer import BATCH, EPOCHS
-from stores import BUCKET, Proxy, Request, Weed, put
+from stores import BUCKET, Proxy, Request, Weed, numbered, put
+from tar_files import samples_tar
 
 from edl_torch.readers import RecordIOWriter
 
@@ -31,13 +31,7 @@ BATCHES = EPOCHS * -(-RECORDS // BATCH)
 PROGRAM = Path(__file__).with_name("store_trainer.py")
 
 
-def content(number: int) -> bytes:
-    """A picture whose first pixel tells its number."""
-    image = np.full((4, 4, 3), [number % 250, number // 250, 9], np.uint8)
-    return bytes(cv2.imencode(".png", image[..., ::-1])[1].tobytes())
-
-
-PICTURES = {f"killed/{'ab'[n % 2]}/{n:03d}.png": content(n) for n in range(RECORDS)}
+PICTURES = {f"killed/{'ab'[n % 2]}/{n:03d}.png": numbered(n) for n in range(RECORDS)}
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +211,8 @@ def write_blocks(kind: str, path: Path) -> None:
     lines = [f"{n} {'x' * (n % 70)}" for n in range(RECORDS)]
     if kind == "csv":
         path.write_bytes(("n,x\r\n" + "\r\n".join(line.replace(" ", ",x") for line in lines)).encode())
+    elif kind == "tar":
+        samples_tar(path, RECORDS)
     elif kind == "txt":
         path.write_bytes("\r\n".join(lines).encode())
     elif kind == "recordio":
@@ -228,7 +224,7 @@ def write_blocks(kind: str, path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["csv", "txt", "recordio", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "txt", "recordio", "parquet", "tar"])
 def test_readers_of_blocks_learn_each_record_as_often(weed, proxy, bucket, tmp_path, kind):
     path = tmp_path / f"blocks.{kind}"
     write_blocks(kind, path)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,23 +21,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stores import BUCKET, KEY, SECRET, Proxy, Weed, put
-from tar_files import samples_tar
+from stores import BUCKET, Proxy, Weed, files_below, put
+from test_readers import CASES, KINDS
 
 from edl_torch.cli.main import main
 from edl_torch.errors import DataFormatError, ReaderError, SourceChanged, SourceUnavailable
-from edl_torch.readers.images.coco import CocoCaptionsReader
 from edl_torch.readers.images.folder import ImageFolderReader
-from edl_torch.readers.images.voc import VocReader
-from edl_torch.readers.parquet.reader import ParquetReader
-from edl_torch.readers.recordio.reader import RecordIODataReader
 from edl_torch.readers.recordio.writer import RecordIOWriter
 from edl_torch.readers.shared.mapped import kept_index
 from edl_torch.readers.storage import Storage, kept
 from edl_torch.readers.storage.kept import KeptAway
-from edl_torch.readers.tar.reader import TarReader
-from edl_torch.readers.text.csv_reader import CsvReader
-from edl_torch.readers.text.text_reader import TextReader
 from edl_torch.shard import Shard, Task
 
 ROOT = f"s3://{BUCKET}/kept"
@@ -230,73 +222,42 @@ def test_a_folder_that_changes_all_the_time_is_no_data(weed, bucket: Any, proxy:
     assert kept_in(lists, bucket) == []
 
 
-def made(kind: str, folder: Path, root: str, **more: Any) -> Any:
-    """A reader of files of one kind, which `folder` has and `root` names."""
-    if kind == "coco":
-        return CocoCaptionsReader(f"{root}/images", str(folder / "captions.json"), **more)
-    readers: dict[str, Callable[..., Any]] = {
-        "tar": TarReader,
-        "csv": CsvReader,
-        "text": TextReader,
-        "recordio": RecordIODataReader,
-        "parquet": ParquetReader,
-        "voc": VocReader,
-    }
-    return readers[kind](root, **more)
+# Of each reader the file that is renamed: what a listing of before has not.
+MOVED = {
+    **{f"{kind} folder": "1" for kind in ("csv", "text", "recordio", "tar")},
+    "parquet folder": "day=1/part",
+    "voc folder": "JPEGImages/0001",
+    "captions": "images/0001",
+}
 
 
-def files_of(kind: str, folder: Path) -> dict[str, bytes]:
-    """Two files, or what a reader needs."""
-    if kind == "tar":
-        return {f"{n}.tar": Path(samples_tar(folder / f"{n}.tar", 20)).read_bytes() for n in (1, 2)}
-    if kind == "csv":
-        return {f"{n}.csv": b"a,b\n1,2\n3,4\n" for n in (1, 2)}
-    if kind == "text":
-        return {f"{n}.txt": b"one\ntwo\n" for n in (1, 2)}
-    if kind == "recordio":
-        for n in (1, 2):
-            with RecordIOWriter(folder / f"{n}.recordio") as writer:
-                writer.write(b"x" * n)
-        return {f"{n}.recordio": (folder / f"{n}.recordio").read_bytes() for n in (1, 2)}
-    if kind == "parquet":
-        for n in (1, 2):
-            pq.write_table(pa.table({"a": [1, 2, n]}), folder / f"{n}.parquet")
-        return {f"{n}.parquet": (folder / f"{n}.parquet").read_bytes() for n in (1, 2)}
-    if kind == "voc":
-        xml = b"<annotation></annotation>"
-        lists = {"ImageSets/Main/train.txt": b"1\n2\n"}
-        images = {f"JPEGImages/{n}.jpg": picture(n) for n in (1, 2)}
-        return lists | images | {f"Annotations/{n}.xml": xml for n in (1, 2)}
-    images = [{"id": n, "file_name": f"{n}.jpg", "height": 2, "width": 2} for n in (1, 2)]
-    captions = [{"id": n, "image_id": n, "caption": "one"} for n in (1, 2)]
-    (folder / "captions.json").write_text(json.dumps({"images": images, "annotations": captions}))
-    return {f"images/{n}.jpg": picture(n) for n in (1, 2)}
-
-
-@pytest.mark.parametrize("kind", ["tar", "csv", "text", "recordio", "parquet", "voc", "coco"])
+@pytest.mark.parametrize("kind", MOVED)
 def test_every_reader_that_lists_takes_the_kept_listing(
     kind: str, weed: Weed, bucket: Any, proxy: Proxy, lists: str, tmp_path: Path
 ):
-    root, files = f"of-{kind}-{uuid4().hex}", files_of(kind, tmp_path)
+    root, case = f"of-{kind.replace(' ', '-')}-{uuid4().hex}", CASES[kind]
+    (tmp_path / "data").mkdir()
+    case.write(tmp_path / "data")
+    files = files_below(tmp_path / "data")
     put(bucket, {f"{root}/{name}": data for name, data in files.items()})
     settle()
-    options = {"storage_options": weed.options(proxy.url), "index_dir": lists}
-    first = made(kind, tmp_path, f"s3://{BUCKET}/{root}", **options)
+
+    def make(**more: Any) -> Any:
+        how = {"storage_options": weed.options(proxy.url), "index_dir": lists, **more}
+        return case.make(f"s3://{BUCKET}/{root}", how)
+
+    first = make()
     assert listed(proxy) > 0
-    kept = made(kind, tmp_path, f"s3://{BUCKET}/{root}", **options)
+    kept = make()
     assert listed(proxy) == 0
     assert kept.create_shards() == first.create_shards()
     assert kept.fingerprint() == first.fingerprint()
-    name, data = next(
-        (name, data) for name, data in files.items() if name.rpartition("/")[2].startswith("2.")
-    )
-    changed = [name for name in files if name.rpartition("/")[2].startswith("2.")]
-    put(bucket, {f"{root}/{name.replace('2.', '3.')}": data})
-    for gone in changed:
-        bucket.delete_object(Bucket=BUCKET, Key=f"{root}/{gone}")
+    (moved,) = [name for name in files if f"{MOVED[kind]}." in name and "Annotations" not in name]
+    put(bucket, {f"{root}/{moved.replace('1.', '3.').replace('part.', 'part3.')}": files[moved]})
+    bucket.delete_object(Bucket=BUCKET, Key=f"{root}/{moved}")
 
     def read_all() -> None:
-        again = made(kind, tmp_path, f"s3://{BUCKET}/{root}", **options)
+        again = make()
         assert again.create_shards() == first.create_shards()  # what was added is not in it
         for source, count in again.create_shards().items():
             list(again.read_records(Task(shard=Shard(name=source, start=0, end=count))))
@@ -304,8 +265,8 @@ def test_every_reader_that_lists_takes_the_kept_listing(
     with pytest.raises(SourceChanged, match="refresh=True"):
         read_all()
     assert listed(proxy) == 0
-    if kind in ("tar", "csv", "text", "recordio", "parquet"):
-        grown = made(kind, tmp_path, f"s3://{BUCKET}/{root}", refresh=True, **options)
+    if kind not in ("voc folder", "captions"):
+        grown = make(refresh=True)
         assert listed(proxy) > 0
         assert sum(grown.create_shards().values()) == sum(first.create_shards().values())
 
@@ -365,13 +326,10 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.usefixtures("of_environment")
 def test_a_dry_run_says_what_an_epoch_asks_for_and_reads_no_record(
-    weed: Weed, bucket: Any, proxy: Proxy, objects, tmp_path: Path, monkeypatch, capsys
+    proxy: Proxy, objects, tmp_path: Path, monkeypatch, capsys
 ):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-
     def said(data: str) -> dict[str, Any]:
         assert main(["check", data, "--dry-run", "--json"]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -392,12 +350,11 @@ def test_a_dry_run_says_what_an_epoch_asks_for_and_reads_no_record(
     assert "nothing of a store: the data are files of this machine" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("of_environment")
 @pytest.mark.parametrize("kind", ["csv", "text", "recordio", "parquet"])
 def test_a_dry_run_of_blocks_is_what_an_epoch_asks_for(
-    kind: str, weed: Weed, bucket: Any, proxy: Proxy, tmp_path: Path, monkeypatch: Any, capsys: Any
+    kind: str, bucket: Any, proxy: Proxy, tmp_path: Path, capsys: Any
 ):
-    for option, value in (("ACCESS_KEY_ID", KEY), ("SECRET_ACCESS_KEY", SECRET), ("ENDPOINT_URL", proxy.url)):
-        monkeypatch.setenv(f"AWS_{option}", value)
     lines = [f"{number},{'x' * 1500}\n".encode() for number in range(1500)]
     for part in (1, 2):
         if kind == "parquet":
@@ -418,7 +375,7 @@ def test_a_dry_run_of_blocks_is_what_an_epoch_asks_for(
     epoch = json.loads(capsys.readouterr().out)["epoch"]
     assert epoch["in_order"]["requests"] >= 8
     for name in ("in_order", "shuffled"):
-        reader = made(kind, tmp_path, url)
+        reader = KINDS[kind](url)
         leases = [
             (source, at, min(at + 256, count))
             for source, count in reader.create_shards().items()

@@ -10,7 +10,6 @@ import pytest
 from image_files import write_coco, write_manifest
 from stores import BUCKET, put, web_server
 
-from edl_torch import ElasticDataLoader
 from edl_torch.errors import BadRecord, DataFormatError, ReaderError, SourceChanged
 from edl_torch.readers import (
     CocoCaptionsReader,
@@ -57,14 +56,6 @@ def test_a_web_server_lists_none_and_is_asked_for_each(tmp_path):
             stored.load(1)
         with pytest.raises(BadRecord, match="the file is missing"):
             manifest(url).load(1)
-
-
-def test_a_list_in_a_store_is_enough(both, weed):
-    _, there = both
-    loader = ElasticDataLoader(f"{there}/manifest.csv", batch_size=2, storage_options=weed.options())
-    assert type(loader.dataset.reader) is ImageManifestReader
-    with loader:
-        assert sum(len(labels) for _, labels in loader) == 4
 
 
 def test_a_list_here_may_have_its_images_there(both, weed):

@@ -6,7 +6,6 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,9 +14,8 @@ from stores import BUCKET, SECRET, Proxy, Request, Weed, put
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.errors import ReaderError, SourceChanged
-from edl_torch.readers import ParquetReader, open_reader
+from edl_torch.readers import ParquetReader
 from edl_torch.shard import Shard, Task
-from edl_torch.testing import check_reader
 
 ROWS, TABLE = 60, f"s3://{BUCKET}/table"
 
@@ -44,13 +42,6 @@ def table(bucket: Any) -> Iterator[str]:
     found = bucket.list_objects_v2(Bucket=BUCKET, Prefix="table/")["Contents"]
     for one in found:
         bucket.delete_object(Bucket=BUCKET, Key=one["Key"])
-
-
-def test_a_partitioned_table_keeps_the_contract(table, options):
-    check_reader(lambda: ParquetReader(f"{table}/day=[12]/*.parquet", storage_options=options))
-    reader = open_reader(f"{table}/day=1/part.parquet", storage_options=options)
-    assert reader.create_shards() == {f"{table}/day=1/part.parquet": 20}
-    assert open_reader(table, storage_options=options).columns == ["id", "noise", "day"]
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
@@ -138,61 +129,3 @@ def test_damage_and_change_are_seen_there_too(table, options, bucket):
     put(bucket, {"table/day=1/part.parquet": content(20, 25)})
     with pytest.raises(SourceChanged, match="has changed since"):
         reader.read_record(f"{table}/day=1/part.parquet", 0)
-
-
-@pytest.mark.parametrize("is_open", [False, True], ids=["new", "open"])
-def test_rows_in_another_order_under_the_same_footer_are_seen_there_too(table, options, bucket, is_open):
-    def rows(order: Any) -> bytes:
-        written = io.BytesIO()
-        plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-        pq.write_table(pa.table({"id": np.arange(20)[order]}), written, row_group_size=10, **plain)
-        return written.getvalue()
-
-    one, other = rows(slice(None)), rows(slice(None, None, -1))
-    assert (len(one), one[-100:]) == (len(other), other[-100:])
-    put(bucket, {"table/rows.parquet": one})
-    reader, name = ParquetReader(f"{table}/rows.parquet", storage_options=options), f"{table}/rows.parquet"
-    if is_open:
-        assert reader.read_record(name, 0)["id"] == 0
-    put(bucket, {"table/rows.parquet": other})
-    with pytest.raises(SourceChanged, match="of the same size, but not the same"):
-        reader.read_record(name, 15)
-
-
-def test_an_answer_cut_short_is_asked_for_again(table, options, proxy):
-    reader = ParquetReader(table, storage_options=options)
-    path = f"{table}/day=1/part.parquet"
-    faults = ["short", "reset", "503"]
-    proxy.fault = lambda request: faults.pop() if faults and request.range else ""
-    assert reader.read_record(path, 10)["id"] == 30
-    assert not faults
-
-
-def test_memory_of_one_process_and_its_forks(tmp_path):
-    store = fsspec.filesystem("memory")
-    store.pipe("/made/a.parquet", content(0, 30))
-    check_reader(lambda: ParquetReader("memory://made"))
-    reader = ParquetReader("memory://made/*.parquet")
-    assert reader.create_shards() == {"memory://made/a.parquet": 30}
-    with DataShardService(4, reader=reader) as service:
-        loader = ElasticDataLoader(
-            ShardedDataset(service, reader), num_workers=2, multiprocessing_context="fork"
-        )
-        assert sorted(i for batch in loader for i in batch["id"].tolist()) == list(range(30))
-    store.rm("/made", recursive=True)
-
-
-@pytest.mark.parametrize("content_then", [b"\xab" * 4000, b"PAR1 cut"], ids=["garbage", "truncated"])
-def test_a_file_that_is_overwritten_while_a_job_runs_has_changed(table, options, bucket, content_then):
-    """Not 500 records in quarantine."""
-    reader = ParquetReader(table, storage_options=options, cache_bytes=1)
-    service = DataShardService(4, reader=reader, max_bad_records=500)
-    dataset = ShardedDataset(service, reader, on_bad_record="quarantine")
-    with ElasticDataLoader(dataset) as loader, service:
-        batches = iter(loader)
-        next(batches)
-        for number in range(3):
-            put(bucket, {f"table/day={number}/part.parquet": content_then})
-        with pytest.raises(SourceChanged, match="has changed since"):
-            list(batches)
-        assert service.progress().quarantined == 0

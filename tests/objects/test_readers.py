@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from image_files import write_coco, write_image_folder, write_manifest, write_voc
+from image_files import encode, render, write_coco, write_manifest, write_voc
 from stores import BUCKET, files_below, put, web_server
-from tar_files import samples_tar
+from tar_files import write_tar
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.checking.check import Cost, cost_of_epoch
@@ -97,8 +97,27 @@ def parquet_files(folder: Path) -> None:
 
 
 def tar_files(folder: Path) -> None:
-    for number in range(3):
-        samples_tar(folder / f"{number}.tar", 20, begin=20 * number)
+    """Tars of three formats; one has no sample."""
+    for number, size in enumerate((30, 0, 45)):
+        chance = random.Random(number)
+        content = [("README", b"nothing")]
+        for n in range(size):
+            content += [(f"{number}{n:04}.bin", chance.randbytes(chance.choice([10, 3000, 80_000])))]
+            content += [(f"{number}{n:04}.cls", b"%d" % (100 * number + n))]
+        write_tar(folder / f"{number}.tar", content, format=number)
+    (folder / ".hidden.tar").write_bytes(b"")
+    (folder / "notes.txt").write_bytes(b"")
+
+
+# Names that sort otherwise as keys of a store than as files; of the others none is an image of the dataset.
+IMAGES = ("a/1.png", "a/10.png", "a/2.PNG", "a/deep/0.png", "a/deep-er/0.png", "a-b/x.png", "a.b/ü é+%20.png")
+NO_IMAGES = ("a/.x.png", ".git/x.png", "a/notes.txt", "a/.cache/z.png")
+
+
+def image_files(folder: Path) -> None:
+    for number, name in enumerate(IMAGES + NO_IMAGES):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encode(render(number), ".png"))
 
 
 NUMBERS = "/{0..2}"
@@ -117,7 +136,7 @@ CASES = {
     "tar folder": Case(tar_files, lambda at, how: TarReader(at, **how), names=False),
     "voc": Case(write_voc, lambda at, how: VocReader(f"{at}/VOCdevkit/VOC2012", **how)),
     "voc folder": Case(write_voc, lambda at, how: VocReader(at, **how), names=False),
-    "image folder": Case(write_image_folder, lambda at, how: ImageFolderReader(at, **how), names=False),
+    "image folder": Case(image_files, lambda at, how: ImageFolderReader(at, **how), names=False),
     "manifest": Case(write_manifest, lambda at, how: ImageManifestReader(f"{at}/manifest.csv", **how)),
     "captions": Case(
         write_coco,
@@ -173,6 +192,11 @@ def test_the_records_and_the_fingerprint_are_those_of_the_same_files_here(kind, 
     assert records_equal(without_place(whole(there)), without_place(whole(here)))
     assert there.fingerprint() == here.fingerprint()
     assert there.fingerprint(whole=True) == here.fingerprint(whole=True)
+    if isinstance(there, IndexedReader):
+        order = random.Random(5).sample(range(there.count), there.count)
+        begun, loaded = there.begin(order), [there.load(index) for index in order]
+        found = loaded if begun is None else [begun.record(number) for number in range(len(order))]
+        assert records_equal(found, loaded)
     check_reader(lambda: case.make(at, how))
     with ElasticDataLoader(there, batch_size=16, shuffle=True, collate_fn=len) as loader:
         assert sum(loader) == sum(map(len, whole(here)))
@@ -320,7 +344,7 @@ def test_an_object_that_is_written_over_in_the_middle_ends_the_job(kind, big, we
         assert service.progress().quarantined == 0
 
 
-UNTAGGED = {
+KINDS = {
     "csv": CsvReader,
     "text": TextReader,
     "tar": TarReader,
@@ -351,26 +375,26 @@ def untagged(kind: str, digit: str, records: int = 20) -> bytes:
     return b"word\n" + f"{digit}\n".encode() * records
 
 
-@pytest.mark.parametrize("kind", UNTAGGED)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_an_object_without_a_tag_that_is_written_over_is_seen_by_the_next_look(kind, is_changed):
     """A read sees only another size of it."""
     store = fsspec.filesystem("memory")
     name = f"memory://untagged-{kind}-{is_changed}"
     store.pipe(name, untagged(kind, "1"))
-    reader = UNTAGGED[kind](name)
+    reader = KINDS[kind](name)
     then = reader_fingerprint(reader)
     store.pipe(name, untagged(kind, "2" if is_changed else "1"))
     copy = pickle.loads(pickle.dumps(reader))  # as a loader worker has, which has not looked yet
     assert bool(changed_since(reader, then)) == bool(changed_since(copy, then)) == is_changed
 
 
-@pytest.mark.parametrize("kind", UNTAGGED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_object_without_a_tag_that_is_shorter_is_another_one_at_once(kind):
     store = fsspec.filesystem("memory")
     name = f"memory://shorter-{kind}"
     store.pipe(name, untagged(kind, "1", 2000))
-    reader = UNTAGGED[kind](name)
+    reader = KINDS[kind](name)
     store.pipe(name, untagged(kind, "1", 2))
     began = time.monotonic()
     with pytest.raises(SourceChanged, match="has changed since it was listed"):
@@ -385,6 +409,7 @@ def test_readers_are_chosen_by_what_lies_at_a_url(bucket, weed, tmp_path):
         "text": text_files,
         "recordio": recordio_files,
         "voc": write_voc,
+        "manifest": write_manifest,
     }.items():
         (tmp_path / name).mkdir()
         case(tmp_path / name)
@@ -398,6 +423,7 @@ def test_readers_are_chosen_by_what_lies_at_a_url(bucket, weed, tmp_path):
         f"{base}/recordio": RecordIODataReader,
         f"{base}/recordio/0.recordio": RecordIODataReader,
         f"{base}/voc/VOCdevkit": VocReader,
+        f"{base}/manifest/manifest.csv": ImageManifestReader,
     }.items():
         assert type(open_reader(url, **options)) is reader, url
     assert open_reader(f"{base}/voc/VOCdevkit", TaskType.EVALUATION, **options).name.endswith("Main/val.txt")

@@ -97,13 +97,6 @@ def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[
     found["loader"].close()
 
 
-def test_what_the_page_says_of_plain_use_has_a_test() -> None:
-    table = PROGRAM.page[PROGRAM.page.index("## By plain use") :]
-    rows = re.findall(r"^\| (?!use|---)", table, re.M)
-    tests = Path(__file__).with_name("test_accelerate.py").read_text("utf-8")
-    assert len(rows) == tests[tests.index("# Plain use") :].count("\ndef test_")
-
-
 # Jobs that are killed, and go on from their checkpoints -----------------------------------------------------
 
 

@@ -88,12 +88,6 @@ def test_five_lines_change() -> None:
     assert len(re.findall(r"^\+", DIFF, re.M)) <= 5
 
 
-def test_what_the_page_says_of_plain_use_has_a_test() -> None:
-    rows = re.findall(r"^\| (?!use|---)", PAGE[PAGE.index("## By plain use") :], re.M)
-    tests = Path(__file__).read_text("utf-8")
-    assert len(rows) == tests[tests.index("\n# Plain use") :].count("\ndef test_")
-
-
 def test_a_short_batch_weighs_what_it_has(loader: ElasticDataLoader) -> None:
     engine = engine_of()
     losses = []

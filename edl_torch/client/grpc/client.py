@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -48,19 +48,12 @@ BEAT_LIMIT_PART = 1 / 3  # of the shorter timeout, if that is less: one that is 
 JOIN_S = 2.0
 
 
-class HeartbeatStub(Protocol):
-    """The two calls of the grpc stub that keep a session alive."""
-
-    Attend: Callable[..., Any]
-    Heartbeat: Callable[..., Any]
-
-
 class Heartbeat:
     """Keeps a session alive from `start()` to `close()`."""
 
     def __init__(
         self,
-        stub: HeartbeatStub,
+        stub: MasterStub,
         session: str,
         listener: Listener,
         *,
@@ -85,11 +78,6 @@ class Heartbeat:
         with suppress(ValueError):  # the channel is closed: the thread sees that too
             self._events = self._open()
         self._thread.start()
-
-    @property
-    def attending(self) -> bool:
-        """Whether the stream stands."""
-        return self.listener.standing
 
     def close(self) -> None:
         """End the thread. The master hears the stream break, unless the session has left before."""
@@ -160,7 +148,7 @@ class Heartbeat:
             self.listener.answered(asked_at)
 
     def __repr__(self) -> str:
-        state = "closed" if self._stop.is_set() else "attending" if self.attending else "connecting"
+        state = "closed" if self._stop.is_set() else "attending" if self.listener.standing else "connecting"
         return f"<Heartbeat {self._session} {state}>"
 
 
@@ -237,7 +225,6 @@ class Caller:
             self.pause(pause_s)
 
     def say_waiting(self, waited_s: float, why: str) -> None:
-        """Log that the master has been waited for."""
         unknown = "" if self._answered else " No master has answered there so far: is the address right?"
         log.warning(
             "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s).%s",
@@ -272,25 +259,19 @@ class Caller:
         self._closing.wait(seconds)
 
     @property
+    def is_closed(self) -> bool:
+        return self._closing.is_set()
+
+    @property
     def is_usable(self) -> bool:
         """Whether calls can be made: not after `close`, and not in a forked child."""
-        return not self._closing.is_set() and self.is_ours
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this is the process that made it."""
-        return os.getpid() == self._process
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing.is_set()
+        return not self.is_closed and os.getpid() == self._process
 
     def check_usable(self) -> None:
         """Raise ServiceClosed or EdlError where no call can be made."""
-        if self._closing.is_set():
+        if self.is_closed:
             raise ServiceClosed(f"the client of the master at {self._address} was closed")
-        if not self.is_ours:
+        if not self.is_usable:
             raise EdlError(
                 "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
             )

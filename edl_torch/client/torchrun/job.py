@@ -58,9 +58,8 @@ class Job:
     log_dir: Path | None
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Job:
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Job:
         """Read it. Raises InvalidArgument that names the variable which is not as torchrun sets it."""
-        env = os.environ if environ is None else environ
         run_id = _text(env, "TORCHELASTIC_RUN_ID")
         agent = _agent(run_id)
         least, most = _nodes(_arguments(agent), env)

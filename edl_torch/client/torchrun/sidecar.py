@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edl_torch.client.environment import page_address_from_env
 from edl_torch.client.torchrun.job import Job, join_job
 from edl_torch.errors import EdlError, InvalidArgument, MasterStartError
 from edl_torch.rpc.credentials import AccessToken, Credentials, text_from_env
@@ -49,9 +50,8 @@ class SidecarCredentials:
     insecure: bool = False
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> SidecarCredentials:
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> SidecarCredentials:
         """From the variables of `Credentials.from_env`. Raises InvalidArgument where they do not fit."""
-        env = os.environ if environ is None else environ
         given = Credentials.from_env(env)  # its checks
         own = cls(
             token_file=text_from_env("TOKEN_FILE", env),
@@ -235,8 +235,7 @@ def _command(job: Job, host: Address, address_file: Path) -> list[str]:
     state = os.environ.get("EDL_MASTER_STATE", "").strip()
     if state:
         command += ["--state", state]
-    page = os.environ.get("EDL_HTTP", "").strip()
-    if page:
+    if page := page_address_from_env():
         command += ["--http", page]
     return command
 

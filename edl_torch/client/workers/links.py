@@ -150,11 +150,9 @@ class Host:
         return self._run(self._trainer.begin_plain(reading))
 
     def next_grant(self, stream: str, number: int) -> Grant | None:
-        """Return the next lease of a stream."""
         return self._run(self._trainer.leasing.next(stream, number))
 
     def fail_record(self, task: int, position: int, reason: str) -> None:
-        """Put a record into quarantine that cannot be read."""
         self._run(self._trainer.fail_record(task, position, reason))
 
     def data_changed(self, said: str) -> None:

@@ -266,7 +266,6 @@ class TensorRows:
         self._dataset: TensorDataset = reader.dataset
 
     def batch(self, numbers: Sequence[int]) -> Collated:
-        """Return the batch of these rows."""
         return _batch_of(self._dataset.tensors, np.fromiter(numbers, np.int64, len(numbers)))
 
 
@@ -277,7 +276,6 @@ class MixedTensorRows:
         self.numbers = self._gathered = _GatheredRows(reader)
 
     def batch(self, numbers: Sequence[int]) -> Collated:
-        """Return the batch of these rows."""
         held = self._gathered.held
         while (rows := held[0]).after <= numbers[-1]:
             del held[0]
@@ -357,7 +355,6 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 
 
 def _batch_of(tensors: Sequence[torch.Tensor], numbers: IndexArray) -> Collated:
-    """Make a batch of some rows."""
     # Where another function than torch's stands, a user has put his own there.
     if torchs.default_collate_fn_map.get(torch.Tensor) is torchs.collate_tensor_fn and all(
         map(is_plain, tensors)

@@ -85,7 +85,6 @@ class InnerLoader:
         return self._batch_size is None and self._dataset.makes_batches
 
     def read(self) -> Iterator[Envelope]:
-        """Begin to read."""
         if self.loader is None:
             self.loader = self._make()
         self._dataset.bind(self._setup)
@@ -167,7 +166,6 @@ class InnerLoader:
         return DataLoader(self._dataset, batch_size=None if list_size else size, **arguments)
 
     def end_threads(self) -> None:
-        """End the threads that read in this process."""
         self._dataset.end_reading()
 
     def end_workers(self) -> None:

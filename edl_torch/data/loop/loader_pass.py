@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NoReturn
 
+from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.data.batches.collate import Envelope
 from edl_torch.data.loop.inner_loader import InnerLoader
-from edl_torch.data.weights import Weights
+from edl_torch.data.loop.notice import Notice
+from edl_torch.data.weights import PaddingBatch, Statistics, Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.measuring import Stopwatch
 from edl_torch.trainer.vocabulary import Ticket
@@ -27,30 +30,37 @@ _AT_NO_RECORD = (
 )
 
 
-class LoaderPass(Iterator[Any]):
-    """The iterator, over `epoch`; NEW_PASS is the one that runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSetup:
+    """What passes are made of. It is the loader's, and outlives them.
 
     Batches of less than `whole_batch` records, where that is given, are not handed out.
     """
 
+    inner: InnerLoader
+    session: Session
+    position: SessionPosition
+    whole_batch: int | None
+    weights: Weights
+    padding: PaddingBatch
+    statistics: Statistics
+    notice: Notice
+
+
+class LoaderPass(Iterator[Any]):
+    """The iterator, over `epoch`; NEW_PASS is the one that runs."""
+
     _closed = True
     _is_told = False  # whether a wrapper says of each batch when it passes it on
 
-    def __init__(
-        self,
-        loader: InnerLoader,
-        session: Session,
-        whole_batch: int | None,
-        weights: Weights,
-        epoch: int,
-    ) -> None:
-        self._loader = loader
-        self._session = session
+    def __init__(self, setup: PassSetup, epoch: int) -> None:
+        self._loader = setup.inner
+        self._session = session = setup.session
         self._passes = session.passes
         self._measuring = session.trainer.state.measuring
         self._stopwatch = Stopwatch(self._measuring, perf_counter)
-        self._whole_batch = whole_batch
-        self._weights = weights
+        self._whole_batch = setup.whole_batch
+        self._weights = setup.weights
         self._is_told = session.trainer.state.batches.is_told
         self._inner: Iterator[Envelope] | None = None
         self._pid = os.getpid()

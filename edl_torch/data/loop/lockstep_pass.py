@@ -10,49 +10,25 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
-from edl_torch.client.peers import (
-    Ballot,
-    BroadcastBatch,
-    Count,
-    Delivery,
-    Doing,
-    Lockstep,
-    Parts,
-    Peers,
-    Vote,
-    together,
-)
-from edl_torch.client.position import SessionPosition
-from edl_torch.client.session import Session
+from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Delivery, Doing, Parts, Vote, together
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.loop.inner_loader import InnerLoader
-from edl_torch.data.loop.loader_pass import LoaderPass
-from edl_torch.data.loop.notice import Notice
-from edl_torch.data.weights import PaddingBatch, Statistics, Weights
+from edl_torch.data.batches.collate import Envelope
+from edl_torch.data.loop.loader_pass import LoaderPass, PassSetup
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.vocabulary import Ticket
 
 
 class SteppingPass(LoaderPass):
-    """The iterator. `padding`, `statistics` and `weights` are the loader's and outlive it."""
+    """The iterator of a trainer that others wait for at each step."""
 
-    def __init__(
-        self,
-        loader: InnerLoader,
-        session: Session,
-        whole_batch: int | None,
-        weights: Weights,
-        *,
-        padding: PaddingBatch,
-        statistics: Statistics,
-        epoch: int,
-    ) -> None:
-        self._padding = padding
-        self._statistics = statistics
-        self._stepped = False
-        super().__init__(loader, session, whole_batch, weights, epoch)
+    _stepped = False
+
+    def __init__(self, setup: PassSetup, epoch: int) -> None:
+        self._padding = setup.padding
+        self._statistics = setup.statistics
+        super().__init__(setup, epoch)
 
     def __next__(self) -> Any:
         self._statistics.let_go()
@@ -70,7 +46,6 @@ class SteppingPass(LoaderPass):
         return self._session.do(lambda: self._passes.is_over)
 
     def close(self) -> None:
-        """End the pass."""
         self._statistics.let_go()
         super().close()
 
@@ -79,7 +54,7 @@ FIRST_WAIT_S = 1.0  # a trainer that never had a batch has none to pad with
 
 
 class PaddedPass(SteppingPass):
-    """The iterator."""
+    """The iterator of one that is no rank among others."""
 
     def _step(self) -> tuple[Any, int]:
         envelope = None
@@ -108,51 +83,21 @@ class PaddedPass(SteppingPass):
 PATIENCE_S = 1.0  # rank 0's, where no rank has a batch and the epoch is not over
 
 
-class Pulled(Protocol):
-    """A batch that a rank has for the next step."""
-
-    @property
-    def batch(self) -> Any:
-        """What the loop gets."""
-
-    @property
-    def ticket(self) -> Ticket:
-        """The positions that it holds."""
-
-    @property
-    def size(self) -> int:
-        """Its records."""
-
-
 class LockstepPass(SteppingPass):
-    """The iterator. `notice` is the loader's and outlives it."""
+    """The iterator of a synchronous rank."""
 
-    def __init__(
-        self,
-        loader: InnerLoader,
-        session: Session,
-        whole_batch: int | None,
-        weights: Weights,
-        position: SessionPosition,
-        *,
-        padding: PaddingBatch,
-        statistics: Statistics,
-        notice: Notice,
-        epoch: int,
-    ) -> None:
-        lockstep = session.lockstep
+    def __init__(self, setup: PassSetup, epoch: int) -> None:
+        lockstep = setup.session.lockstep
         if lockstep is None:
             raise InvalidArgument("the session has no peers: make the loader with synchronous=True")
-        self._position = position
-        self._lockstep: Lockstep = lockstep
-        self._peers: Peers = lockstep.peers
-        self._notice = notice
-        self._pulled: Pulled | None = None
+        self._position = setup.position
+        self._lockstep = lockstep
+        self._peers = lockstep.peers
+        self._notice = setup.notice
+        self._pulled: Pulled | None = None  # the batch that this rank has for the next step
         self._error: Exception | None = None
         self._vote: Vote | None = None
-        super().__init__(
-            loader, session, whole_batch, weights, padding=padding, statistics=statistics, epoch=epoch
-        )
+        super().__init__(setup, epoch)
 
     def _open(self) -> int:
         """All ranks read the epoch that rank 0 sees."""
@@ -182,8 +127,8 @@ class LockstepPass(SteppingPass):
         self._vote = self._peers.vote(
             Ballot(
                 doing=Doing.STEP,
-                batches=int(self._lockstep.holds_leases and mine is not None),
-                bare=int(self._lockstep.holds_leases and mine is None and not self._padding.made),
+                batches=int(mine is not None),
+                bare=int(mine is None and not self._padding.made),
                 failed=int(self._error is not None),
                 verdict=int(self._peers.rank == 0 and (self._lockstep.finished or self._is_over)),
                 preempted=int(self._notice.came),
@@ -203,7 +148,12 @@ class LockstepPass(SteppingPass):
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
         while True:
-            count = self._counted()
+            vote, self._vote = self._vote, None
+            if vote is None:
+                raise InvalidArgument("no vote is under way")
+            count = self._stopwatch.wait_for_ranks(vote.wait)
+            if count.preempted:
+                self._notice.agree()
             if self._error is not None:
                 raise self._error
             count.check()
@@ -214,15 +164,6 @@ class LockstepPass(SteppingPass):
                 return None
             # All have told the master what they trained on, and none has a batch: rank 0 waits for its word.
             self._cast(PATIENCE_S if self._peers.rank == 0 else 0.0)
-
-    def _counted(self) -> Count:
-        vote, self._vote = self._vote, None
-        if vote is None:
-            raise InvalidArgument("no vote is under way")
-        count = self._stopwatch.wait_for_ranks(vote.wait)
-        if count.preempted:
-            self._notice.agree()
-        return count
 
     def _end(self) -> None:
         if not self._stepped:
@@ -241,7 +182,7 @@ class LockstepPass(SteppingPass):
         self._stepped = True
         if mine is None:
             return self._pad(), 0
-        if not self._session.deliver(mine.ticket):
+        if not self._session.do(self._passes.deliver, mine.ticket):
             raise StaleLease(
                 "a batch was lost between the ranks' agreement on a step and the step itself: this rank was "
                 "cut off from the master. Start all ranks again from the last checkpoint"
@@ -322,3 +263,6 @@ class InParts:
     def batch(self) -> Any:
         """The batch, once it is here, or has left."""
         return self._delivery.batch()
+
+
+Pulled = Envelope | InParts

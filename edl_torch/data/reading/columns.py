@@ -135,22 +135,13 @@ def _read(
     except Exception as exc:
         if is_source_error(exc):  # to try its records one by one would be no better
             raise name_record(exc, name, int(numbers[0])) from exc
-        good = _readable(reader, name, numbers, position, on_bad)
-        if not good.any():
-            return None
-        runs = [(position + int(at), position + int(at) + 1) for at in np.flatnonzero(good)]
-        return runs, reader.read_batch(name, numbers[good])
-
-
-def _readable(
-    reader: AbstractDataReader, name: str, numbers: IndexArray, position: int, on_bad: OnBad
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    good = np.zeros(len(numbers), dtype=bool)
+    good = []
     for at, number in enumerate(numbers.tolist()):
         try:
             reader.read_batch(name, numbers[at : at + 1])
         except Exception as exc:  # noqa: BLE001  as above
             on_bad(position + at, name_record(exc, name, number))
         else:
-            good[at] = True
-    return good
+            good.append(at)
+    runs = [(position + at, position + at + 1) for at in good]
+    return (runs, reader.read_batch(name, numbers[good])) if good else None

@@ -90,7 +90,7 @@ class Iterations(PlainIterations):
         self._of: weakref.WeakKeyDictionary[_BaseDataLoaderIter, Iteration] = weakref.WeakKeyDictionary()
         self._by_run: weakref.WeakValueDictionary[str, Iteration] = weakref.WeakValueDictionary()
         self._forking = threading.local()
-        self._served = ""
+        self.served = ""  # the run that this loader worker serves; empty in a process that is none
 
     def __repr__(self) -> str:
         return f"<Iterations newest={self.newest} alive={len(self._of)}>"
@@ -148,7 +148,7 @@ class Iterations(PlainIterations):
 
     def after_fork(self) -> None:
         """In the child, whose main thread is the one that forked."""
-        self._served = getattr(self._forking, "run", "")
+        self.served = getattr(self._forking, "run", "")
 
     @property
     def beginning_run(self) -> str:
@@ -158,12 +158,7 @@ class Iterations(PlainIterations):
 
     def unpickled(self, run: str) -> None:
         """Note the run that came with an unpickled dataset: this process serves it. Empty for none."""
-        self._served = run or self._served
-
-    @property
-    def served(self) -> str:
-        """The run that this loader worker serves; empty in a process that is none."""
-        return self._served
+        self.served = run or self.served
 
 
 def _asked_by(frame: FrameType | None) -> str:

@@ -45,7 +45,7 @@ class ReaderThreads:
     def __init__(self, count: int, *, one_reads: bool) -> None:
         self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         self._turn: AbstractContextManager[object] = threading.Lock() if one_reads else nullcontext()
-        self._running = _Running()
+        self.running = _Running()
         self._pid = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, name=f"edl-read-{number}", daemon=True)
@@ -89,10 +89,10 @@ class ReaderThreads:
                 job = self._jobs.get()
                 if job is None:
                     return
-                self._running.begin()
+                self.running.begin()
                 job.read()
             job.finish()
-            self._running.end()
+            self.running.end()
             del job  # what it read would outlive its batch
 
     def stop(self) -> None:
@@ -112,14 +112,6 @@ class ReaderThreads:
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
-
-    def pause(self) -> None:
-        """Begin no job any more, and wait, within bounds, for those that run."""
-        self._running.pause(_FORK_S)
-
-    def go_on(self) -> None:
-        """Begin jobs again."""
-        self._running.go_on()
 
 
 class _Running:
@@ -142,11 +134,12 @@ class _Running:
             if self._paused:
                 self._changed.notify_all()
 
-    def pause(self, timeout_s: float) -> None:
+    def pause(self) -> None:
+        """Begin no job any more, and wait, within bounds, for those that run."""
         own = {threading.get_ident()}  # a transform may be what forks
         with self._changed:
             self._paused = True
-            self._changed.wait_for(lambda: self._threads <= own, timeout_s)
+            self._changed.wait_for(lambda: self._threads <= own, _FORK_S)
 
     def go_on(self) -> None:
         with self._changed:
@@ -166,12 +159,12 @@ def _close_all() -> None:
 def _pause_all() -> None:
     """A thread that held a reader's lock as its process was forked would leave it locked in the child."""
     for pool in tuple(_pools):
-        pool.pause()
+        pool.running.pause()
 
 
 def _all_go_on() -> None:
     for pool in tuple(_pools):
-        pool.go_on()
+        pool.running.go_on()
 
 
 atexit.register(_close_all)  # a thread that computes while the interpreter is torn down can abort it

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -88,26 +89,26 @@ class OpenLease:
         self.grant = grant
         self.records = records
         self._plan = plan
-        self._seeds: list[int] | None = None
+
+    @cached_property
+    def _seeds(self) -> list[int]:
+        plan, part = self._plan, self.grant.slice
+        return record_seeds(plan.spec.seed, part.epoch, plan.seeding(part), plan.folder)
 
     def seed(self, position: int) -> int:
         """What random numbers of the transform of the record at a position are seeded by."""
-        part = self.grant.slice
-        if self._seeds is None:
-            plan = self._plan
-            self._seeds = record_seeds(plan.spec.seed, part.epoch, plan.seeding(part), plan.folder)
-        return self._seeds[position - part.skip]
+        return self._seeds[position - self.grant.slice.skip]
 
 
+@dataclass(slots=True)
 class Work:
     """What threads do with each record. The thread that iterates may change it."""
 
-    def __init__(self, transform: Transform | None, collate: Collate | None, *, seeds: bool) -> None:
-        self.transform = transform
-        self.collate = collate
-        self.seeds = seeds  # random numbers of `transform` are the record's
-        self.only_read = False  # from the next record that is planned
-        self.skip_all = False
+    transform: Transform | None
+    collate: Collate | None
+    seeds: bool  # random numbers of `transform` are the record's
+    only_read: bool = False  # from the next record that is planned
+    skip_all: bool = False
 
 
 class RecordJob:
@@ -130,7 +131,6 @@ class RecordJob:
         self.read_s = self.transform_s = 0.0
 
     def read(self) -> None:
-        """Read the record."""
         if not self.work.skip_all:
             begun = perf_counter()
             try:
@@ -228,7 +228,6 @@ class Block:
                 job.value = None
 
     def wait(self) -> None:
-        """Wait until the threads are done with it."""
         self._done.wait()
 
     def unmake(self) -> None:

@@ -59,7 +59,6 @@ class ReadingTimes:
         return f"<ReadingTimes read={self._read_s:.6f} s transform={self._transform_s:.6f} s>"
 
     def clear(self) -> None:
-        """Forget the batch."""
         self.timing = False
         self._read_s = self._transform_s = 0.0
         self._before.clear()
@@ -251,7 +250,7 @@ class SampleReader:
         if begun is not None:
             return partial(self._begun, plan, grant.slice, begun)
         if plan.order is Shuffle.NONE:
-            return partial(self._in_order, plan, grant.task)
+            return lambda rest: self._range(plan, plan.shard(rest), grant.task)
         if self._random:
             return partial(self._picked, plan)
         return self._permuted(plan, grant)
@@ -272,9 +271,6 @@ class SampleReader:
                 if following is not None and following_begun is not None:
                     self._next = following, following_begun
             yield begun.record(number)
-
-    def _in_order(self, plan: Plan, task: int, rest: Slice) -> Iterable[Any]:
-        return self._range(plan, plan.shard(rest), task)
 
     def _range(self, plan: Plan, shard: Shard, task: int) -> Iterable[Any]:
         return self._reader.read_records(Task(shard=shard, type=plan.spec.task_type, task_id=task))
@@ -354,7 +350,6 @@ def turn_end(position: int, stop: int, turn: int) -> int:
 
 
 def _from(cut: Slice, position: int) -> Slice:
-    """Return a slice from a position on."""
     return cut if position == cut.skip else replace(cut, skip=position, limit=cut.stop - position)
 
 
@@ -424,7 +419,6 @@ class _KeptWindow:
 
 
 def _by_name(indices: Indices) -> dict[str, set[int]]:
-    """Return the numbers of the records of each source."""
     if indices.sources is None:
         return {indices.names[0]: set(indices.numbers.tolist())}
     numbers: defaultdict[str, set[int]] = defaultdict(set)

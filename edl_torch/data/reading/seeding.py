@@ -48,8 +48,8 @@ class Generators:
         self._after_each = after_each
         self.lent: GeneratorStates | None = None  # how they were, while records have them
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _generators, (self._after_each,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "lent": None}
 
     def seeded(self, transform: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
         """`transform` as a function of a record and its seed, a number in [0, 2⁶⁴)."""
@@ -94,8 +94,6 @@ class GeneratorStates:
             return NotImplemented
         return not self.unlike(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def unlike(self, other: GeneratorStates) -> list[str]:
         """Return the names of the generators whose states differ."""
         same = {
@@ -119,10 +117,6 @@ def _seed(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
     module: Any = torch.random
     module.default_generator.manual_seed(seed)
-
-
-def _generators(after_each: bool) -> Generators:
-    return Generators(after_each=after_each)
 
 
 def record_seeds(seed: int, epoch: int, records: Indices, folder: str = "") -> list[int]:
@@ -314,7 +308,6 @@ def with_own_numbers(transform: Callable[..., Any] | None) -> Callable[[Any], An
 
 
 def name_of(transform: Any) -> str:
-    """Return a transform's name, for messages."""
     while isinstance(transform, functools.partial):
         transform = transform.func
     name = getattr(transform, "__qualname__", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -39,6 +40,7 @@ log = logging.getLogger("edl_torch.client")
 OnBad = Callable[[Grant, int, ReaderError], None]  # called with the position of a bad record; may raise
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class IterationSetup:
     """How an iteration over a dataset yields samples, and what counts them.
 
@@ -51,25 +53,14 @@ class IterationSetup:
         ahead: batches that threads may be ahead.
     """
 
-    __slots__ = ("ahead", "collate", "columnar", "generators", "list_size", "tally", "threads", "times")
-
-    def __init__(
-        self,
-        *,
-        columnar: bool,
-        list_size: int,
-        collate: Collate | None = None,
-        threads: int = 0,
-        ahead: int = 0,
-    ) -> None:
-        self.columnar = columnar
-        self.list_size = list_size
-        self.collate = collate
-        self.threads = threads
-        self.ahead = ahead
-        self.generators = Generators(after_each=False)
-        self.tally = Tally()
-        self.times = ReadingTimes()
+    columnar: bool
+    list_size: int
+    collate: Collate | None = None
+    threads: int = 0
+    ahead: int = 0
+    generators: Generators = field(default_factory=partial(Generators, after_each=False))
+    tally: Tally = field(default_factory=Tally)
+    times: ReadingTimes = field(default_factory=ReadingTimes)
 
 
 class ThreadedReading(Iterator[Any]):
@@ -99,7 +90,7 @@ class ThreadedReading(Iterator[Any]):
         self._setup = setup
         self._on_bad = on_bad
         self._keeps_samples = keeps_samples  # a batch that a thread has made may have to be taken apart
-        self._work = Work(transform, setup.collate, seeds=seeds and transform is not None)
+        self._work = Work(transform, setup.collate, seeds and transform is not None)
         self._seeded = setup.generators.seeded(transform) if seeds and transform else None
         self._quiet: GeneratorStates | None = None  # while threads transform: the global generators
         self._memory = BatchMemory()
@@ -130,7 +121,6 @@ class ThreadedReading(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """End the threads."""
         if not self._closed:
             self._closed = True
             self._pool.close()

@@ -29,7 +29,8 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.images.files import ImageFiles, ImageFilesReader, opened
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
+from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Storage, StorageOptions, is_url
@@ -62,7 +63,7 @@ class _CocoReader(ImageFilesReader):
             )
         unique_ids(coco.annotations, where)
         ids, self._files = index_images(coco)
-        self.image_files = ImageFiles.named(self.images, self._files, self.min_side, storage)
+        self.image_files = FolderFiles.named(self.images, self._files, self.min_side, storage)
         self._ids = shared({"ids": ids}, "coco-images")
         return coco, index_rows(coco, ids), where
 
@@ -355,13 +356,10 @@ class CocoFile(NamedTuple):
 def load_coco(path: str, storage: Storage) -> CocoFile:
     """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
     try:
-        seen = opened(path, storage)
-        with seen.text(encoding="utf-8-sig") as file:
-            content = json.load(file)
-    except OSError as exc:
-        raise DataFormatError(
-            f"the annotation file '{path}' cannot be read: {exc.strerror}; check the path"
-        ) from exc
+        with readable(f"the annotation file '{path}'"):
+            seen = opened(path, storage)
+            with seen.text(encoding="utf-8-sig") as file:
+                content = json.load(file)
     except (ValueError, RecursionError) as exc:
         raise DataFormatError(
             f"'{path}' is not valid JSON ({exc}): it may be truncated; copy it again"

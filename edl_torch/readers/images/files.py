@@ -34,12 +34,13 @@ def opened(path: str, storage: Storage, most: int | None = None) -> SummedFile:
 
 
 class FolderFiles:
-    """Files by number: below a folder of this machine, or objects that were listed.
+    """Images and other files by number: below a folder of this machine, or objects that were listed.
 
     Args:
         root: The folder.
         names: Their names below it.
         storage, listing: Of data that lie elsewhere.
+        min_side: What JPEGs may be made smaller to while they are decoded, see `decode.read_image`.
     """
 
     def __init__(
@@ -48,9 +49,25 @@ class FolderFiles:
         names: StringTable,
         storage: Storage | None = None,
         listing: Listing | None = None,
+        *,
+        min_side: int | None = None,
     ) -> None:
-        self.root, self.names = root, names
+        self.root, self.names, self.min_side = root, names, min_side
         self._storage, self._listing = storage, listing
+
+    @classmethod
+    def named(cls, root: str, names: StringTable, min_side: int | None, storage: Storage) -> FolderFiles:
+        """The images of these names below a folder; one elsewhere is listed, or asked for each, where a web
+        server lists none. Raises ReaderError."""
+        if not is_url(root):
+            return cls(root, names, min_side=min_side)
+        of_web = is_web(root)
+        found = (
+            Listing.looked_up(storage, root, names)
+            if of_web
+            else Listing.below(storage, root).of_names(names)
+        )
+        return cls(root, names, storage, found, min_side=min_side)
 
     @classmethod
     def of_web(cls, root: str, names: StringTable, endings: Sequence[str], storage: Storage) -> FolderFiles:
@@ -99,33 +116,6 @@ class FolderFiles:
                 found[number] = digest if whole else f"{len(data)} {zlib.crc32(data):08x}"
         return found
 
-
-class ImageFiles(FolderFiles):
-    """Images by number; `min_side` is what JPEGs may be made smaller to while they are decoded, see
-    `decode.read_image`."""
-
-    min_side: int | None = None
-
-    @classmethod
-    def of(cls, files: FolderFiles, min_side: int | None = None) -> ImageFiles:
-        """Files that are images."""
-        images = cls(files.root, files.names, files._storage, files._listing)
-        images.min_side = min_side
-        return images
-
-    @classmethod
-    def named(cls, root: str, names: StringTable, min_side: int | None, storage: Storage) -> ImageFiles:
-        """The images of these names below a folder; one elsewhere is listed, or asked for each, where a web
-        server lists none. Raises ReaderError."""
-        if not is_url(root):
-            return cls.of(FolderFiles(root, names), min_side)
-        if is_web(root):
-            return cls.of(
-                FolderFiles(root, names, storage, Listing.looked_up(storage, root, names)), min_side
-            )
-        found = Listing.below(storage, root)
-        return cls.of(FolderFiles(root, names, storage, found.of_names(names)), min_side)
-
     def image(self, number: int) -> Image:
         """Read and decode one. Raises BadRecord; of data elsewhere SourceChanged and SourceUnavailable."""
         if self._storage is None:
@@ -155,7 +145,7 @@ class ImageFilesReader(IndexedReader):
     looks_again = True
     imports = ("cv2",)
     thread_safe = True
-    image_files: ImageFiles
+    image_files: FolderFiles
 
     @property
     def made_with(self) -> list[Part]:

@@ -15,7 +15,7 @@ import numpy as np
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.images.decode import EXTENSIONS, Image, checked_min_side
-from edl_torch.readers.images.files import FolderFiles, ImageFiles, ImageFilesReader
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader
 from edl_torch.readers.shared.finder import names_below
 from edl_torch.readers.shared.looks import digest_of, listing
 from edl_torch.readers.shared.mapped import StringTable
@@ -65,7 +65,7 @@ class ImageFolderReader(ImageFilesReader):
         storage = given if is_url(self.name) else None
         self._files, found, subfolders = _images_below(self.name, suffixes, storage)
         self._index(subfolders, suffixes, allow_empty)
-        self.image_files = ImageFiles.of(FolderFiles(self.name, self._files, storage, found), self.min_side)
+        self.image_files = FolderFiles(self.name, self._files, storage, found, min_side=self.min_side)
 
     def _index(self, subfolders: list[str], suffixes: tuple[str, ...], allow_empty: bool) -> None:
         """Note classes, or say what is wrong with the files, which lie in their order."""

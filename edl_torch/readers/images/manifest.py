@@ -24,7 +24,8 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.images.files import ImageFiles, ImageFilesReader, opened
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
+from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Storage, StorageOptions, is_url
@@ -85,7 +86,7 @@ class ImageManifestReader(ImageFilesReader):
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
         self.classes, numbers = labels.number(classes)
         self._labels = shared({"labels": numbers}, "labels")
-        self.image_files = ImageFiles.named(self.root, self._files, self.min_side, storage)
+        self.image_files = FolderFiles.named(self.root, self._files, self.min_side, storage)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -193,31 +194,19 @@ def _lists_images(path: str, delimiter: str, storage: Storage) -> bool:
 
 
 def _opened(path: str, storage: Storage, most: int | None = None) -> SummedFile:
-    try:
+    with readable(f"the manifest '{path}'"):
         return opened(path, storage, most)
-    except OSError as exc:
-        raise DataFormatError(
-            f"the manifest '{path}' cannot be read: {exc.strerror}; check the path"
-        ) from exc
 
 
 def _rows(seen: SummedFile, path: str, delimiter: str) -> Iterator[_Row]:
     """The lines that are not blank."""
     if len(delimiter) != 1:
         raise InvalidArgument(f"delimiter={delimiter!r} is not one character")
-    try:
-        with seen.text(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+    with readable(f"the manifest '{path}'"), seen.text(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+        try:
             for fields in reader:
                 if any(field.strip() for field in fields):
                     yield reader.line_num, fields
-    except OSError as exc:
-        raise DataFormatError(
-            f"the manifest '{path}' cannot be read: {exc.strerror}; check the path"
-        ) from exc
-    except UnicodeDecodeError as exc:
-        raise DataFormatError(
-            f"the manifest '{path}' is not UTF-8: {exc.reason} at byte {exc.start}"
-        ) from exc
-    except csv.Error as exc:
-        raise DataFormatError(f"'{path}' line {reader.line_num} is not CSV: {exc}") from exc
+        except csv.Error as exc:
+            raise DataFormatError(f"'{path}' line {reader.line_num} is not CSV: {exc}") from exc

@@ -22,7 +22,8 @@ from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import Begun, IndexedReader
 from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
-from edl_torch.readers.images.files import FolderFiles, ImageFiles, opened
+from edl_torch.readers.images.files import FolderFiles, opened
+from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.finder import names_below
 from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable
@@ -91,7 +92,7 @@ class VocReader(IndexedReader):
         self._ids = StringTable(names)
         self.count = len(self._ids)
         self._annotations = tree.files(self.root, "Annotations", self._ids, (".xml",))
-        self._images = ImageFiles.of(tree.files(self.root, "JPEGImages", self._ids, _IMAGE_ENDINGS))
+        self._images = tree.files(self.root, "JPEGImages", self._ids, _IMAGE_ENDINGS)
         self.classes = ("background", *classes)
         self._label_of = {name: number for number, name in enumerate(self.classes) if number}
 
@@ -233,14 +234,10 @@ def _bases(folders: Iterable[str]) -> list[str]:
 
 
 def _read_list(path: str, storage: Storage) -> tuple[list[str], Part]:
-    try:
+    with readable(f"the list '{path}'", "check split=…"):
         seen = opened(path, storage)
         with seen.text(encoding="utf-8-sig") as file:
             lines = [line.split() for line in file]
-    except OSError as exc:
-        raise DataFormatError(f"the list '{path}' cannot be read: {exc.strerror}; check split=…") from exc
-    except UnicodeDecodeError as exc:
-        raise DataFormatError(f"the list '{path}' is not UTF-8: {exc.reason} at byte {exc.start}") from exc
     for number, words in enumerate(lines, 1):
         if len(words) > 1:
             raise DataFormatError(

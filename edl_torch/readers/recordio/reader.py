@@ -34,7 +34,6 @@ from edl_torch.shard import Task, TaskType
 
 DEFAULT_CACHE_BYTES = 64 << 20
 
-_FINDER = Finder(deep=True)
 _LOOKED_AT = 64  # files of a folder
 _SUFFIX = ".recordio"
 
@@ -63,6 +62,7 @@ class RecordIODataReader(FilesReader[RecordIOSource]):
 
     reads_blocks = True
     imports = ("cramjam", "google_crc32c")
+    finder = Finder(deep=True)
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RecordIODataReader(FilesReader[RecordIOSource]):
         self._decode_name = name_of_function(decode) if callable(decode) else decode or ""
         self.cache_bytes = cache_bytes
         with self._storage.apart() as apart:
-            files = _FINDER.files(data, apart)
+            files = self.finder.files(data, apart)
             self._arrays: Arrays = build_index(files, apart, dialect)
         self._names = StringTable(files)
         self._setup()
@@ -126,8 +126,16 @@ class RecordIODataReader(FilesReader[RecordIOSource]):
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments where `data` is a file, folder or glob that starts as RecordIO, else None."""
-        return {"data": data} if holds_recordio(data) else None
+        """Constructor arguments where `data` is a file, folder or glob that starts as RecordIO, else None; a
+        URL is judged by its name."""
+        if is_elsewhere(data):
+            return {"data": data} if data.endswith(_SUFFIX) else None
+        path = local_path(data)
+        try:
+            named = cls.finder.below(path) if os.path.isdir(path) else cls.finder.files(path)
+            return {"data": data} if any(map(_has_magic, islice(named, _LOOKED_AT))) else None
+        except DataFormatError:
+            return None
 
     def _parts(self, source: RecordIOSource, start: int, end: int) -> Iterator[tuple[bytes, ...]]:
         row = source.chunk_of(start)
@@ -168,19 +176,6 @@ class RecordIODataReader(FilesReader[RecordIOSource]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._setup()
-
-
-def holds_recordio(data: str) -> bool:
-    """Whether a path, or one of the first files of a folder or glob, starts with the magic number; a URL is
-    judged by its name."""
-    if is_elsewhere(data):
-        return data.endswith(_SUFFIX)
-    path = local_path(data)
-    try:
-        named = _FINDER.below(path) if os.path.isdir(path) else _FINDER.files(path)
-        return any(map(_has_magic, islice(named, _LOOKED_AT)))
-    except DataFormatError:
-        return False
 
 
 def _has_magic(path: str) -> bool:

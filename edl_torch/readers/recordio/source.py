@@ -29,12 +29,12 @@ from edl_torch.readers.recordio.format import (
     Header,
     dialect_named,
 )
-from edl_torch.readers.shared.files import FileStamp, Read
-from edl_torch.readers.shared.mapped import Array, StringTable, cached_index, shared
+from edl_torch.readers.shared.files import FileStamp, Read, readable
+from edl_torch.readers.shared.mapped import Array, StringTable, shared
 from edl_torch.readers.shared.sources import (
     Sources,
-    can_be_kept,
     each_looked_at,
+    index_of,
     look_at,
     read_once,
     stamp_arrays,
@@ -44,7 +44,6 @@ from edl_torch.readers.shared.sources import (
 from edl_torch.readers.storage import Storage
 
 _KIND = "recordio2"
-WORTH_KEEPING = 1 << 18  # bytes: the headers of a smaller file are read as soon as an index is opened
 _THREADS = 16  # for stores
 _INLINE = 1 << 16  # bytes: loader workers share a larger index as a mapped file
 
@@ -83,16 +82,10 @@ def build_index(
 
 
 def _index_one(path: str, storage: Storage, dialect: str | None) -> tuple[FileStamp, Arrays]:
-    try:
+    with readable(f"'{path}'"):
         stamp = look_at(path, storage, "a RecordIO file")
-    except OSError as exc:
-        raise DataFormatError(f"'{path}' cannot be opened: {exc.strerror}; check the path") from exc
     build = partial(_arrays_of, path, stamp, storage, dialect)
-    if stamp.size < WORTH_KEEPING or not can_be_kept(stamp):
-        arrays = build()
-        stamp.check()
-        return stamp, arrays
-    return stamp, cached_index(stamp, _KIND, build, options=dialect or "", storage=storage)
+    return stamp, index_of(stamp, _KIND, build, storage, dialect or "")
 
 
 def _arrays_of(path: str, stamp: FileStamp, storage: Storage, dialect: str | None) -> Arrays:

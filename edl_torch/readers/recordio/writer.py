@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError
 from edl_torch.readers.base import AbstractDataReader, name_record, reader_sources
 from edl_torch.readers.recordio.format import dialect_named
+from edl_torch.readers.shared.files import part_name
 from edl_torch.shard import Shard, Source, Task, TaskType
 
 DEFAULT_CHUNK_BYTES = 1 << 18
@@ -158,11 +158,6 @@ def sync_folder(folder: str) -> None:
             os.fsync(number)
     finally:
         os.close(number)
-
-
-def part_name(name: str) -> str:
-    """A name for what is not finished, which no reader of the folder takes for data."""
-    return f".{name[:100]}.{uuid.uuid4().hex}.part"
 
 
 def _discard(opened: list[BinaryIO], temporary: str, owner: int) -> None:

@@ -178,6 +178,22 @@ OPEN_FILES = OpenFiles()
 
 
 @contextmanager
+def readable(what: str, remedy: str = "check the path") -> Iterator[None]:
+    """Around the reading of a file as a reader is made: that it cannot be read is a DataFormatError."""
+    try:
+        yield
+    except OSError as exc:
+        raise DataFormatError(f"{what} cannot be read: {exc.strerror}; {remedy}") from exc
+    except UnicodeDecodeError as exc:
+        raise DataFormatError(f"{what} is not UTF-8: {exc.reason} at byte {exc.start}") from exc
+
+
+def part_name(name: str) -> str:
+    """A name for what is not finished, which no reader of the folder takes for data."""
+    return f".{name[:100]}.{uuid.uuid4().hex}.part"
+
+
+@contextmanager
 def whole_file(target: Path, *, mtime_ns: int | None = None) -> Iterator[BinaryIO]:
     """A file to write, which becomes `target` when the `with` block ends well; else nothing of it is left.
 
@@ -185,7 +201,7 @@ def whole_file(target: Path, *, mtime_ns: int | None = None) -> Iterator[BinaryI
     one, after a power loss too. Its permissions are those that any new file has. Raises OSError of the file
     system (no space, no permission).
     """
-    temporary = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}.part")
+    temporary = target.with_name(part_name(target.name))
     try:
         with open(temporary, "xb") as file:
             yield file

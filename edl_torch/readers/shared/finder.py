@@ -27,6 +27,7 @@ from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.readers.shared.files import readable
 from edl_torch.readers.storage import Storage, is_elsewhere, is_loop, is_url, is_web, local_path
 from edl_torch.readers.storage.names import spelled
 
@@ -276,12 +277,8 @@ def _lines_of(manifest: str, storage: Storage) -> Iterator[str]:
     one = storage.look(manifest)
     if one is None:
         raise DataFormatError(f"the manifest '{manifest}' does not exist; check the path")
-    try:
+    with readable(f"the manifest '{manifest}'"):
         text = storage.read(one).decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise DataFormatError(
-            f"the manifest '{manifest}' is not UTF-8: {exc.reason} at byte {exc.start}"
-        ) from exc
     folder = manifest[: manifest.rfind("/") + 1]
     for line in map(str.strip, text.split("\n")):
         if line and not line.startswith("#"):

@@ -29,7 +29,7 @@ from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ import numpy.typing as npt
 from edl_torch.errors import DataFormatError, InvalidArgument, SourceChanged
 from edl_torch.readers.shared.files import FileStamp, file_lock, read_range, whole_file
 from edl_torch.shard import IndexArray
+
+if TYPE_CHECKING:
+    from edl_torch.readers.storage import Storage
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -369,22 +372,13 @@ class Keep(Protocol):
         """Return what was found; None where nothing is, and others who ask wait until the block ends."""
 
 
-class Keeps(Protocol):
-    """A storage, as far as this needs one."""
-
-    index_dir: str | None
-
-    def keep(self, name: str) -> Keep:
-        """The place of a URL."""
-
-
 def cached_index(
     stamp: FileStamp,
     kind: str,
     build: Callable[[], Mapping[str, Array]],
     *,
     options: str = "",
-    storage: Keeps | None = None,
+    storage: Storage | None = None,
 ) -> MappedArrays:
     """The index of a file: the kept one if it was made of this very file, else `build()`, which is kept.
 
@@ -419,7 +413,7 @@ def cached_index(
     return kept_index(kept_at(stamp, kind, options, storage), header, built)
 
 
-def kept_at(stamp: FileStamp, kind: str, options: str, storage: Keeps | None) -> Keep:
+def kept_at(stamp: FileStamp, kind: str, options: str, storage: Storage | None) -> Keep:
     """Where an index is kept; in a `storage`, where its `index_dir` is a prefix of one."""
     index_dir = None if storage is None else storage.index_dir
     if storage is None or index_dir is None or not _is_prefix(index_dir):

@@ -27,13 +27,14 @@ from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_so
 from edl_torch.readers.shared.files import OPEN_FILES, FileStamp, OpenFile, Read
 from edl_torch.readers.shared.finder import Finder, refuse_no_file
 from edl_torch.readers.shared.looks import below, listing
-from edl_torch.readers.shared.mapped import Array
+from edl_torch.readers.shared.mapped import Array, cached_index
 from edl_torch.readers.storage import Data, Object, Storage, is_elsewhere, local_path
 from edl_torch.readers.storage.requests import Ahead
 from edl_torch.shard import TaskType
 
 REQUEST_BYTES = 1 << 20
 _THREADS = 16
+_WORTH_KEEPING = 1 << 18  # bytes: a smaller file is indexed as fast as an index is opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,17 @@ def stamps_in(names: Iterable[str], arrays: Mapping[str, Array]) -> list[FileSta
 def can_be_kept(stamp: FileStamp) -> bool:
     """Whether an index of it can be told from one of another object: some stores say no more than a size."""
     return bool(stamp.mtime_ns) or not isinstance(stamp, ObjectStamp)
+
+
+def index_of(
+    stamp: FileStamp, kind: str, build: Callable[[], Mapping[str, Array]], storage: Storage, options: str = ""
+) -> Mapping[str, Array]:
+    """`cached_index`; of a file that is indexed as fast as an index is opened, `build()`."""
+    if stamp.size >= _WORTH_KEEPING and can_be_kept(stamp):
+        return cached_index(stamp, kind, build, options=options, storage=storage)
+    arrays = build()
+    stamp.check()
+    return arrays
 
 
 class Sources:

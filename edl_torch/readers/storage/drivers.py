@@ -416,6 +416,13 @@ class _Cuts:
         time.sleep(next(self._pauses))
 
 
+def endpoint_of(options: Mapping[str, Any]) -> str:
+    """The endpoint that options or the environment name; '' for the cloud's own."""
+    nested = options.get("client_kwargs") or {}
+    given = (options.get("endpoint"), options.get("endpoint_url"), nested.get("endpoint_url"))
+    return next((str(one) for one in given if one), os.environ.get("AWS_ENDPOINT_URL", ""))
+
+
 def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {
         _S3FS.get(name, name) if root.startswith("s3") else name: value for name, value in options.items()
@@ -426,9 +433,7 @@ def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:
         chosen.setdefault("region", nested["region_name"])
     if "endpoint_url" in nested:
         chosen.setdefault("endpoint", nested["endpoint_url"])
-    if root.startswith("http://") or str(
-        chosen.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", ""))
-    ).startswith("http://"):
+    if root.startswith("http://") or endpoint_of(options).startswith("http://"):
         client.setdefault("allow_http", True)
     chosen["client_options"] = client
     chosen.setdefault("retry_config", {"max_retries": 0})  # `requests.py` tries again

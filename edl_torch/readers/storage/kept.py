@@ -13,16 +13,18 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from edl_torch.errors import DataFormatError, EdlError, OutputError, SourceChanged
 from edl_torch.readers.shared.mapped import Array, MappedArrays, arrays_as_bytes, not_kept
-from edl_torch.readers.storage.drivers import Object
 from edl_torch.system.backoff import backoff
+
+if TYPE_CHECKING:
+    from edl_torch.readers.storage import Storage
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -32,22 +34,12 @@ _WRITTEN_EVERY_S = 5.0
 _SAID_AFTER_S = 5.0
 
 
-class Store(Protocol):
-    """What this needs of a `Storage`."""
-
-    def look(self, name: str) -> Object | None: ...
-    def read(self, one: Object) -> bytes: ...
-    def read_many(self, ranges: Iterable[tuple[Object, int, int]]) -> Iterator[bytes]: ...
-    def put(self, name: str, data: bytes, *, new: bool = False) -> bool: ...
-    def remove(self, name: str) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class KeptAway:
     """Arrays in an object of this name; who has not written his claim for so long is dead."""
 
     name: str
-    storage: Store
+    storage: Storage
     dead_after_s: float = 40.0
 
     def version(self) -> object:

@@ -21,6 +21,7 @@ from edl_torch.readers.storage.drivers import (
     Object,
     Page,
     driver_for,
+    endpoint_of,
     obstore_runs_here,
     require_obstore,
 )
@@ -118,9 +119,7 @@ class Storage:
     @property
     def endpoint(self) -> str:
         """Which store the names of buckets are of; '' for the cloud's own."""
-        nested = self._options.get("client_kwargs") or {}
-        given = [self._options.get("endpoint"), self._options.get("endpoint_url"), nested.get("endpoint_url")]
-        return next((str(one) for one in given if one), os.environ.get("AWS_ENDPOINT_URL", ""))
+        return endpoint_of(self._options)
 
     def listing(self, folder: str) -> Iterator[Object]:
         """Yield the objects below a folder, at any depth and in any order, as they come; none where it is

@@ -17,7 +17,7 @@ import logging
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError
-from edl_torch.readers.shared.files import FileStamp, Read
+from edl_torch.readers.shared.files import FileStamp, Read, readable
 from edl_torch.readers.shared.finder import Finder
 from edl_torch.readers.shared.looks import blocks, chosen
-from edl_torch.readers.shared.mapped import Array, cached_index
-from edl_torch.readers.shared.sources import ObjectStamp, can_be_kept, look_at, read_once
+from edl_torch.readers.shared.mapped import Array
+from edl_torch.readers.shared.sources import ObjectStamp, index_of, look_at, read_once
 from edl_torch.readers.storage import Storage, is_url
 
 log = logging.getLogger("edl_torch.readers")
@@ -45,7 +45,6 @@ TARS = Finder(  # packed ones are refused by name
 LOOKED_AT = 64  # blocks of 4 KiB
 END = bytes(BLOCK)  # what ends a tar
 _KIND = "tar1"
-_WORTH_KEEPING = 1 << 18  # bytes: a smaller file is indexed as fast as an index is opened
 _WINDOW = 1 << 16  # of small members many headers are read at once
 _FAR = 1 << 14  # members larger than this: their headers are read one by one
 _WINDOW_AWAY, _FAR_AWAY = 4 << 20, 1 << 20  # the same, where a request takes its time
@@ -339,20 +338,13 @@ def index_tar(name: str, storage: Storage) -> TarIndex:
 
     Raises DataFormatError that names the tar, and what a store raises.
     """
-    try:
+    with readable(f"'{name}'", "check its permissions"):
         tar = OpenTar.of(name, storage)
         found = index_beside(tar)
         if found is not None:
             return TarIndex(tar.stamp, found[1], tar.looks(found[1]), found[0])
-        if tar.size < _WORTH_KEEPING or not can_be_kept(tar.stamp):
-            arrays: Mapping[str, Array] = _build(tar)
-            tar.stamp.check()
-        else:
-            build = partial(_build, tar)
-            arrays = cached_index(tar.stamp, _KIND, build, storage=storage)
+        arrays = index_of(tar.stamp, _KIND, partial(_build, tar), storage)
         return TarIndex(tar.stamp, arrays["starts"], arrays["looks"].tobytes(), "")
-    except OSError as exc:
-        raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc
 
 
 def _build(tar: OpenTar) -> dict[str, Array]:

@@ -22,9 +22,9 @@ from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import Begun, IndexedReader, is_source_error
 from edl_torch.readers.images.decode import checked_min_side, decode_image
 from edl_torch.readers.recordio.record_bytes import decode_json, decode_npy, decode_text
-from edl_torch.readers.shared.files import FileStamp, Read
+from edl_torch.readers.shared.files import FileStamp, OpenFile, Read
 from edl_torch.readers.shared.finder import Paths
-from edl_torch.readers.shared.looks import arguments, below, chosen, listing, name_of_function
+from edl_torch.readers.shared.looks import arguments, below, chosen, listing, looked, name_of_function
 from edl_torch.readers.shared.mapped import Array, StringTable, shared
 from edl_torch.readers.shared.sources import ObjectStamp, Sources, each_looked_at, stamp_arrays, stamps_in
 from edl_torch.readers.storage import Data, Object, Storage, StorageOptions, is_elsewhere
@@ -87,6 +87,13 @@ class TarSource:
     def is_same(self, read: Read) -> bool:
         """Whether what is read is what was indexed, as far as `looks` tell."""
         return looks_of(read, self.stamp.size, np.asarray(self.starts), LOOKED_AT) == self.looks
+
+    def looked_at(self, storage: Storage, most: int, *, whole: bool) -> str:
+        """What `most` blocks of it, or the `whole`, look like now. Raises SourceChanged."""
+        look = partial(looks_of, size=self.stamp.size, starts=np.asarray(self.starts), most=most, whole=whole)
+        if isinstance(self.stamp, ObjectStamp):
+            return looked(storage, self.stamp.object, look)
+        return look(OpenFile(self.stamp, self.is_same).read)
 
 
 class TarReader(IndexedReader):
@@ -181,23 +188,9 @@ class TarReader(IndexedReader):
         with self._storage.apart() as apart, ThreadPoolExecutor(_THREADS_AWAY) as pool:
 
             def look(number: int) -> str:
-                source = sources[number]
-                read, starts = self._read(source, apart), np.asarray(source.starts)
-                if whole:
-                    return looks_of(read, source.stamp.size, starts, 0, whole=True)
-                asked: list[tuple[int, int]] = []
+                return sources[number].looked_at(apart, most.get(number, 0), whole=whole)
 
-                def ask(start: int, end: int) -> bytes:
-                    asked.append((start, end))
-                    return b""
-
-                count = most.get(number, 0)
-                looks_of(ask, source.stamp.size, starts, count)  # which blocks: many are asked for at once
-                found = dict(zip(asked, blocks.map(lambda each: read(*each), asked), strict=True))
-                return looks_of(lambda *each: found[each], source.stamp.size, starts, count)
-
-            with ThreadPoolExecutor(_THREADS_AWAY) as blocks:
-                looks = dict(enumerate(pool.map(look, range(len(sources)))))
+            looks = dict(enumerate(pool.map(look, range(len(sources)))))
         names = below([source.name for source in sources])
         return listing("whole" if whole else "sampled", names, looks, arguments("fields", self._arguments))
 
@@ -346,9 +339,8 @@ class TarReader(IndexedReader):
             said = str(exc) if isinstance(exc, BadRecord) else f"{type(exc).__name__}: {exc}"
             raise BadRecord(f"'{tar}' sample {key!r} member {suffix!r}: {said}") from exc
 
-    def _read(self, source: TarSource, storage: Storage | None = None) -> Read:
-        places = self._bytes if storage is None else Sources(storage)
-        return places.reading(source.stamp, source.is_same)
+    def _read(self, source: TarSource) -> Read:
+        return self._bytes.reading(source.stamp, source.is_same)
 
     def _tars(self) -> list[TarSource]:
         if not self._sources:

@@ -21,7 +21,7 @@ import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Part
-from edl_torch.readers.shared.files import FileStamp, Read, file_lock, read_range, whole_file
+from edl_torch.readers.shared.files import FileStamp, Read, file_lock, read_range, readable, whole_file
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import arguments, blocks, looked
 from edl_torch.readers.shared.mapped import Array, MappedArrays, cached_index, index_place, write_arrays
@@ -126,7 +126,7 @@ class Indexing:
 
     def file(self, name: str) -> TextFile:
         """Index a file, or find its index."""
-        try:
+        with readable(f"'{name}'", "check its permissions"):
             stamp = look_at(name, self.storage, "a text file")
             head = self._head(stamp)
             if head.startswith(_GZIP):
@@ -140,8 +140,6 @@ class Indexing:
                 looks = arrays["looks"].tobytes().hex()
             else:
                 looks = digest_of(stamp, index, self.storage)
-        except OSError as exc:
-            raise DataFormatError(f"'{name}' cannot be read: {exc.strerror}; check its permissions") from exc
         return TextFile(name=name, index=index, stamp=stamp, looks=looks, count=index.count)
 
     def _head(self, stamp: FileStamp) -> bytes:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -157,33 +158,23 @@ def test_a_worker_that_just_vanishes_is_noticed(server: LinkServer, trainer: Tra
     wait_until(lambda: trainer.broken == [("worker 3", "")])
 
 
-def test_a_worker_that_ends_says_goodbye(server: LinkServer, trainer: Trainer) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"), [(None, []), (SystemExit(3), ["SystemExit(3)"]), (ValueError(), [])], ids=repr
+)
+def test_a_worker_that_ends_says_goodbye_and_which_error_ends_it(
+    error: BaseException | None, told: list[str], server: LinkServer, trainer: Trainer
+) -> None:
+    """One that is handled has broken nothing."""
     link = SocketLink(server.handle, "worker 3")
     link.begin(Mode.PLAIN)
-    del link
+    with suppress(SystemExit, ValueError):
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del link  # as multiprocessing cleans up
     wait_until(lambda: not server._connections)
-    assert trainer.broken == []
-
-
-def test_a_worker_that_an_error_ends_says_which(server: LinkServer, trainer: Trainer) -> None:
-    link = SocketLink(server.handle, "worker 3")
-    link.begin(Mode.PLAIN)
-    try:
-        sys.exit(3)
-    except SystemExit:
-        del link  # as multiprocessing cleans up
-    wait_until(lambda: trainer.broken == [("worker 3", "SystemExit(3)")])
-
-
-def test_a_link_that_goes_as_an_error_is_handled_has_not_broken(server: LinkServer, trainer: Trainer) -> None:
-    link = SocketLink(server.handle, "worker 3")
-    link.begin(Mode.PLAIN)
-    try:
-        raise ValueError
-    except ValueError:
-        del link
-    wait_until(lambda: not server._connections)
-    assert trainer.broken == []
+    wait_until(lambda: [ended_by for _, ended_by in trainer.broken] == told)
 
 
 def test_after_close_workers_are_told_so_and_no_thread_is_left(

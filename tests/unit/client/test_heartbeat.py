@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from edl_torch.client.grpc.channel import FollowingStream
 from edl_torch.client.grpc.client import Heartbeat
-from edl_torch.client.liveness import LivenessFeed, suspended_clock
+from edl_torch.client.liveness import LivenessFeed
 from edl_torch.core.status import Measures
 from edl_torch.errors import SessionLost
 from edl_torch.rpc import edl_torch_pb2 as pb
@@ -381,12 +380,6 @@ def test_what_is_told_is_what_the_trainer_sees(feed: LivenessFeed, liveness: Liv
     assert (feed.standing, liveness.doubts) == (False, 2)
 
 
-def test_heartbeats_carry_what_the_trainer_says(feed: LivenessFeed, liveness: Liveness) -> None:
-    liveness.member = 7
-    liveness.moved_on(100.0)
-    assert (feed.member, feed.progress) == (7, 1)
-
-
 def test_measures_are_those_of_the_moment_and_need_no_lock(liveness: Liveness) -> None:
     changed, measuring = threading.Condition(), Measuring()
     feed = LivenessFeed(liveness, measuring, changed, lambda _: None)
@@ -399,13 +392,3 @@ def test_measures_are_those_of_the_moment_and_need_no_lock(liveness: Liveness) -
     assert [measures.batches for measures in looked] == [1]
     measuring.reported(4)
     assert feed.measures.batches == 2
-
-
-def test_the_clock_counts_seconds_and_never_goes_back() -> None:
-    began = time.monotonic()
-    before, after = suspended_clock(), suspended_clock()
-    assert 0 <= after - before <= time.monotonic() - began + 0.01
-
-
-def test_repr_shows_state(feed: Any) -> None:
-    assert repr(feed) == "<LivenessFeed <Liveness standing=False doubts=0>>"

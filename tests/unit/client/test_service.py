@@ -114,14 +114,10 @@ def test_batch_sizes_may_differ_and_the_shard_size_follows() -> None:
         assert second.session.plan().spec.records_per_shard == 16
 
 
-def test_task_types_are_told() -> None:
-    with DataShardService(2, FakeMaster(), dataset_size=4, task_type=TaskType.PREDICTION) as service:
-        assert service.task_type is TaskType.PREDICTION
-        assert service.progress().task_type is TaskType.PREDICTION
-
-
 def test_record_count_is_what_is_leased_and_not_acknowledged() -> None:
-    with DataShardService(4, FakeMaster(), dataset_size=20, records_per_shard=8) as service:
+    kind = TaskType.PREDICTION
+    with DataShardService(4, FakeMaster(), dataset_size=20, records_per_shard=8, task_type=kind) as service:
+        assert service.task_type is service.progress().task_type is kind
         assert service.record_count == 0
         assert service.fetch_shard() is not None
         assert service.record_count == 8
@@ -156,22 +152,14 @@ def test_shards_that_were_not_reported_are_read_again_with_a_warning() -> None:
     with DataShardService(8, FakeMaster(), dataset_size=8, records_per_shard=8) as service:
         assert service.fetch_shard() is not None
         assert service.fetch_shard() is None
-        with pytest.warns(UserWarning, match=r"8 record\(s\) that were not reported"):
-            again = service.fetch_shard()
-        assert again is not None
-        assert (again.start, again.end) == (0, 8)
-
-
-def test_even_when_warnings_are_errors_the_records_go_back() -> None:
-    with DataShardService(8, FakeMaster(), dataset_size=8, records_per_shard=8) as service:
-        service.fetch_shard()
-        service.fetch_shard()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with pytest.raises(UserWarning, match="not reported"):
+            with pytest.raises(UserWarning, match=r"8 record\(s\) that were not reported"):
                 service.fetch_shard()
-        assert service.progress().leased == 0
-        assert service.fetch_shard() is not None
+        assert service.progress().leased == 0, "they go back also where warnings are errors"
+        again = service.fetch_shard()
+        assert again is not None
+        assert (again.start, again.end) == (0, 8)
 
 
 def test_repr_shows_the_state() -> None:

@@ -36,10 +36,12 @@ def silent():
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_refused_connection_becomes_master_unavailable_after_the_timeout(nobody):
-    with MasterClient(nobody, master_timeout_s=0.2) as client:
+@pytest.mark.parametrize("who", ["nobody", "silent"])
+def test_no_answer_becomes_master_unavailable_after_the_timeout(who, request):
+    address = request.getfixturevalue(who)
+    with MasterClient(address, master_timeout_s=0.2) as client:
         began = time.monotonic()
-        with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.2 s"):
+        with pytest.raises(MasterUnavailable, match=f"{address} within 0.2 s"):
             client.status()
         assert time.monotonic() - began < 8  # of one attempt alone: 10
 
@@ -83,22 +85,26 @@ def test_a_call_that_was_repeated_keeps_nothing_of_its_caller():
         gc.enable()
 
 
-def test_silent_master_becomes_master_unavailable_too(silent):
-    with MasterClient(silent, master_timeout_s=0.2) as client:
-        began = time.monotonic()
-        with pytest.raises(MasterUnavailable, match=silent):
-            client.status()
-        assert time.monotonic() - began < 8  # of one attempt alone: 10
+def status(client):
+    client.status()
 
 
-@pytest.mark.parametrize("address", ["nobody", "silent"])
-def test_close_ends_a_call_that_waits(address, request):
+def present(client):
+    """Without the stream leases are not presented."""
+    client.attend("s", 1, Listening(1))
+    client.call(ConfirmCall(session="s", dataset="d", fence=Fence()))
+
+
+@pytest.mark.parametrize(
+    ("address", "wait"), [("nobody", status), ("silent", status), ("silent", present)], ids=str
+)
+def test_close_ends_a_call_that_waits(address, wait, request):
     client = MasterClient(request.getfixturevalue(address), master_timeout_s=600)
     caught = []
 
     def call():
         try:
-            client.status()
+            wait(client)
         except ServiceClosed as error:
             caught.append(error)
 
@@ -153,29 +159,27 @@ def test_goodbye_to_a_master_that_is_gone_is_not_insisted_on(nobody):
         assert time.monotonic() - began < 60  # not for the 600 s that other calls take
 
 
-def test_ctrl_c_ends_a_call_that_waits(nobody):
-    code = (
+CTRL_C = """
+interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+try:
+    interrupt.start()
+    client.status()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("then", "status"), [(CTRL_C, 7), ("", 0)], ids=["Ctrl-C in a call", "no close"])
+def test_a_program_whose_master_is_away_ends(then, status, nobody):
+    program = (
         "import os, signal, threading, sys\n"
         "from edl_torch.client.grpc.client import MasterClient\n"
         "from edl_torch.testing.fake_master import Listening\n"
         f"client = MasterClient({nobody!r})\n"
-        "client.attend('s', 1, Listening(1))\n"
-        "interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))\n"
-        "try:\n    interrupt.start()\n    client.status()\nexcept KeyboardInterrupt:\n    sys.exit(7)\n"
+        f"client.attend('s', 1, Listening(1)){then}\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (7, "")
-
-
-def test_exit_without_close_does_not_hang(nobody):
-    code = (
-        "from edl_torch.client.grpc.client import MasterClient\n"
-        "from edl_torch.testing.fake_master import Listening\n"
-        f"client = MasterClient({nobody!r})\n"
-        "client.attend('s', 1, Listening(1))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-c", program], timeout=100, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "")
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:0", "host:x", "a b:1"])
@@ -215,21 +219,3 @@ def test_leases_are_not_presented_without_a_stream(nobody):
         with pytest.raises(MasterUnavailable, match=f"{nobody} within 0.1 s.*stream did not stand"):
             client.call(ConfirmCall(session="s", dataset="d", fence=Fence()))
         assert not listening.standing
-
-
-def test_close_ends_the_wait_for_a_stream(silent):
-    client = MasterClient(silent, master_timeout_s=600)
-    client.attend("s", 1, Listening(1))
-    caught = []
-
-    def call():
-        try:
-            client.call(ConfirmCall(session="s", dataset="d", fence=Fence()))
-        except ServiceClosed as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    client.close()
-    thread.join(30)
-    assert len(caught) == 1

@@ -11,6 +11,7 @@ from fences import fence, fenced
 from edl_torch.core.calls import (
     NEW_PASS,
     Acknowledgement,
+    ConfirmCall,
     Failure,
     GiveBack,
     Grant,
@@ -111,6 +112,15 @@ class Trainer:
 
     def report(self, *outcomes: Failure | Acknowledgement | GiveBack, **change: Any) -> ReportAnswer:
         return self.dispatcher.report(self.report_call(*outcomes, **change), self.now)
+
+    def confirm(self, *grants: Grant, **change: Any) -> tuple[int, ...]:
+        """Present leases. Returns the tasks of those that are void."""
+        leases = tuple((grant.task, grant.attempt) for grant in grants)
+        call = ConfirmCall(session=self.session, dataset="training", fence=self.fence, leases=leases)
+        return self.dispatcher.confirm(replace(call, **fenced(call.fence, change)), self.now).void
+
+    def beat(self, progress: int = 0) -> None:
+        self.dispatcher.heartbeat(self.session, self.member, self.now, progress)
 
 
 def whole(grant: Grant) -> Acknowledgement:

@@ -14,27 +14,16 @@ from edl_torch.core.calls import (
     Acknowledgement,
     Failure,
     GiveBack,
-    PassState,
 )
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.state import SHOWN, WAITER_S
 from edl_torch.errors import (
     InvalidArgument,
     StaleLease,
-    TokenError,
-    TooManyBadRecords,
 )
 from edl_torch.shard import Source, TaskType
 
 # Leases
-
-
-def test_a_repeated_lease_call_gets_the_answer_that_it_got(dispatcher: Dispatcher, a: Trainer) -> None:
-    call = a.lease_call()
-    first = dispatcher.lease(call, 0.0)
-    assert dispatcher.lease(call, 1.0) == first
-    assert dispatcher.dataset_status("training").leases == 1
-    assert a.lease().grants[0].task != first.grants[0].task
 
 
 def test_an_older_lease_call_than_the_last_is_stale(dispatcher: Dispatcher, a: Trainer) -> None:
@@ -74,36 +63,6 @@ def test_a_lease_call_asks_for_something(a: Trainer, count: int) -> None:
         a.lease(count=count)
 
 
-@pytest.mark.parametrize("change", [{"ledger": "L0"}, {"lineage": 2}, {"lineage": 0}])
-def test_calls_of_another_ledger_or_lineage_are_refused(
-    dispatcher: Dispatcher, a: Trainer, change: dict[str, Any]
-) -> None:
-    (grant,) = a.lease().grants
-    before = dispatcher.token("training")
-    with pytest.raises(StaleLease):
-        a.lease(**change)
-    with pytest.raises(StaleLease):
-        a.report(whole(grant), **change)
-    assert dispatcher.token("training") == before
-    assert a.lease(ledger="L1").grants
-
-
-def test_a_drained_trainer_lets_the_waiting_look_again(dispatcher: Dispatcher, a: Trainer) -> None:
-    b = Trainer(dispatcher, "b")
-    b.register(replace(TRAINING, name="other", epoch_barrier=False))
-    c = Trainer(dispatcher, "c")
-    c.register(replace(TRAINING, name="other", epoch_barrier=False))
-    b.lease("other", count=9)
-    call = c.lease_call("other", epoch=0, drained=True)
-    assert dispatcher.poll(call, 0.0) is None
-    version = dispatcher.version
-    assert b.lease("other", epoch=0, drained=True).state is PassState.EPOCH_OVER
-    assert dispatcher.version > version
-    verdict = dispatcher.poll(call, 0.0)
-    assert verdict is not None
-    assert verdict.state is PassState.EPOCH_OVER
-
-
 # Sessions
 
 
@@ -120,26 +79,6 @@ def test_a_dead_sessions_records_go_to_another(dispatcher: Dispatcher, a: Traine
     with pytest.raises(StaleLease, match="not known"):
         a.report(whole(grant))
     assert dispatcher.dataset_status("training").acknowledged == 0
-
-
-def test_a_late_acknowledgement_of_a_session_that_registered_again_is_stale(
-    dispatcher: Dispatcher, a: Trainer
-) -> None:
-    (grant,) = a.lease().grants
-    dispatcher.expire(30.0)
-    a.now = 31.0
-    a.register()
-    before = dispatcher.token("training")
-    assert a.report(whole(grant)).stale == (grant.task,)
-    assert dispatcher.token("training") == before
-
-
-def test_a_broken_stream_costs_the_leases_after_the_grace(dispatcher: Dispatcher, a: Trainer) -> None:
-    a.lease()
-    dispatcher.members.stream_opened("a", 5.0)
-    dispatcher.members.stream_broke("a", 6.0)
-    assert dispatcher.expire(6.9) == ()
-    assert len(dispatcher.expire(7.0)) == 1
 
 
 def test_leaving_gives_everything_back_at_once(dispatcher: Dispatcher, a: Trainer) -> None:
@@ -173,28 +112,6 @@ def test_request_numbers_of_datasets_do_not_mix(dispatcher: Dispatcher, a: Train
     assert a.lease(request=5) is first
 
 
-def test_a_restore_opens_a_lineage_and_old_calls_are_refused(dispatcher: Dispatcher, a: Trainer) -> None:
-    token = dispatcher.token("training")
-    call = a.lease_call()
-    (grant,) = dispatcher.lease(call, 0.0).grants
-    assert dispatcher.go_back("training", token) == 2
-    for late in (call, a.lease_call()):
-        with pytest.raises(StaleLease, match="lineage 2"):
-            dispatcher.lease(late, 0.0)
-    with pytest.raises(StaleLease, match="lineage 2"):
-        a.report(whole(grant))
-    a.fence = replace(a.fence, lineage=2)
-    assert a.report(whole(grant)).stale == (grant.task,)
-    assert sum(g.slice.limit for g in a.lease(count=9).grants) == 16
-
-
-def test_a_restore_of_none_is_the_beginning(dispatcher: Dispatcher, a: Trainer) -> None:
-    a.report(*map(whole, a.lease(count=9).grants))
-    dispatcher.go_back("training", None)
-    status = dispatcher.dataset_status("training")
-    assert (status.todo, status.acknowledged, status.finished) == (16, 0, False)
-
-
 def test_a_lineage_that_the_master_opens_itself_is_no_members(dispatcher: Dispatcher, a: Trainer) -> None:
     ledger = dispatcher.find_ledger("training")
     assert ledger is not None
@@ -207,12 +124,6 @@ def test_a_lineage_that_the_master_opens_itself_is_no_members(dispatcher: Dispat
     a.restore(None)
     ledger.restore(None)
     assert (ledger.lineage, ledger.opened_by) == (5, (0, 0))
-
-
-def test_a_refused_token_opens_no_lineage(dispatcher: Dispatcher, a: Trainer) -> None:
-    with pytest.raises(TokenError):
-        dispatcher.go_back("training", "{}")
-    assert a.lease().grants
 
 
 def test_status_shows_trainers_and_what_they_hold(dispatcher: Dispatcher, a: Trainer) -> None:
@@ -289,23 +200,6 @@ def test_a_stale_lease_is_listed_and_the_rest_is_applied(dispatcher: Dispatcher,
     assert dispatcher.dataset_status("training").acknowledged == first.slice.limit + second.slice.limit
 
 
-def test_a_repeated_report_changes_nothing_and_is_answered_alike(dispatcher: Dispatcher) -> None:
-    a = Trainer(dispatcher, "a", batch_size=8)
-    a.register(replace(TRAINING, max_bad_records=1))
-    first, second = a.lease(count=2).grants
-    call = a.report_call(
-        Failure(task=second.task, attempt=1, position=6, reason="bad"),
-        whole(first),
-        Acknowledgement(task=second.task, attempt=1, upto=2),
-        GiveBack(task=second.task, attempt=1, start=4),
-    )
-    answer = dispatcher.report(call, 0.0)
-    before = dispatcher.token("training")
-    assert dispatcher.report(call, 0.0) == answer
-    assert dispatcher.token("training") == before
-    assert answer.stale == ()
-
-
 def test_leases_are_asked_back_only_from_those_who_hold_some(dispatcher: Dispatcher, a: Trainer) -> None:
     b, c = Trainer(dispatcher, "b"), Trainer(dispatcher, "c")
     b.register()
@@ -330,14 +224,6 @@ def test_who_is_refused_what_others_come_to_sooner_calls_nothing_back(
     assert dispatcher.dataset_status("training").todo > 0
     assert dispatcher.asked_back("training", 0.0) == ()
     assert not b.report(Acknowledgement(task=1, attempt=1, upto=1)).wanted
-
-
-def test_too_many_bad_records_fail_every_later_lease(dispatcher: Dispatcher, a: Trainer) -> None:
-    (grant,) = a.lease().grants
-    a.report(Failure(task=grant.task, attempt=1, position=0, reason="bad"))
-    with pytest.raises(TooManyBadRecords):
-        a.lease()
-    assert "bad" in dispatcher.dataset_status("training").failure
 
 
 def test_a_trainer_learns_that_another_waits(dispatcher: Dispatcher, a: Trainer) -> None:

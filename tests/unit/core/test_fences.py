@@ -26,6 +26,9 @@ ASKS: dict[str, Callable[..., Any]] = {
     "snapshot": lambda trainer, **change: trainer.snapshot(**change),
     "progress": lambda trainer, **change: trainer.progress(**change),
     "restore": lambda trainer, **change: trainer.restore(None, **change),
+    "lease": lambda trainer, **change: trainer.lease(**change),
+    "report": lambda trainer, **change: trainer.report(**change),
+    "confirm": lambda trainer, **change: trainer.confirm(**change),
 }
 
 

@@ -74,32 +74,6 @@ def test_the_end_is_told_by_the_rate() -> None:
     assert dataset.epochs_done == 0
 
 
-def test_before_anything_was_trained_on_no_end_is_told() -> None:
-    assert Job("a").dataset.eta_s is None
-
-
-def test_the_end_of_a_finished_dataset_is_now() -> None:
-    job = Job("a", registration=Registration(name="training", sources=(Source(name="a", count=8),)))
-    job.train("a", 2)
-    dataset = job.dataset
-    assert (dataset.finished, dataset.eta_s, dataset.percent, dataset.epochs_done) == (True, 0.0, 100.0, 1)
-
-
-def test_an_endless_dataset_has_a_percentage_of_its_epoch() -> None:
-    job = Job(
-        "a",
-        registration=Registration(
-            name="training", sources=(Source(name="a", count=80),), records_per_shard=8, num_epochs=0
-        ),
-    )
-    job.at(1.0)
-    while job.dataset.acknowledged < 120:
-        job.train("a")
-    dataset = job.dataset
-    assert (dataset.epochs_done, dataset.percent, dataset.eta_s) == (1, pytest.approx(50.0), None)
-    assert dataset.epoch_eta_s == pytest.approx(40 / dataset.rate)
-
-
 def test_a_dead_trainer_is_remembered_with_what_went_back() -> None:
     job = Job("a", "b")
     job.at(5.0)
@@ -278,12 +252,6 @@ def test_what_repeats_late_or_elsewhere_is_an_event_of_its_own() -> None:
     history.add(EventKind.JOINED, 181.0, dataset="a")
     assert [event.count for event in history.events] == [3, 1, 1, 1, 1, 1]
     assert history.latest == 8
-
-
-def test_all_are_looked_at_once_a_second() -> None:
-    history = History()
-    history.tick((), 5.0)
-    assert (history.now, history.next_tick) == (5.0, 6.0)
 
 
 def test_calls_of_a_new_second_look_at_all() -> None:

@@ -15,7 +15,6 @@ from core_kit import (
     acknowledge,
     lease_all,
     ledger_of,
-    records_of,
     run_to_the_end,
     verdict,
 )
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 
 from edl_torch.core.calls import NEW_PASS, PassState
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.errors import DatasetConflict, InvalidArgument, StaleLease, TokenError
+from edl_torch.errors import DatasetConflict, InvalidArgument, TokenError
 from edl_torch.shard import Source
 
 # Options
@@ -41,7 +40,8 @@ def test_fewer_epochs_are_refused_in_the_middle_of_one_that_they_leave_out(
         assert len(lease_all(ledger, "s", 1, count=lent)) == lent
     for fits in (0, 2):
         ledger.respecify(replace(ledger.spec, num_epochs=fits))
-    with pytest.raises(DatasetConflict, match="num_epochs=1 would drop") if is_refused else nullcontext():
+    refusal = r"in the middle of epoch 1: num_epochs=1 would drop.*num_epochs=2 or"
+    with pytest.raises(DatasetConflict, match=refusal) if is_refused else nullcontext():
         ledger.respecify(replace(ledger.spec, num_epochs=1))
 
 
@@ -90,21 +90,6 @@ def test_a_barrier_that_is_lifted_at_the_end_of_an_epoch_lets_the_job_go_on(way:
     assert (ledger.acknowledged, ledger.finished) == (32, True)
 
 
-def test_every_record_is_lent_once_and_the_job_finishes_when_all_are_acknowledged() -> None:
-    ledger = ledger_of(21, 8)
-    ledger.join("s", 4)
-    grants = lease_all(ledger, "s")
-    assert sorted(records_of(grants)) == [
-        (0, shard, p) for shard, n in ((0, 8), (1, 8), (2, 5)) for p in range(n)
-    ]
-    assert (ledger.backlog.records, ledger.leased_records, ledger.finished) == (0, 21, False)
-    acknowledge(ledger, "s", *grants[:-1])
-    assert not ledger.finished
-    acknowledge(ledger, "s", grants[-1])
-    assert ledger.finished
-    assert verdict(ledger, "s") is PassState.FINISHED
-
-
 def test_records_that_came_back_are_lent_before_the_cursor_goes_on() -> None:
     ledger = ledger_of()
     ledger.join("dead", 4)
@@ -114,14 +99,6 @@ def test_records_that_came_back_are_lent_before_the_cursor_goes_on() -> None:
     (again,) = lease_all(ledger, "alive", count=1)
     assert (again.slice, again.attempt) == (first.slice, 2)
     assert again.task != first.task
-
-
-def test_a_session_that_was_released_cannot_lease() -> None:
-    ledger = ledger_of()
-    ledger.join("s", 4)
-    ledger.release("s")
-    with pytest.raises(StaleLease, match="register again"):
-        lease_all(ledger, "s")
 
 
 def test_an_epoch_that_has_not_begun_cannot_be_leased() -> None:
@@ -159,44 +136,7 @@ def test_without_a_barrier_leases_shrink_in_the_last_epoch_alone() -> None:
     assert sizes == [16, 16, 16, 16, 4]
 
 
-def test_a_slice_that_came_back_is_split_for_the_tail() -> None:
-    ledger = ledger_of(16, 16)
-    for name in ("dead", "a", "b"):
-        ledger.join(name, 2)
-    lost = lease_all(ledger, "dead")
-    ledger.release("dead")
-    assert sum(g.slice.limit for g in lost) == 16
-    (piece,) = lease_all(ledger, "a", count=1)
-    assert piece.slice.limit == 2  # the first of the returned slices
-    assert records_of(lease_all(ledger, "b"))[0] == (0, 0, 2)
-
-
-def test_the_tail_counts_the_records_of_the_pass_alone() -> None:
-    ledger = ledger_of(64, 64, num_epochs=2)
-    ledger.join("slow", 4)
-    grants = lease_all(ledger, "slow")
-    assert verdict(ledger, "slow", 0) is PassState.EPOCH_OVER  # all is with its loop
-    ledger.join("a", 4)
-    ledger.release("slow")  # dies before it steps: epoch 0 is served again while the cursor is in epoch 1
-    assert ledger.epoch == 0
-    (piece,) = lease_all(ledger, "a", count=1)
-    assert piece.slice.limit <= max(4, 64 // 2)
-    assert len(grants) > 1
-
-
 # Epochs and waiting
-
-
-def test_an_epoch_begins_when_the_one_before_is_over() -> None:
-    ledger = ledger_of(8, 8, num_epochs=2)
-    ledger.join("a", 8)
-    ledger.join("b", 8)
-    (grant,) = lease_all(ledger, "a")
-    assert verdict(ledger, "b", 0) is PassState.OPEN
-    assert ledger.epoch == 0
-    acknowledge(ledger, "a", grant)
-    assert verdict(ledger, "b", 0) is PassState.EPOCH_OVER
-    assert lease_all(ledger, "b")[0].slice.epoch == 1
 
 
 def test_without_a_barrier_leases_cross_into_the_next_epoch() -> None:
@@ -213,31 +153,6 @@ def test_zero_epochs_never_end() -> None:
         assert grant.slice.epoch == epoch
         acknowledge(ledger, "s", grant)
     assert not ledger.finished
-
-
-@pytest.mark.parametrize("barrier", [True, False])
-def test_batches_that_a_loop_has_not_stepped_on_do_not_keep_the_last_pass_open(barrier: bool) -> None:
-    ledger = ledger_of(8, 8, epoch_barrier=barrier)
-    ledger.join("a", 8)
-    ledger.join("b", 8)
-    (grant,) = lease_all(ledger, "a")
-    assert verdict(ledger, "b", 0) is PassState.OPEN
-    assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER
-    assert verdict(ledger, "b", 0) is PassState.EPOCH_OVER
-    assert not ledger.finished
-    acknowledge(ledger, "a", grant)
-    assert ledger.finished
-
-
-def test_a_drained_trainer_that_dies_leaves_its_batches_to_the_next_pass() -> None:
-    ledger = ledger_of(8, 8, num_epochs=2)
-    ledger.join("a", 8)
-    ledger.join("b", 8)
-    lease_all(ledger, "a")
-    assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER
-    ledger.release("a")
-    epoch, _, grants = ledger.lease("b", epoch=NEW_PASS, count=9)
-    assert (epoch, {g.slice.epoch for g in grants}) == (0, {0})
 
 
 def test_records_that_came_back_too_late_do_not_keep_a_younger_pass_from_its_end() -> None:
@@ -274,29 +189,6 @@ def test_a_pass_with_nothing_for_this_trainer_waits_instead_of_ending_at_once() 
 
 
 # Tokens
-
-
-def test_a_restore_makes_every_lease_void_and_opens_a_lineage() -> None:
-    ledger = ledger_of()
-    ledger.join("s", 8)
-    token = ledger.snapshot()
-    grant = lease_all(ledger, "s", count=1)[0]
-    ledger.restore(token)
-    assert (ledger.lineage, len(ledger.leases), ledger.backlog.records) == (2, 0, 16)
-    with pytest.raises(StaleLease):
-        acknowledge(ledger, "s", grant)
-    assert grant.task not in {g.task for g in lease_all(ledger, "s")}, "task ids are never used again"
-
-
-def test_leases_of_before_a_restore_keep_no_epoch_open() -> None:
-    ledger = ledger_of(16, 8, num_epochs=2)
-    ledger.join("s", 8)
-    assert len(lease_all(ledger, "s")) == 2
-    ledger.restore(None)
-    acknowledge(ledger, "s", *lease_all(ledger, "s"))
-    assert ledger.epoch == 1
-    acknowledge(ledger, "s", *lease_all(ledger, "s"))
-    assert ledger.finished
 
 
 def test_a_restore_of_nothing_is_the_beginning_of_the_data() -> None:

@@ -7,110 +7,17 @@ import random
 from dataclasses import replace
 
 import pytest
-from core_kit import acknowledge, lease_all, ledger_of
+from core_kit import Trainer, acknowledge, first_of, lease_all, ledger_of
 
-from edl_torch.core.calls import (
-    NEW_PASS,
-    Acknowledgement,
-    GiveBack,
-    LeaseCall,
-    RegisterCall,
-    Registration,
-    ReportCall,
-)
+from edl_torch.core.calls import Acknowledgement, GiveBack, Registration
 from edl_torch.core.changes import Version
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
 from edl_torch.core.persistence import dump, load
 from edl_torch.core.quarantine import token_bytes
 from edl_torch.core.token import Token
-from edl_torch.errors import InvalidArgument, StaleLease, TooManyBadRecords
+from edl_torch.errors import TooManyBadRecords
 from edl_torch.shard import Source
-
-
-def test_acknowledging_is_monotone_and_may_be_repeated() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    for upto, done in ((3, 3), (3, 3), (1, 3), (6, 6), (0, 6)):
-        ledger.acknowledge("s", grant.task, grant.attempt, upto)
-        assert ledger.acknowledged == done
-    acknowledge(ledger, "s", grant, grant)
-    assert (ledger.acknowledged, ledger.finished) == (8, True)
-
-
-def test_a_position_outside_of_the_lease_cannot_be_acknowledged() -> None:
-    ledger = ledger_of(16, 8)
-    ledger.join("s", 8)
-    grant = lease_all(ledger, "s", count=1)[0]
-    before = ledger.snapshot()
-    with pytest.raises(InvalidArgument, match="ends at position 8"):
-        ledger.acknowledge("s", grant.task, grant.attempt, 9)
-    assert ledger.snapshot() == before
-
-
-def test_a_late_acknowledgement_after_release_is_refused() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("dead", 8)
-    (grant,) = lease_all(ledger, "dead")
-    ledger.acknowledge("dead", grant.task, grant.attempt, 2)
-    assert [(s.skip, s.limit) for s in ledger.release("dead")] == [(2, 6)]
-    before = ledger.snapshot()
-    with pytest.raises(StaleLease):
-        ledger.acknowledge("dead", grant.task, grant.attempt, 8)
-    assert ledger.snapshot() == before
-
-
-def test_nobody_acknowledges_the_lease_of_another() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    ledger.join("thief", 8)
-    (grant,) = lease_all(ledger, "s")
-    with pytest.raises(StaleLease):
-        acknowledge(ledger, "thief", grant)
-    with pytest.raises(StaleLease):
-        acknowledge(ledger, "s", replace(grant, attempt=2))
-
-
-def test_a_closed_lease_is_forgotten_with_the_next_report() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    acknowledge(ledger, "s", grant)
-    acknowledge(ledger, "s", grant)  # the same report, its answer was lost
-    ledger.leases.forget_ended("s")
-    with pytest.raises(StaleLease):
-        acknowledge(ledger, "s", grant)
-
-
-def test_a_bad_record_is_a_hole_that_the_acknowledgement_passes_over() -> None:
-    ledger = ledger_of(8, 8, max_bad_records=1)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.fail("s", grant.task, grant.attempt, 3, "not a JPEG")
-    ledger.fail("s", grant.task, grant.attempt, 3, "not a JPEG")
-    (bad,) = ledger.quarantine
-    assert (bad.epoch, bad.name, bad.index, bad.reason) == (0, "a", 3, "not a JPEG")
-    ledger.acknowledge("s", grant.task, grant.attempt, 8)
-    assert (ledger.acknowledged, ledger.finished) == (7, True)
-
-
-def test_what_is_left_of_a_lease_splits_around_its_holes() -> None:
-    ledger = ledger_of(8, 8, max_bad_records=9)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    for position in (0, 3, 4, 7):
-        ledger.fail("s", grant.task, grant.attempt, position, "bad")
-    assert [(s.skip, s.limit) for s in ledger.release("s")] == [(1, 2), (5, 2)]
-
-
-def test_a_lease_of_bad_records_only_closes() -> None:
-    ledger = ledger_of(2, 2, max_bad_records=2)
-    ledger.join("s", 2)
-    (grant,) = lease_all(ledger, "s")
-    for position in (1, 0):
-        ledger.fail("s", grant.task, grant.attempt, position, "bad")
-    assert (len(ledger.leases), ledger.finished) == (0, True)
 
 
 def test_more_bad_records_than_allowed_fail_the_job_with_the_records_name() -> None:
@@ -190,39 +97,6 @@ def test_a_token_with_too_many_bad_records_does_not_hide_them() -> None:
         lease_all(ledger, "s")
 
 
-def test_giving_back_cuts_the_suffix_and_leaves_the_rest_valid() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.give_back("s", grant.task, grant.attempt, 5)
-    ledger.give_back("s", grant.task, grant.attempt, 5)
-    assert (ledger.backlog.records, ledger.leased_records) == (3, 5)
-    ledger.acknowledge("s", grant.task, grant.attempt, 5)
-    assert ledger.acknowledged == 5
-    (rest,) = lease_all(ledger, "s")
-    assert (rest.slice.skip, rest.slice.limit, rest.attempt) == (5, 3, 1)
-
-
-def test_acknowledged_records_cannot_be_given_back() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.acknowledge("s", grant.task, grant.attempt, 5)
-    with pytest.raises(InvalidArgument, match="acknowledged up to 5"):
-        ledger.give_back("s", grant.task, grant.attempt, 4)
-
-
-def test_a_failure_repeated_after_the_record_was_given_back_changes_nothing() -> None:
-    ledger = ledger_of(8, 8, max_bad_records=9)
-    ledger.join("s", 8)
-    (grant,) = lease_all(ledger, "s")
-    ledger.fail("s", grant.task, grant.attempt, 6, "bad")
-    ledger.give_back("s", grant.task, grant.attempt, 4)
-    before = ledger.snapshot()
-    ledger.fail("s", grant.task, grant.attempt, 6, "bad")
-    assert ledger.snapshot() == before
-
-
 def test_lent_records_are_those_without_any_outcome() -> None:
     ledger = ledger_of(8, 8, num_epochs=2, max_bad_records=1)
     ledger.join("s", 8)
@@ -273,31 +147,17 @@ def job(order: str) -> Dispatcher:
     dispatcher = Dispatcher(ledger_id="L")
     sources = (Source(name="imagenet.rec", count=RECORDS),)
     registration = Registration(name="training", sources=sources, records_per_shard=LEASE)
-    granted = []
-    for number in range(TRAINERS):
-        session = f"session-{number:04}"
-        fence = dispatcher.register(
-            RegisterCall(session=session, worker_id=session, batch_size=BATCH, registration=registration), 0.0
-        ).fence
-        call = LeaseCall(
-            session=session, dataset="training", fence=fence, request=1, epoch=NEW_PASS, count=LEASES
-        )
-        granted.append((session, fence, dispatcher.lease(call, 0.0).grants))
-    for session, fence, grants in granted:
+    trainers = [Trainer(dispatcher, f"session-{number:04}", BATCH) for number in range(TRAINERS)]
+    for trainer in trainers:
+        trainer.register(registration)
+    held = [(trainer, trainer.lease(count=LEASES).grants) for trainer in trainers]
+    for trainer, grants in held:
         done = [
-            Acknowledgement(
-                task=grant.task,
-                attempt=grant.attempt,
-                start=batch * BATCH,
-                upto=(batch + 1) * BATCH,
-            )
+            Acknowledgement(task=grant.task, attempt=1, start=batch * BATCH, upto=(batch + 1) * BATCH)
             for grant in grants
             for batch in done_of(order, rng)
         ]
-        report = ReportCall(
-            session=session, dataset="training", fence=fence, request=1, acknowledgements=tuple(done)
-        )
-        assert dispatcher.report(report, 0.0).stale == ()
+        assert trainer.report(*done).stale == ()
     return dispatcher
 
 
@@ -321,41 +181,18 @@ def test_a_thousand_trainers_that_are_done_in_any_order_fit_a_small_token(order:
 
 def test_a_batch_in_the_middle_goes_back_alone_and_what_is_told_of_it_later_is_refused() -> None:
     dispatcher = Dispatcher(ledger_id="L")
-    registration = Registration(name="training", sources=(Source(name="a", count=64),), records_per_shard=64)
-    register = RegisterCall(session="s", worker_id="s", batch_size=8, registration=registration)
-    fence = dispatcher.register(register, 0.0).fence
-    call = LeaseCall(session="s", dataset="training", fence=fence, request=1, epoch=NEW_PASS, count=1)
-    (grant,) = dispatcher.lease(call, 0.0).grants
-    about = {"task": grant.task, "attempt": grant.attempt}
+    a = Trainer(dispatcher, "a", batch_size=8)
+    a.register(Registration(name="training", sources=(Source(name="a", count=64),), records_per_shard=64))
+    grant = first_of(a)
 
-    def report(
-        number: int, *, done: tuple[int, int] = (0, 0), back: tuple[int, int] = (0, 0)
-    ) -> tuple[int, ...]:
-        return dispatcher.report(
-            ReportCall(
-                session="s",
-                dataset="training",
-                fence=fence,
-                request=number,
-                acknowledgements=(Acknowledgement(**about, start=done[0], upto=done[1]),),
-                give_backs=(GiveBack(**about, start=back[0], upto=back[1]),),
-            ),
-            0.0,
-        ).stale
+    def done(start: int, upto: int) -> Acknowledgement:
+        return Acknowledgement(task=grant.task, attempt=1, start=start, upto=upto)
 
-    assert report(1, done=(0, 8), back=(16, 24)) == ()
+    assert a.report(done(0, 8), GiveBack(task=grant.task, attempt=1, start=16, upto=24)).stale == ()
     token = Token.decode(dispatcher.token("training"))
     assert [(cut.skip, cut.stop) for cut in token.open] == [(8, 16), (24, 32), (16, 24)]
-    assert report(2, done=(8, 24)) == (grant.task,), "all of it, or nothing"
-    again = load(dump(dispatcher), ledger_id="L", now=0.0)
-    for master in (dispatcher, again):
+    assert a.report(done(8, 24)).stale == (grant.task,), "all of it, or nothing"
+    late = a.report_call(done(16, 17))
+    for master in (dispatcher, load(dump(dispatcher), ledger_id="L", now=0.0)):
         assert master.dataset_status("training").acknowledged == 8
-        late = ReportCall(
-            session="s",
-            dataset="training",
-            fence=fence,
-            request=3,
-            reported=2,
-            acknowledgements=(Acknowledgement(**about, start=16, upto=17),),
-        )
         assert master.report(late, 0.0).stale == (grant.task,)

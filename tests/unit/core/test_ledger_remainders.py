@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_kit import SimulatedTrainer, acknowledge, lease_all, ledger_of, records_of, run_to_the_end, verdict
+from core_kit import SimulatedTrainer, acknowledge, lease_all, ledger_of, run_to_the_end, verdict
 
 from edl_torch.core.backlog import Backlog
 from edl_torch.core.calls import NEW_PASS, PassState
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.core.registration import identity
-from edl_torch.core.token import Token
-from edl_torch.shard import Slice
 
 
 def drop_last(size: int, *batches: int, **options: object) -> tuple[ShardLedger, list[SimulatedTrainer]]:
@@ -20,21 +17,6 @@ def drop_last(size: int, *batches: int, **options: object) -> tuple[ShardLedger,
         ledger.join(name, batch)
         trainers.append(SimulatedTrainer(ledger, name, batch, drop_last=True))
     return ledger, trainers
-
-
-def test_remainders_of_several_trainers_fill_a_batch_for_one() -> None:
-    ledger = ledger_of(8, 2)
-    for name in ("a", "b"):
-        ledger.join(name, 4)
-        for grant in lease_all(ledger, name, count=1):
-            ledger.give_back(name, grant.task, grant.attempt, 0, remainder=True)
-    rest = lease_all(ledger, "a", count=2)
-    acknowledge(ledger, "a", *rest)
-    bundle = lease_all(ledger, "b", count=1)
-    assert {g.bundle for g in bundle} == {1}
-    assert sum(g.slice.limit for g in bundle) == 4
-    acknowledge(ledger, "b", *bundle)
-    assert (ledger.dropped, ledger.finished) == (0, True)
 
 
 def test_remainders_of_many_batches_are_shared_among_those_who_wait() -> None:
@@ -62,13 +44,6 @@ def test_drop_last_drops_less_than_one_batch_an_epoch(
     assert ledger.dropped < max(batches) * (2 if barrier else 1)
 
 
-def test_a_trainer_with_small_batches_that_never_fetches_holds_up_nobody() -> None:
-    ledger, trainers = drop_last(21, 8, 8)
-    ledger.join("idle", 1)
-    run_to_the_end(ledger, trainers)
-    assert ledger.dropped == 21 % 8
-
-
 def test_a_trainer_that_stops_waiting_holds_up_nobody() -> None:
     ledger = ledger_of(3, 1)
     for name, size in (("a", 4), ("b", 2), ("gone", 1)):
@@ -84,34 +59,6 @@ def test_a_trainer_that_stops_waiting_holds_up_nobody() -> None:
     assert (ledger.acknowledged, ledger.dropped) == (2, 1)
 
 
-def test_remainders_wait_for_a_death_that_could_still_fill_them_up() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("a", 4)
-    ledger.join("b", 8)
-    first, second = lease_all(ledger, "a")
-    ledger.give_back("a", second.task, second.attempt, second.slice.skip + 1, remainder=True)  # 3 remainders
-    ledger.acknowledge("a", second.task, second.attempt, second.slice.skip + 1)
-    assert verdict(ledger, "a", 0) is PassState.EPOCH_OVER  # the first batch is with its loop
-    assert (ledger.dropped, ledger.backlog.records) == (0, 3)
-    acknowledge(ledger, "a", first)
-    assert (ledger.dropped, ledger.finished) == (3, True)
-
-
-def test_remainders_of_two_epochs_never_share_a_batch() -> None:
-    ledger = ledger_of(4, 2, num_epochs=2)
-    ledger.join("s", 2)
-    in_loop = []
-    for epoch in (0, 1):
-        first, second = lease_all(ledger, "s", epoch)
-        in_loop.append(first)
-        ledger.acknowledge("s", second.task, second.attempt, 1)
-        ledger.give_back("s", second.task, second.attempt, 1, remainder=True)
-        assert verdict(ledger, "s", epoch) is PassState.EPOCH_OVER
-    assert (ledger.dropped, ledger.backlog.records) == (0, 2)
-    acknowledge(ledger, "s", *in_loop)
-    assert (ledger.dropped, ledger.finished) == (2, True)
-
-
 def test_remainders_do_not_pile_up_where_epochs_never_end() -> None:
     ledger = ledger_of(8, 8, num_epochs=0, epoch_barrier=False)
     ledger.join("s", 4)
@@ -121,26 +68,6 @@ def test_remainders_do_not_pile_up_where_epochs_never_end() -> None:
             ledger.acknowledge("s", grant.task, grant.attempt, grant.slice.stop - keep)
             ledger.give_back("s", grant.task, grant.attempt, grant.slice.stop - keep, remainder=True)
         assert sum(remainder.limit for remainder in ledger.snapshot().remainders) < 8
-
-
-def test_a_restore_keeps_remainders_apart() -> None:
-    ledger = ledger_of(8, 8)
-    ledger.join("s", 4)
-    grant = lease_all(ledger, "s", count=1)[0]
-    ledger.give_back("s", grant.task, grant.attempt, 2, remainder=True)
-    fresh = ledger_of(8, 8)
-    fresh.restore(ledger.snapshot())
-    assert fresh.snapshot().remainders == ledger.snapshot().remainders
-    assert fresh.backlog.records == 8
-
-
-def test_a_restore_forgets_the_remainders_that_there_were() -> None:
-    plan = ledger_of(8, 8).plan
-    todo = Backlog(plan)
-    todo.put_remainder(Slice(epoch=0, shard=0, skip=5, limit=3), 1)
-    assert todo.has_remainders
-    todo.restore(Token(identity=identity(plan.spec)))
-    assert (todo.has_remainders, todo.records) == (False, 8)
 
 
 def test_a_cursor_that_is_moved_goes_on_from_there() -> None:
@@ -171,7 +98,7 @@ def test_remainders_are_dropped_with_the_last_lease_of_their_epoch_though_the_ne
     batch, rest = ledger.lease("a", epoch=NEW_PASS, count=2)[2]
     ledger.give_back("a", rest.task, rest.attempt, rest.slice.skip, remainder=True)
     assert ledger.lease("a", epoch=0, count=1, drained=True)[1] is PassState.EPOCH_OVER
-    assert ledger.lease("a", epoch=NEW_PASS, count=2)[2]
+    assert ledger.lease("a", epoch=NEW_PASS, count=1)[2]
     assert ledger.dropped == 0  # the batch may still come back, and make a whole one with it
     acknowledge(ledger, "a", batch)
     assert ledger.dropped == 1
@@ -229,20 +156,6 @@ def test_a_trainer_that_has_shown_nothing_is_lent_no_more_than_a_shard() -> None
     assert limits == [8, 16, 8, 32, 32, 32]  # the third ends a window
 
 
-def test_the_guided_tail_cuts_windows() -> None:
-    ledger = ledger_of(128, 8, **WINDOW)
-    for name in "ab":
-        ledger.join(name, 4)
-    limits = []
-    for turn in range(100):
-        grants = ledger.lease("ab"[turn % 2], epoch=NEW_PASS, count=1)[2]
-        acknowledge(ledger, "ab"[turn % 2], *grants)
-        limits += [g.slice.limit for g in grants]
-    assert sum(limits) == 128
-    assert limits[-1] == 4
-    assert ledger.finished
-
-
 def test_a_lease_has_no_more_than_a_million_records() -> None:
     ledger = ledger_of(10**12, 1000, shuffle_in_shard=True, shuffle_window=10**8)
     ledger.join("s", 256)
@@ -253,46 +166,6 @@ def test_a_lease_has_no_more_than_a_million_records() -> None:
     big.join("s", 256)
     (grant,) = big.lease("s", epoch=NEW_PASS, count=1)[2]
     assert grant.slice.limit == 10**7  # a shard was always lent whole
-
-
-def test_what_a_dead_trainer_leaves_of_a_window_is_lent_once() -> None:
-    ledger = ledger_of(128, 8, **WINDOW)
-    ledger.join("dead", 4)
-    (grant,) = ledger.lease("dead", epoch=NEW_PASS, count=1)[2]
-    ledger.acknowledge("dead", grant.task, grant.attempt, 4)
-    (lost,) = ledger.release("dead")
-    assert (lost.shard, lost.skip, lost.stop) == (grant.slice.shard, 4, 8)
-    ledger.join("alive", 4)
-    (again,) = ledger.lease("alive", epoch=NEW_PASS, count=1)[2]
-    assert (again.slice, again.attempt) == (lost, 2)
-    rest = lease_all(ledger, "alive")
-    acknowledge(ledger, "alive", again, *rest)
-    trained = [(0, grant.slice.shard, position) for position in range(4)] + records_of([again, *rest])
-    plan = ledger.plan
-    pairs = [plan.locate(*record) for record in trained]
-    assert sorted(pairs) == [("a", index) for index in range(128)]
-    assert ledger.finished
-
-
-@pytest.mark.parametrize("window", [1, 3, 4, 16, 10**9])
-def test_a_token_in_the_middle_of_a_window_goes_on_exactly(window: int) -> None:
-    options = WINDOW | {"shuffle_window": window}
-    ledger = ledger_of(125, 8, **options)
-    for name in "ab":
-        ledger.join(name, 4)
-    mine = ledger.lease("a", epoch=NEW_PASS, count=1)[2]
-    others = ledger.lease("b", epoch=NEW_PASS, count=2)[2]
-    ledger.acknowledge("a", mine[0].task, mine[0].attempt, mine[0].slice.skip + 3)
-    acknowledge(ledger, "b", others[0])
-    again = ledger_of(125, 8, **options)
-    again.restore(Token.decode(ledger.snapshot().encode()))
-    again.join("c", 4)
-    rest = lease_all(again, "c")
-    done = [(0, mine[0].slice.shard, mine[0].slice.skip + place) for place in range(3)] + records_of(
-        others[:1]
-    )
-    assert len(done) + len(records_of(rest)) == 125
-    assert len({ledger.plan.locate(*record) for record in (*done, *records_of(rest))}) == 125
 
 
 def test_shards_left_counts_shards_of_windows() -> None:

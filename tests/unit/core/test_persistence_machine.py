@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_kit import Trainer, first_of, whole
 from fences import fence
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ from edl_torch.core.changes import Changes
 from edl_torch.core.codec import object_of
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Lease
-from edl_torch.core.persistence import dump, load, update
+from edl_torch.core.persistence import Rows, dump, load, update
 from edl_torch.core.status import DatasetStatus
 from edl_torch.errors import EdlError
 from edl_torch.master.journal import Journal, encoded
@@ -318,46 +319,41 @@ def test_rows_that_make_no_sense_are_refused() -> None:
         load({("surprise", "d"): (0,)}, ledger_id="l", now=0.0)
 
 
+def written(dispatcher: Dispatcher, changes: Changes, before: Rows) -> Rows:
+    """The rows of before, and what has changed since: all there is."""
+    rows = before | update(dispatcher, changes.take())
+    assert {key: row for key, row in rows.items() if row is not None} == dump(dispatcher)
+    return rows
+
+
+def three_records(name: str) -> Registration:
+    return Registration(name=name, sources=(Source(name="", count=3),), records_per_shard=3)
+
+
 def test_remainders_that_are_dropped_are_written() -> None:
     """Too rare among random calls: nothing of the epoch may be left but less than a batch."""
     changes = Changes()
     dispatcher = Dispatcher(ledger_id="l", changes=changes)
-    registration = Registration(name="d", sources=(Source(name="", count=3),), records_per_shard=3)
-    call = RegisterCall(session="s", worker_id="w", batch_size=2, registration=registration)
-    dispatcher.register(call, 0.0)
-    named: dict[str, Any] = {"session": "s", "dataset": "d", "fence": fence(dispatcher, "s")}
-    grants: list[Any] = []
-    for request in (1, 2):
-        ask = LeaseCall(**named, request=request, epoch=0, count=1)
-        grants += dispatcher.lease(ask, 0.0).grants
-    whole, rest = grants
-    back = GiveBack(task=rest.task, attempt=1, start=2, remainder=True)
-    dispatcher.report(ReportCall(**named, request=1, give_backs=(back,)), 0.0)
-    written = update(dispatcher, changes.take())
-    done = Acknowledgement(task=whole.task, attempt=1, upto=2)
-    dispatcher.report(ReportCall(**named, request=2, acknowledgements=(done,)), 0.0)
-    dispatcher.lease(LeaseCall(**named, request=3, epoch=0, count=1, drained=True), 0.0)
-    assert dispatcher.dataset_status("d").dropped == 1
-    written |= update(dispatcher, changes.take())
-    assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)
+    a = Trainer(dispatcher, "a", batch_size=2)
+    a.register(three_records("training"))
+    batch, rest = first_of(a), first_of(a)
+    a.report(GiveBack(task=rest.task, attempt=1, start=2, remainder=True))
+    rows = written(dispatcher, changes, {})
+    a.report(whole(batch))
+    a.lease(epoch=0, drained=True)
+    assert dispatcher.dataset_status("training").dropped == 1
+    written(dispatcher, changes, rows)
 
 
 def test_a_report_of_a_session_that_takes_part_elsewhere_leaves_nothing_behind() -> None:
     """Found by the machine: given up, back for another dataset, and a late report was on its way."""
     changes = Changes()
     dispatcher = Dispatcher(ledger_id="l", changes=changes)
-    for session, dataset in (("a", "d"), ("b", "e")):
-        registration = Registration(name=dataset, sources=(Source(name="", count=3),), records_per_shard=3)
-        call = RegisterCall(session=session, worker_id="w", batch_size=2, registration=registration)
-        dispatcher.register(call, 0.0)
-    written = update(dispatcher, changes.take())
-    late = Acknowledgement(task=1, attempt=1, upto=2)
-    report = ReportCall(
-        session="b", dataset="d", fence=fence(dispatcher, "b"), request=1, acknowledgements=(late,)
-    )
-    assert dispatcher.report(report, 0.0).stale == (1,)
-    written |= update(dispatcher, changes.take())
-    assert ("report", "d", "b") not in written
-    dispatcher.leave("b", fence(dispatcher, "b").member)
-    written |= update(dispatcher, changes.take())
-    assert {key: row for key, row in written.items() if row is not None} == dump(dispatcher)
+    a, b = Trainer(dispatcher, "a"), Trainer(dispatcher, "b")
+    a.register(three_records("training"))
+    b.register(three_records("other"))
+    assert b.report(Acknowledgement(task=1, attempt=1, upto=2)).stale == (1,)
+    rows = written(dispatcher, changes, {})
+    assert ("report", "training", "b") not in rows
+    dispatcher.leave("b", b.member)
+    written(dispatcher, changes, rows)

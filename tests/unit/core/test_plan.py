@@ -93,10 +93,6 @@ def test_the_global_shuffle_cuts_all_sources_as_one() -> None:
     assert [plan.bounds(shard) for shard in range(plan.num_shards)] == [(-1, 0, 5), (-1, 5, 10), (-1, 10, 12)]
 
 
-def test_without_shuffle_the_order_is_that_of_the_sources() -> None:
-    assert epoch_of(Plan(SPEC), 3) == records_of(SPEC)
-
-
 def test_a_shard_or_position_that_is_not_there_is_refused() -> None:
     plan = Plan(replace(SPEC, shuffle_shards=True))
     for call in (plan.bounds, plan.length, lambda n: plan.shard_at(0, n), lambda n: plan.position_of(0, n)):
@@ -165,6 +161,7 @@ def test_an_empty_slice_has_no_records(order: dict[str, bool]) -> None:
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
+        ({}, "a0 a1 a2 a3 a4 b100 b101 b102 b103 a50 a51 a52"),
         ({"shuffle_shards": True}, "a52 a2 a3 b102 b103 b100 b101 a0 a1 a50 a51 a4"),
         ({"shuffle_in_shard": True}, "a1 a0 a2 a3 a4 b100 b101 b102 b103 a50 a51 a52"),
         (
@@ -176,6 +173,7 @@ def test_an_empty_slice_has_no_records(order: dict[str, bool]) -> None:
             "a52 a2 a3 b102 b103 b100 b101 a1 a0 a50 a51 a4",
         ),
         ({"shuffle": True}, "b102 a0 a3 b100 b101 a50 b103 a51 a4 a2 a52 a1"),
+        ({"shuffle": True, "shuffle_in_shard": True}, "b102 a0 a3 b100 b101 a50 b103 a51 a4 a2 a52 a1"),
         ({"shuffle": True, "shuffle_shards": True}, "a3 b100 b102 a0 b101 a50 b103 a51 a4 a2 a52 a1"),
     ],
 )
@@ -316,20 +314,6 @@ def test_epoch_and_seed_each_change_a_shuffled_order(order: dict[str, bool]) -> 
     assert len({tuple(sorted(order)) for order in orders}) == 1
 
 
-def test_shards_are_shuffled_inside_independently() -> None:
-    spec = replace(SPEC, sources=(Source(name="a", count=400),), records_per_shard=40, shuffle_in_shard=True)
-    plan = Plan(spec)
-    inside = [plan.indices(whole(plan, 0, shard)).numbers - 40 * shard for shard in range(10)]
-    assert len({tuple(order.tolist()) for order in inside}) == 10
-
-
-def test_the_global_shuffle_stands_above_the_one_in_shards() -> None:
-    one = Plan(replace(SPEC, shuffle=True))
-    both = Plan(replace(SPEC, shuffle=True, shuffle_in_shard=True))
-    assert both.order is Shuffle.GLOBAL
-    assert epoch_of(one, 4) == epoch_of(both, 4)
-
-
 def test_the_order_does_not_depend_on_what_was_asked_before() -> None:
     spec = replace(SPEC, shuffle=True, shuffle_shards=True)
     plan = Plan(spec)
@@ -341,23 +325,21 @@ def test_the_order_does_not_depend_on_what_was_asked_before() -> None:
 # --- the public shard ----------------------------------------------------------------------------------
 
 
-def test_an_unshuffled_shard_is_exactly_the_slice() -> None:
-    shard = Plan(SPEC).shard(Slice(epoch=6, shard=4, skip=1, limit=1))
-    assert (shard.name, shard.start, shard.end, shard.epoch, shard.shuffled) == ("b", 103, 104, 6, False)
-    assert list(shard.indices()) == [("b", 103)]
-    assert len(shard) == 1
-
-
-def test_a_shuffled_shard_has_the_bounds_of_the_whole_and_the_records_of_the_slice() -> None:
-    shard = Plan(replace(SPEC, shuffle_in_shard=True)).shard(Slice(epoch=6, shard=4, skip=1, limit=1))
-    assert (shard.name, shard.start, shard.end, shard.epoch, shard.shuffled) == ("b", 102, 104, 6, True)
-    assert len(shard) == len(shard.indices()) == 1
-
-
-def test_a_globally_shuffled_shard_has_no_name_and_global_numbers() -> None:
-    shard = Plan(replace(SPEC, shuffle=True)).shard(Slice(epoch=6, shard=5, skip=0, limit=2))
-    assert (shard.name, shard.start, shard.end, shard.epoch, shard.shuffled) == ("", 10, 12, 6, True)
-    assert set(shard.indices()) < set(records_of(SPEC))
+@pytest.mark.parametrize(
+    ("order", "cut", "shown"),
+    [
+        ({}, Slice(epoch=6, shard=4, skip=1, limit=1), ("b", 103, 104, False)),
+        # Shuffled, it has the bounds of all among which its records are.
+        ({"shuffle_in_shard": True}, Slice(epoch=6, shard=4, skip=1, limit=1), ("b", 102, 104, True)),
+        ({"shuffle": True}, Slice(epoch=6, shard=5, skip=0, limit=2), ("", 10, 12, True)),
+    ],
+)
+def test_a_shard_shows_where_its_records_lie(
+    order: dict[str, bool], cut: Slice, shown: tuple[str, int, int, bool]
+) -> None:
+    shard = Plan(replace(SPEC, **order)).shard(cut)
+    assert (shard.name, shard.start, shard.end, shard.shuffled) == shown
+    assert (shard.epoch, len(shard), len(shard.indices())) == (6, cut.limit, cut.limit)
 
 
 # --- size ----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from edl_torch.core.calls import (
     GiveBack,
     Grant,
     PassState,
-    RegisterCall,
     Registration,
 )
 from edl_torch.core.dispatcher import Dispatcher
@@ -221,17 +220,6 @@ def test_empty_buckets_at_the_end_need_not_be_told() -> None:
     assert padded(()) == Histogram().counts
 
 
-def test_waiting_share_is_of_the_time_that_was_timed() -> None:
-    assert MEASURED.waiting_share == 0.25
-    assert Measures(batches=3).waiting_share is None
-
-
-def test_what_makes_a_batch_is_the_mean_of_those_that_were_timed() -> None:
-    some = Measures(batches=9, timed=4, read_s=2.0, transform_s=0.5)
-    assert (some.mean_read_s, some.mean_transform_s) == (0.5, 0.125)
-    assert (MEASURED.mean_read_s, MEASURED.mean_transform_s) == (None, None)
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -278,8 +266,7 @@ def test_measures_are_not_journalled() -> None:
 
 def joined() -> Dispatcher:
     master = Dispatcher(ledger_id="ledger")
-    data = Registration(name="d", sources=(Source(name="a", count=8),))
-    master.register(RegisterCall(session="s", worker_id="w", batch_size=4, registration=data), 0.0)
+    Trainer(master, "s").register()
     return master
 
 

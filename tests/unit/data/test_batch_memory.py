@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
-import pickle
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,14 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data.batches import transport
 from edl_torch.data.batches import transport as batch_memory
 from edl_torch.data.batches.transport import (
     IN_MESSAGE_BYTES,
     BatchMemory,
     Segment,
     SharedSegment,
-    is_small,
     packed,
     shared_segment,
     unpacked,
@@ -74,23 +69,12 @@ HOLDERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("is_sent", [False, True], ids=["here", "in another process"])
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_memory_is_not_used_again_while_somebody_holds_it(holder: str, memory: BatchMemory) -> None:
-    batch = memory.tensor(SHAPE, torch.float32)
-    place, held = batch.data_ptr(), HOLDERS[holder](batch)
-    del batch
-    other = memory.tensor(SHAPE, torch.float32)
-    assert other.data_ptr() != place
-    del held
-    gc.collect()
-    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_nor_while_another_process_holds_it(holder: str) -> None:
-    memory = BatchMemory(SharedSegment)
+def test_memory_is_not_used_again_while_somebody_holds_it(holder: str, is_sent: bool) -> None:
+    memory = BatchMemory(SharedSegment) if is_sent else BatchMemory()
     batch = memory.tensor(SHAPE, torch.float32).fill_(7)
-    place, there = batch.data_ptr(), sent(batch)
+    place, there = batch.data_ptr(), sent(batch) if is_sent else batch
     assert torch.equal(there, batch)
     held = HOLDERS[holder](there)
     del batch, there
@@ -266,13 +250,6 @@ def test_memory_goes_with_who_made_it(kind: type[Segment]) -> None:
     assert kept() is None
 
 
-def test_nothing_of_ours_is_needed_to_read_a_message_once_more_than_torch_needs() -> None:
-    batch = BatchMemory(SharedSegment).tensor(SHAPE, torch.float32)
-    function, (storage, *_others) = shared_segment(batch).sent(batch)  # type: ignore[union-attr, misc]
-    assert pickle.loads(ForkingPickler.dumps(function)) is function
-    assert storage.is_shared()
-
-
 STEPS = st.lists(st.tuples(st.sampled_from(["make", "send", "drop here", "drop there"]), st.integers(0, 9)))
 
 
@@ -371,11 +348,6 @@ class Pair(NamedTuple):
     right: Any
 
 
-def echo(tensors: Any, answers: Any) -> None:
-    answers.put(packed(unpacked(tensors.get(timeout=30))))
-    tensors.get(timeout=30)  # stay until the answer was read: the sender keeps what is shared
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -438,28 +410,3 @@ def test_small_tensors_are_in_the_message_and_large_ones_in_shared_memory():
     one, other = unpacked(message)
     assert not one.is_shared()
     assert other.is_shared()
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_batch_crosses_processes(method):
-    context = multiprocessing.get_context(method)
-    tensors, answers = context.Queue(), context.Queue()
-    process = context.Process(target=echo, args=(tensors, answers), daemon=True)
-    process.start()
-    batch = {"small": torch.arange(10), "large": torch.rand(LARGE)}
-    tensors.put(packed(batch))
-    found = unpacked(answers.get(timeout=60))
-    tensors.put(None)
-    process.join(timeout=30)
-    assert torch.equal(found["small"], batch["small"])
-    assert torch.equal(found["large"], batch["large"])
-
-
-@pytest.mark.parametrize(("nbytes", "small"), [(0, True), (512 * 1024, True), (512 * 1024 + 1, False)])
-def test_half_a_megabyte_travels_in_the_message(nbytes: int, small: bool) -> None:
-    assert is_small(nbytes) is small
-
-
-@pytest.mark.parametrize(("elements", "small"), [(0, False), (1, True)])
-def test_a_tensor_of_a_byte_is_small_and_one_of_none_is_left_to_torch(elements: int, small: bool) -> None:
-    assert transport._is_small_by_itself(torch.ones(elements, dtype=torch.uint8)) is small

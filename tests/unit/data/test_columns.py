@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plan_kit import COUNTS, PLANS, planned
+from plan_kit import COUNTS, PLANS, in_order, part, planned
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
@@ -15,7 +15,7 @@ from edl_torch.data.reading import columns
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.errors import BadRecord, ReaderError, SourceUnavailable
 from edl_torch.readers.base import AbstractDataReader, Range
-from edl_torch.shard import IndexArray, Slice
+from edl_torch.shard import IndexArray
 
 SIZE = 4
 
@@ -66,18 +66,6 @@ class Texts(Columns):
         return [str(number) for number in numbers.tolist()]
 
 
-def grant_of(plan: Plan, shard: int = 0, skip: int = 0) -> Grant:
-    return Grant(
-        task=7,
-        attempt=1,
-        slice=Slice(epoch=1, shard=shard, skip=skip, limit=plan.records_in(1, shard) - skip),
-    )
-
-
-def in_order(plan: Plan, grant: Grant) -> list[int]:
-    return [number + 1000 * (name == "b") for name, number in plan.indices(grant.slice)]
-
-
 class Book:
     """The positions that were bad, and what was said of them."""
 
@@ -93,7 +81,7 @@ def read(
     reader: Columns, plan: Plan, grant: Grant | None = None, size: int = SIZE
 ) -> tuple[list[tuple[list[tuple[int, int]], Any]], dict[int, str]]:
     book = Book()
-    grant = grant_of(plan) if grant is None else grant
+    grant = part(plan) if grant is None else grant
     return list(read_columns(reader, plan, grant, size, book)), book.said
 
 
@@ -106,7 +94,7 @@ def positions(batches: list[tuple[list[tuple[int, int]], Any]]) -> list[int]:
 @pytest.mark.parametrize("order", list(PLANS))
 def test_batches_have_the_records_of_the_slice_in_its_order(order: str, skip: int, kind: Any) -> None:
     plan = PLANS[order]
-    grant = grant_of(plan, skip=skip)
+    grant = part(plan, skip=skip)
     batches, bad = read(kind(), plan, grant)
     found = [batch if kind is Columns else batch["id"] for _, batch in batches]
     assert np.concatenate(found).tolist() == in_order(plan, grant)
@@ -121,22 +109,31 @@ def test_batches_have_the_records_of_the_slice_in_its_order(order: str, skip: in
 @pytest.mark.parametrize("order", ["windows", "global"])
 def test_batches_that_nobody_can_put_together_are_of_one_source(order: str) -> None:
     plan = PLANS[order]
-    grant = grant_of(plan)
-    batches, _ = read(Texts(), plan, grant)
+    grant = part(plan)
+    batches, _ = read(reader := Texts(), plan, grant)
+    assert sum(map(len, reader.asked)) == grant.slice.limit + SIZE, "the first batch is tried together, once"
     assert [int(text) for _, batch in batches for text in batch] == in_order(plan, grant)
     assert positions(batches) == list(range(grant.slice.stop))
     assert all(len({int(text) >= 1000 for text in batch}) == 1 for _, batch in batches)
 
 
-def test_scattered_records_of_several_batches_are_read_at_once() -> None:
+@pytest.mark.parametrize(
+    ("plan", "size", "read_at_once"),
+    [
+        (PLANS["stored"], SIZE, [4, 2]),
+        (planned(in_shard=True, counts={"a": 6}), 1, [1] * 6),
+        (planned(in_shard=True, window=2, counts={"a": 12}), 1, [1, 11]),
+        (PLANS["windows"], SIZE, [2, 2, 21, 7]),
+    ],
+    ids=["together", "mixed in a shard", "mixed over two", "of two sources"],
+)
+def test_scattered_records_of_several_batches_are_read_at_once(
+    plan: Plan, size: int, read_at_once: list[int]
+) -> None:
     """The first batch says how large one is; then a block costs one read of each source."""
     reader = Columns()
-    plan = PLANS["windows"]
-    read(reader, plan)
-    sizes = [len(asked) for asked in reader.asked]
-    assert sum(sizes[:2]) == SIZE
-    assert sum(sizes) == 32
-    assert len(sizes) <= 4
+    read(reader, plan, size=size)
+    assert [len(asked) for asked in reader.asked] == read_at_once
 
 
 @pytest.mark.parametrize(
@@ -152,25 +149,6 @@ def test_no_more_is_read_at_once_than_fits(
     assert [len(asked) for asked in reader.asked] == read_at_once
 
 
-def test_records_that_lie_together_are_read_a_batch_at_a_time() -> None:
-    reader = Columns()
-    read(reader, PLANS["stored"])
-    assert reader.asked == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_records_of_one_shard_are_read_a_batch_at_a_time() -> None:
-    """They may be mixed, but lie together."""
-    reader = Columns()
-    read(reader, planned(in_shard=True, counts={"a": 6}), size=1)
-    assert [len(asked) for asked in reader.asked] == [1] * 6
-
-
-def test_records_of_two_shards_that_are_mixed_are_scattered() -> None:
-    reader = Columns()
-    read(reader, planned(in_shard=True, window=2, counts={"a": 12}), size=1)
-    assert [len(asked) for asked in reader.asked] == [1, 11]
-
-
 @pytest.mark.parametrize(
     ("batches_that_fit", "read_at_once"),
     [(2, [1, 2, 1, 2, 1, 1, 1, 1] + [2] * 18), (99, [1, 16, 1, 16, 1, 1, 1, 1, 16, 16, 4])],
@@ -180,7 +158,7 @@ def test_a_batch_beside_a_bad_record_is_read_again_by_itself(
 ) -> None:
     monkeypatch.setattr(columns, "MOST_BYTES", batches_that_fit * 8)
     plan = planned(in_shard=True, window=8, counts={"a": 40})
-    reader = Columns(bad=frozenset(in_order(plan, grant_of(plan))[2:3]))
+    reader = Columns(bad=frozenset(in_order(plan, part(plan))[2:3]))
     batches, said = read(reader, plan, size=1)
     assert positions(batches) == [0, 1, *range(3, 40)]
     assert list(said) == [2]
@@ -211,7 +189,7 @@ def test_the_reader_hears_what_comes_next(order: str, expected: Any) -> None:
 @pytest.mark.parametrize("order", list(PLANS))
 def test_a_record_that_cannot_be_read_costs_no_other(order: str) -> None:
     plan = PLANS[order]
-    numbers = in_order(plan, grant_of(plan))
+    numbers = in_order(plan, part(plan))
     bad = frozenset(numbers[at] for at in (1, 4, len(numbers) - 1))
     batches, said = read(Columns(bad), plan)
     assert np.concatenate([batch for _, batch in batches]).tolist() == [n for n in numbers if n not in bad]
@@ -231,7 +209,7 @@ def test_a_batch_of_bad_records_alone_is_none() -> None:
 @pytest.mark.parametrize("order", list(PLANS))
 def test_a_source_that_is_gone_is_named_by_its_record_and_puts_none_in_quarantine(order: str) -> None:
     plan = PLANS[order]
-    numbers = in_order(plan, grant_of(plan))
+    numbers = in_order(plan, part(plan))
     reader = Columns(down=frozenset(numbers[5:6]))
     with pytest.raises(SourceUnavailable, match=r"record \d+ of '[ab]'.*the disk is gone"):
         read(reader, plan)
@@ -244,7 +222,7 @@ def test_batches_of_other_kinds_from_each_source_are_read_by_source() -> None:
             return numbers.astype(np.int32 if numbers[0] < 1000 else np.int64)
 
     plan = PLANS["global"]
-    grant = grant_of(plan)
+    grant = part(plan)
     batches, _ = read(Mixed(), plan, grant)
     assert [int(number) for _, batch in batches for number in batch] == in_order(plan, grant)
     for _, batch in batches:
@@ -269,19 +247,8 @@ def test_arrays_of_equal_rows_make_one(left: Any, right: Any, together: Any) -> 
 
 def test_a_batch_that_is_read_by_itself_is_not_read_again() -> None:
     plan = planned(in_shard=True, window=8, counts={"a": 12})
-    reader = Columns(bad=frozenset(in_order(plan, grant_of(plan))[:1]))
+    reader = Columns(bad=frozenset(in_order(plan, part(plan))[:1]))
     read(reader, plan, size=1)
     assert [len(asked) for asked in reader.asked] == [1, 1, 1, 1, 10], (
         "thrice: alone, as a batch, and by name"
     )
-
-
-def test_a_source_that_is_gone_is_named_by_the_first_record_of_its_batch() -> None:
-    with pytest.raises(SourceUnavailable, match="record 0 of 'a'"):
-        read(Columns(down=frozenset({2})), PLANS["stored"])
-
-
-def test_batches_that_nobody_can_put_together_are_tried_once() -> None:
-    reader, plan = Texts(), planned(in_shard=True, window=8, counts={"a": 40})
-    read(reader, plan)
-    assert [len(asked) for asked in reader.asked] == [SIZE, *[SIZE] * 10]

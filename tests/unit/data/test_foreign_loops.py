@@ -29,20 +29,17 @@ def iterator_of(loader: Iterable[Any], module: str) -> Iterator[Any]:
     return found
 
 
-@pytest.mark.parametrize("module", REFUSED)
+@pytest.mark.parametrize("module", [*REFUSED, *FINE])
 def test_a_framework_that_iterates_an_elastic_loader_is_refused(module: str) -> None:
     with ElasticDataLoader(range(12), batch_size=4) as loader:
         batches = iterator_of(loader, module)
+        if module in FINE:
+            assert len(list(batches)) == 3
+            return
         with pytest.raises(ForeignLoop, match=r"iterated by .* itself: .*edl_torch\.integrations\."):
             next(batches)
         assert sum(len(batch) for batch in loader) == 12, "it has lost nothing"
     assert issubclass(ForeignLoop, InvalidArgument)
-
-
-@pytest.mark.parametrize("module", FINE)
-def test_others_may_iterate_it(module: str) -> None:
-    with ElasticDataLoader(range(12), batch_size=4) as loader:
-        assert len(list(iterator_of(loader, module))) == 3
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -128,12 +125,6 @@ def test_a_loop_with_a_manager_of_torchfts_is_refused_unless_that_is_attached(
         job = SimpleNamespace(manager=torchft.Manager())
         loader.keep_stepping()  # as attach_manager() does
         next(iter(loader))
-
-
-def test_a_loader_says_what_wrappers_need_to_know() -> None:
-    with ElasticDataLoader(range(12), batch_size=4, lookahead="manual") as loader:
-        assert loader.service.lookahead == "manual"
-        assert not loader.synchronous
 
 
 def test_a_trainer_that_asks_by_way_of_others_needs_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.data.loop.loader_methods import GradientMethods
 from edl_torch.data.loop.lockstep_pass import FIRST_WAIT_S, PaddedPass
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights
-from edl_torch.errors import InvalidArgument, ServiceClosed
+from edl_torch.errors import InvalidArgument
 from edl_torch.testing import FakeMaster
 
 
@@ -126,58 +125,14 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
     assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"
 
 
-@pytest.mark.parametrize("has_one", [True, False])
-def test_a_step_is_taken_with_a_batch_or_a_padding_batch(has_one: bool) -> None:
-    noted: list[object] = []
-    stepping = PaddedPass.__new__(PaddedPass)
-    stepping._stepped = False
-    stepping._padding = SimpleNamespace(made=True, keep=noted.append)  # type: ignore[assignment]
-    stepping._passes = SimpleNamespace(is_over=False)  # type: ignore[assignment]
-    stepping._session = session_at_once(hand=None)
-    stepping._pull = lambda more, take: SimpleNamespace(batch="own", size=3) if has_one else None  # type: ignore[assignment, method-assign, return-value]
-    stepping._pad = lambda: "padding"  # type: ignore[method-assign]
-    assert stepping._step() == (("own", 3) if has_one else ("padding", 0))
-    assert stepping._stepped
-    assert noted == (["own"] if has_one else [])
-
-
-def test_a_pass_sees_to_the_padding_batch_before_it() -> None:
-    done: list[object] = []
-    stepping = PaddedPass.__new__(PaddedPass)
-    stepping._statistics = SimpleNamespace(  # type: ignore[assignment]
-        let_go=lambda: done.append("lets go"), keep=lambda: done.append("keeps")
-    )
-    stepping._weights = SimpleNamespace(  # type: ignore[assignment]
-        warn_of_padding=lambda: done.append("warns"), step=done.append
-    )
-    stepping._passes = SimpleNamespace(  # type: ignore[assignment]
-        pad=lambda: done.append("pads")
-    )
-    stepping._session = session_at_once(close_pass=lambda number: done.append(f"ends {number}"))
-    stepping._let_go = lambda: done.append("ends threads")  # type: ignore[method-assign]
-    stepping._number, stepping._pid = 7, os.getpid()
-    stepping._padding = SimpleNamespace(batch=lambda: "a copy")  # type: ignore[assignment]
-    assert stepping._pad() == "a copy"
-    assert done == ["pads", "keeps"]
-    done.clear()
-    stepping._closed = False
-    stepping.close()
-    assert done == ["lets go", "ends 7", "ends threads"]
-    done.clear()
-    stepping._pid = -1
-    with pytest.raises(ServiceClosed, match="was forked from"):
-        next(stepping)
-    assert done == ["lets go", "warns"]
-
-
-def test_a_pass_begins_without_a_step() -> None:
-    with loader_of(8, FakeMaster()) as loader:
+def test_a_loop_that_trains_on_padding_batches_is_told_once() -> None:
+    fake = FakeMaster()
+    with loader_of(8, fake) as other, loader_of(8, fake) as loader:
         loader.keep_stepping()
-        batches = iter(loader)
-        assert isinstance(batches, PaddedPass)
-        assert not batches._stepped
-        next(batches)
-        assert batches._stepped
+        theirs, mine = iter(other), iter(loader)
+        next(theirs), next(mine), next(mine)
+        with pytest.warns(UserWarning, match="got a padding batch, which the loop has trained on"):
+            next(mine)
 
 
 # How many batches of an epoch are done: what a loop that goes on counts from --------------------------------

@@ -6,9 +6,9 @@ import gc
 import multiprocessing
 import os
 import threading
-import time
 import warnings
-from types import SimpleNamespace
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -16,9 +16,15 @@ import torch
 from loader_kit import all_records, elastic, flat, take, trainer
 
 from edl_torch import ElasticDataLoader
-from edl_torch.data.loop import inner_loader
-from edl_torch.data.loop.loader_pass import LoaderPass, in_own_words
-from edl_torch.errors import ConcurrentIteration, EdlError, LoaderWorkerDied, MasterUnavailable, ServiceClosed
+from edl_torch.data.loop.loader_pass import in_own_words
+from edl_torch.errors import (
+    BadRecord,
+    ConcurrentIteration,
+    EdlError,
+    LoaderWorkerDied,
+    MasterUnavailable,
+    ServiceClosed,
+)
 from edl_torch.testing import FakeMaster, wait_until
 from edl_torch.trainer.vocabulary import Procedure
 
@@ -97,13 +103,14 @@ def test_a_loop_that_was_left_can_be_begun_again_though_garbage_still_holds_its_
 
 
 def test_an_iterator_that_ended_stays_at_its_end() -> None:
-    with trainer(FakeMaster(), num_epochs=2) as (_, dataset):
+    with trainer(FakeMaster(), num_epochs=0) as (service, dataset):
         loader = elastic(dataset)
         first = iter(loader)
-        take(first, 100)
-        second = iter(loader)
-        assert take(first, 1) == []
-        assert sorted(flat(take(second, 100))) == all_records()
+        for epoch in range(3):
+            assert service.epoch == epoch
+            assert sorted(flat(take(first if epoch == 0 else iter(loader), 100))) == all_records()
+            assert take(first, 1) == []
+        assert not service.finished, "the epochs are endless"
 
 
 def test_a_loader_over_a_finished_dataset_yields_nothing() -> None:
@@ -115,15 +122,6 @@ def test_a_loader_over_a_finished_dataset_yields_nothing() -> None:
         assert take(iter(elastic(dataset, num_workers=2)), 1) == []
     with trainer(fake) as (_, dataset):
         assert take(iter(elastic(dataset)), 1) == []
-
-
-def test_endless_epochs() -> None:
-    with trainer(FakeMaster(), {"a": 6}, num_epochs=0) as (service, dataset):
-        loader = elastic(dataset)
-        for epoch in range(5):
-            assert service.epoch == epoch
-            assert sorted(flat(take(iter(loader), 100))) == list(range(6))
-        assert not service.finished
 
 
 def test_without_a_barrier_one_pass_runs_through_all_epochs() -> None:
@@ -174,18 +172,6 @@ def test_an_iterator_is_none_of_a_forked_childs() -> None:
         assert len(next(batches)) == 4
 
 
-@pytest.mark.parametrize("threads", [None, 2])
-def test_threads_that_read_change_nothing_that_a_loop_sees(threads: int | None) -> None:
-    fake = FakeMaster()
-    with trainer(fake, num_epochs=2) as (_, dataset):
-        loader = elastic(dataset, num_threads=threads)
-        runs = [take(iter(loader), 100) for _ in range(2)]
-        left = iter(loader)
-        assert list(left) == []
-    assert [flat(run) for run in runs] == [all_records()] * 2
-    fake.outcomes["training"].check_complete(2)
-
-
 def test_a_loop_that_is_left_ends_the_threads_that_read() -> None:
     with trainer(FakeMaster()) as (_, dataset):
         loader = elastic(dataset, num_threads=2)
@@ -208,7 +194,7 @@ def test_threads_are_two_batches_ahead_unless_told_otherwise(arguments: Any, ahe
         batches = iter(elastic(dataset, num_threads=2, **arguments))
         next(batches)
         wait_until(lambda: len(read) >= 4 * (1 + ahead))
-        time.sleep(0.02)
+        batches.close()  # whatever a thread has begun is read to its end
         assert len(read) == 4 * (1 + ahead)
 
 
@@ -216,75 +202,42 @@ class Own(EdlError):
     """An error of ours."""
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_outlive_their_pass_where_they_are_persistent(persistent: bool) -> None:
-    done: list[str] = []
-    ending = LoaderPass.__new__(LoaderPass)
-    ending._loader = SimpleNamespace(  # type: ignore[assignment]
-        persistent_workers=persistent, end_threads=lambda: done.append("threads")
-    )
-    ending._inner = SimpleNamespace(_shutdown_workers=lambda: done.append("workers"))  # type: ignore[assignment]
-    ending._let_go()
-    assert done == (["threads"] if persistent else ["threads", "workers"])
-    assert ending._inner is None
-    ending._let_go()
-    assert done.count("workers") < 2
+DIED = r"^DataLoader worker died as it sent a batch\. It held no record; "
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            RuntimeError("DataLoader worker (pid 7) is gone. "),
+            LoaderWorkerDied,
+            r"^DataLoader.*7\) is gone\. It",
+        ),
+        (ConnectionResetError("peer"), LoaderWorkerDied, DIED),
+        (EOFError("peer"), LoaderWorkerDied, DIED),
+        (EOFError("Caught it in DataLoader worker process 0."), EOFError, "Caught it"),
+        (MasterUnavailable("no answer"), MasterUnavailable, "no answer"),
+    ],
+    ids=repr,
+)
+def test_a_worker_that_dies_is_named_as_one_and_another_error_is_not(
+    error: Exception, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    with trainer(FakeMaster()) as (service, dataset):
+        monkeypatch.setattr(service.session.trainer, "broken_streams", nobody_broke)
+        batches = iter(elastic(dataset))
+        next(batches)
+        batches._inner = map(fails, [0])
+        with pytest.raises(kind, match=said):
+            next(batches)
 
 
 def nobody_broke(timeout_s: float) -> Procedure[dict[str, str]]:
     return {}
     yield
-
-
-def test_workers_of_which_one_has_died_are_ended_though_they_persist(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ended: list[str] = []
-    with trainer(FakeMaster()) as (service, dataset):
-        monkeypatch.setattr(service.session.trainer, "broken_streams", nobody_broke)
-        loader = elastic(dataset)
-        loader._inner.persistent_workers = True
-        loader._inner.end_workers = lambda: ended.append("workers")  # type: ignore[method-assign]
-        batches = iter(loader)
-        next(batches)
-        batches._inner = map(dies, [7])
-        with pytest.raises(
-            LoaderWorkerDied, match=r"^DataLoader worker \(pid 7\) is gone\. It held no record; "
-        ):
-            next(batches)
-    assert ended == ["workers"]
-
-
-@pytest.mark.parametrize("kind", [ConnectionResetError, EOFError])
-def test_a_worker_that_dies_as_it_sends_a_batch_is_named_as_one(kind: type[Exception]) -> None:
-    def cut(text: str) -> None:
-        raise kind(text)
-
-    with trainer(FakeMaster()) as (_, dataset):
-        batches = iter(elastic(dataset))
-        next(batches)
-        batches._inner = map(cut, ["peer"])
-        with pytest.raises(LoaderWorkerDied, match=r"^DataLoader worker died as it sent a batch\. "):
-            next(batches)
-        batches = iter(elastic(dataset))
-        batches._inner = map(cut, ["Caught it in DataLoader worker process 0."])
-        with pytest.raises(kind, match="Caught it"):
-            next(batches)
-
-
-def test_a_master_that_is_away_is_no_worker_that_died() -> None:
-    def away(text: str) -> None:
-        raise MasterUnavailable(text)
-
-    with trainer(FakeMaster()) as (_, dataset):
-        batches = iter(elastic(dataset))
-        batches._inner = map(away, ["no answer"])
-        with pytest.raises(MasterUnavailable, match="no answer"):
-            next(batches)
-
-
-def dies(pid: int) -> None:
-    raise RuntimeError(f"DataLoader worker (pid {pid}) is gone. ")
 
 
 def test_the_loop_is_given_a_batch_that_is_weighed_and_counted() -> None:
@@ -316,27 +269,32 @@ def test_an_iterator_that_was_closed_is_over_whoever_iterates_anew() -> None:
         assert left._inner is None, "nothing keeps what it has read"
 
 
-def test_loader_workers_that_are_ended_are_not_those_of_the_next_pass() -> None:
-    """torch's loader keeps the iterator whose workers persist."""
-    with trainer(FakeMaster()) as (_, dataset):
-        inner = elastic(dataset)._inner
-        inner.end_workers()
-        assert inner.loader is None
-        inner.loader = SimpleNamespace(_iterator=object())  # type: ignore[assignment]
-        inner.end_workers()
-        assert inner.loader._iterator is None  # type: ignore[union-attr]
-
-
-def test_persistent_workers_are_those_of_the_pass_before() -> None:
+def test_persistent_workers_are_those_of_the_pass_before_though_that_was_left() -> None:
     with ElasticDataLoader(
         range(8), 4, num_epochs=2, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
     ) as loader:
         workers = []
-        for _ in loader.epochs():
-            assert sum(map(len, loader)) == 8
+        for batches in (1, 100, 100):
+            read = iter(loader)
+            assert len(take(read, batches)) == min(batches, 2)
             assert loader._inner._working is not None
             workers.append([worker.pid for worker in loader._inner._working()._workers])
-    assert workers[0] == workers[1]
+            read.close()
+    assert workers == [workers[0]] * 3
+
+
+def fails(number: int) -> int:
+    raise ValueError("no")
+
+
+def test_workers_end_with_their_pass_though_an_error_keeps_their_iterator(
+    own_children: Callable[[], list[BaseProcess]],
+) -> None:
+    with trainer(FakeMaster(), dataset={"transform": fails}) as (_, dataset):
+        with pytest.raises(BadRecord, match="no") as raised:
+            list(elastic(dataset, num_workers=1))
+        assert not own_children()
+        del raised
 
 
 def test_an_error_that_a_worker_raised_is_said_in_its_own_words() -> None:
@@ -354,14 +312,19 @@ def end_at_seven(number: int) -> int:
     return number
 
 
-def test_a_worker_that_dies_names_its_records_and_they_are_read_again() -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_dies_names_its_records_and_they_are_read_again(
+    persistent: bool, own_children: Callable[[], list[BaseProcess]]
+) -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 12}, dataset={"transform": end_at_seven}) as (service, dataset):
-        loader = elastic(dataset, num_workers=1)
-        with pytest.raises(LoaderWorkerDied, match=r"worker 0 was at .*a.*Nothing was put in quarantine"):
+        loader = elastic(dataset, num_workers=2, persistent_workers=persistent)
+        with pytest.raises(LoaderWorkerDied, match=r"worker \d was at .*a.*Nothing was put") as raised:
             list(loader)
+        assert not own_children(), "torch would wait for the dead one in each pass to come"
+        del raised
         dataset.transform = None
-        assert {7} < set(flat(take(iter(loader), 100)))
+        assert 7 in flat(take(iter(loader), 100))
         assert service.finished
     fake.outcomes["training"].check_complete(1)
 
@@ -389,55 +352,7 @@ def test_a_loader_that_is_closed_looks_for_no_notice_any_more() -> None:
         assert not loader.notice._listens
 
 
-class Torchs:
-    """A loader of torch's with workers; what it begins is the second one's."""
-
-    multiprocessing_context = None
-    num_workers = 1
-
-    def __init__(self, iterator: object) -> None:
-        self._iterator = iterator
-
-    def __iter__(self) -> Any:
-        yield from ()
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("begun", [False, True])
-def test_workers_are_started_where_no_handler_runs(
-    begun: bool, persistent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that persist are only told to begin anew, which may take as long as they like."""
-    started: list[bool] = []
-
-    def beside(make: Any, context: Any) -> Any:
-        started.append(True)
-        return make()
-
-    monkeypatch.setattr(inner_loader, "started_beside", beside)
-    with trainer(FakeMaster()) as (_, dataset):
-        inner = elastic(dataset)._inner
-        inner.persistent_workers = persistent
-        inner._start(Torchs(object() if begun else None))  # type: ignore[arg-type]
-    assert started == [True] * (not (persistent and begun))
-
-
 @pytest.mark.parametrize(("arguments", "kind"), [({}, torch.Tensor), ({"collate_fn": list}, list)])
 def test_threads_collate_as_the_loader_does(arguments: Any, kind: type) -> None:
     with trainer(FakeMaster()) as (_, dataset):
         assert {type(batch) for batch in elastic(dataset, num_threads=1, **arguments)} == {kind}
-
-
-@pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("session_closed", [False, True])
-def test_an_iterator_that_is_asked_after_its_end_lets_go_of_all(session_closed: bool, closed: bool) -> None:
-    done: list[object] = []
-    ending = LoaderPass.__new__(LoaderPass)
-    ending._number = 7
-    ending._session = SimpleNamespace(closed=session_closed, check_newest=done.append)  # type: ignore[assignment]
-    ending._let_go = lambda: done.append("lets go")  # type: ignore[method-assign]
-    ending._closed = closed
-    with pytest.raises(ServiceClosed if session_closed and not closed else StopIteration):
-        ending._end_early()
-    ending._closed = True  # whatever it was: the finaliser has nothing to do here
-    assert done == ["lets go", *[7] * (not closed and not session_closed)], "it looks for a newer pass"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from loader_kit import (
     SOURCE_STEP,
     UNEVEN,
-    ColumnReader,
+    LookingColumnReader,
     NumberReader,
     PickingReader,
     acknowledged,
@@ -28,14 +26,13 @@ from loader_kit import (
 from lockstep_kit import Rank, run_ranks
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.errors import BadRecord, ConcurrentIteration, InvalidArgument
-from edl_torch.readers import ParquetReader, RecordIODataReader, RecordIOWriter
-from edl_torch.readers.recordio.source import RecordIOSource
+from edl_torch.errors import InvalidArgument
+from edl_torch.readers import ParquetReader
 from edl_torch.shard import Indices
 from edl_torch.testing import FakeMaster
 
 
-class Torn(ColumnReader):
+class Torn(LookingColumnReader):
     """Some records cannot be read."""
 
     bad = (2, 3, 9, 1001)
@@ -45,9 +42,6 @@ class Torn(ColumnReader):
         if number in self.bad:
             raise OSError(f"no byte of {number}")
         return number
-
-    def read_batch(self, name: str, indices: Any) -> Any:
-        return np.array([self.number(name, index) for index in indices])
 
 
 def told(loader: ElasticDataLoader) -> list[int]:
@@ -163,44 +157,6 @@ def test_an_epoch_that_ends_just_before_the_pass_begins_is_not_followed_by_the_n
         assert late.epoch == 1
 
 
-def test_what_a_dead_peer_left_is_read_within_through() -> None:
-    fake = FakeMaster()
-    with trainer(fake) as (mine, dataset):
-        with trainer(fake) as (peer, other):
-            ahead = elastic(other).through(0)
-            held = numbers(next(ahead))
-            peer.session.plan()
-            fake.break_stream(peer.session.id)
-            fake.clock.advance(5)
-            fake.expire()
-            assert sorted(flat(map(numbers, elastic(dataset).through(0)))) == all_records()
-            assert held
-            ahead.close()
-        assert mine.finished
-
-
-def test_through_left_by_break_gives_back_and_goes_on() -> None:
-    fake = FakeMaster()
-    with trainer(fake) as (service, dataset):
-        loader = elastic(dataset)
-        for _ in loader.through(0):
-            break
-        loader.close()
-        seen = flat(map(numbers, loader.through(0)))
-        assert sorted(seen) == all_records()
-        assert service.finished
-
-
-def test_through_is_one_iterator_among_the_others() -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        loader = elastic(dataset)
-        iterator = iter(loader)
-        next(iterator)
-        assert sorted(flat(map(numbers, loader.through(0)))) == all_records()
-        with pytest.raises(ConcurrentIteration):
-            next(iterator)
-
-
 def test_through_needs_epochs_that_end() -> None:
     with trainer(FakeMaster(), epoch_barrier=False, num_epochs=2) as (_, dataset):
         loader = elastic(dataset)
@@ -237,22 +193,6 @@ NUMBERS = sorted([*range(61), *range(2000, 2005), *range(3000, 3037)])
 WINDOW: dict[str, Any] = {"shuffle": True, "shuffle_window": 4, "records_per_shard": 8}
 
 
-class CountingReader(NumberReader):
-    """Reads in order only, and counts how often each record is read."""
-
-    def __init__(self, counts: dict[str, int], bad: int | None = None) -> None:
-        super().__init__(counts)
-        self.read: Counter[int] = Counter()
-        self.bad = bad
-
-    def read_records(self, task: Any) -> Iterator[int]:
-        for number in super().read_records(task):
-            self.read[number] += 1
-            if number == self.bad:
-                raise ValueError("broken")
-            yield number
-
-
 @pytest.mark.parametrize("kind", [NumberReader, PickingReader])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_record_is_trained_on_once_an_epoch(kind: type[NumberReader], num_workers: int) -> None:
@@ -264,67 +204,6 @@ def test_each_record_is_trained_on_once_an_epoch(kind: type[NumberReader], num_w
     assert [sorted(epoch) for epoch in epochs] == [NUMBERS, NUMBERS]
     assert epochs[0] != epochs[1]
     fake.outcomes["training"].check_complete(2)
-
-
-def test_a_batch_names_its_records() -> None:
-    reader = PickingReader(COUNTS)
-    with ElasticDataLoader(reader, 4, master_client=FakeMaster(), **WINDOW) as loader:
-        for batch in loader:
-            assert batch.tolist() == [reader.number(name, index) for name, index in loader.records]
-            assert len({name for name, _ in loader.records}) <= 3
-
-
-def test_a_reader_that_reads_in_order_reads_each_shard_once() -> None:
-    """The tail too: one process keeps the window that it has open."""
-    reader = CountingReader(COUNTS)
-    with ElasticDataLoader(reader, 4, num_epochs=2, master_client=FakeMaster(), **WINDOW) as loader:
-        for _ in loader.epochs():
-            for _ in loader:
-                pass
-    assert reader.read == dict.fromkeys(NUMBERS, 2)
-
-
-def test_a_window_that_was_given_back_is_read_again_and_trained_on_once() -> None:
-    fake, reader = FakeMaster(), CountingReader(COUNTS)
-    trained: list[int] = []
-    with ElasticDataLoader(reader, 4, master_client=fake, **WINDOW) as loader:
-        for left in (3, 5, 100):
-            for number, batch in enumerate(loader):
-                trained += batch.tolist()
-                if number == left:
-                    loader.stepped()
-                    break
-    assert sorted(trained) == NUMBERS
-    assert max(reader.read.values()) <= 3, "once for each pass"
-    fake.outcomes["training"].check_complete(1)
-
-
-def test_a_record_that_cannot_be_read_costs_no_other_of_its_window() -> None:
-    fake, reader = FakeMaster(), CountingReader(COUNTS, bad=2003)
-    with ElasticDataLoader(
-        reader, 4, master_client=fake, on_bad_record="quarantine", max_bad_records=1, **WINDOW
-    ) as loader:
-        trained = [int(n) for _ in loader.epochs() for batch in loader for n in batch]
-        (bad,) = loader.progress().quarantine
-    assert sorted(trained) == [number for number in NUMBERS if number != 2003]
-    assert (bad.name, bad.index) == ("b", 3)
-    with (
-        ElasticDataLoader(
-            CountingReader(COUNTS, bad=2003), 4, master_client=FakeMaster(), **WINDOW
-        ) as loader,
-        pytest.raises(BadRecord, match="record 3 of 'b'"),
-    ):
-        list(loader)
-
-
-def test_columns_of_several_sources_make_whole_batches() -> None:
-    reader = ColumnReader(COUNTS)
-    with DataShardService(8, FakeMaster(), reader, records_per_shard=8, shuffle_window=4) as service:
-        loader = ElasticDataLoader(ShardedDataset(service, reader), batch_size=None)
-        batches = [batch.tolist() for batch in loader]
-    assert sorted(number for batch in batches for number in batch) == NUMBERS
-    assert sum(len(batch) == 8 for batch in batches) >= len(NUMBERS) // 8 - 3  # at the ends of windows fewer
-    assert any(len({number // 1000 for number in batch}) > 1 for batch in batches)
 
 
 @pytest.mark.parametrize("columnar", [True, False], ids=["columns", "rows"])
@@ -346,25 +225,3 @@ def test_row_groups_of_a_window_are_decoded_once_whatever_the_cache(tmp_path: Pa
     )
     assert all((batch["half"] * 2 == batch["id"]).all() for batch in batches)
     assert reader.groups_decoded == 15
-
-
-def test_chunks_of_a_window_are_read_once_whatever_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RecordIOWriter(tmp_path / "a.recordio", max_chunk_bytes=64) as writer:
-        for number in range(120):
-            writer.write(f"{number:08}".encode())
-    reader = RecordIODataReader(tmp_path, decode=int, cache_bytes=0)
-    reads: Counter[int] = Counter()
-    read_chunk = RecordIOSource.read_chunk
-
-    def counting(source: RecordIOSource, read: Any, row: int) -> Any:
-        reads[row] += 1
-        return read_chunk(source, read, row)
-
-    monkeypatch.setattr(RecordIOSource, "read_chunk", counting)
-    with ElasticDataLoader(
-        reader, 4, shuffle=True, shuffle_window=5, records_per_shard=8, master_client=FakeMaster()
-    ) as loader:
-        assert sorted(int(n) for batch in loader for n in batch) == list(range(120))
-    assert reads == dict.fromkeys(range(15), 1)

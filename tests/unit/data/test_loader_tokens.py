@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from loader_kit import all_records, elastic, flat, numbers, take, trainer
 
-from edl_torch.errors import StaleLease, TokenError
+from edl_torch.errors import TokenError
 from edl_torch.testing import FakeMaster
 
 ORDERS: list[Any] = [
@@ -60,66 +60,6 @@ def test_the_order_after_a_restore_is_that_of_the_undisturbed_run() -> None:
         assert first + flat(take(iter(elastic(dataset)), 100)) == undisturbed
 
 
-def test_going_back_within_one_job_doubles_what_came_after_the_token_in_no_model() -> None:
-    fake = FakeMaster()
-    with trainer(fake, in_process=False) as (service, dataset):
-        loader = elastic(dataset, num_workers=2)
-        model: list[int] = []
-        for count, batch in enumerate(loader, 1):
-            model += numbers(batch)
-            if count == 3:
-                saved, state = list(model), service.state_dict()
-            if count == 6:
-                service.load_state_dict(state)
-                model = saved
-        assert count == 6  # the old iterator ended, without an error
-        model += flat(take(iter(loader), 100))
-        assert sorted(model) == all_records()
-        assert service.finished
-
-
-def test_a_load_in_the_loop_frees_the_loader_at_once() -> None:
-    with trainer(FakeMaster()) as (service, dataset):
-        loader = elastic(dataset)
-        old = iter(loader)
-        take(old, 3)
-        service.load_state_dict(None)
-        new = iter(loader)
-        first = take(new, 1)
-        assert take(old, 1) == []
-        assert sorted(flat(first + take(new, 100))) == all_records()
-        assert service.finished
-
-
-def test_none_is_the_beginning_of_the_data() -> None:
-    with trainer(FakeMaster(), num_epochs=2) as (service, dataset):
-        take(iter(elastic(dataset)), 100)
-        assert service.epoch == 1
-        service.load_state_dict(None)
-        assert service.epoch == 0
-        assert service.progress().acknowledged == 0
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_token_restores_on_any_number_of_trainers(count: int) -> None:
-    with trainer(FakeMaster()) as (service, dataset):
-        loop = iter(elastic(dataset))
-        trained = flat(take(loop, 4))
-        state = service.state_dict()
-        loop.close()
-    fake = FakeMaster()
-    with trainer(fake) as (first, one), trainer(fake) as (_, two), trainer(fake) as (_, three):
-        first.load_state_dict(state)
-        for dataset in (one, two, three)[:count]:
-            loop = iter(elastic(dataset))
-            part = take(loop, 2 if dataset is not one else 0)
-            trained += flat(part[:1])
-            loop.close()
-        trained += flat(take(iter(elastic(one)), 100))
-        assert sorted(trained) == all_records()
-        assert first.finished
-
-
 def test_a_token_brings_its_shard_size_to_a_service_that_has_none() -> None:
     with trainer(FakeMaster(), records_per_shard=6) as (service, _):
         state = service.state_dict()
@@ -151,31 +91,6 @@ def test_what_is_no_token_is_refused() -> None:
         for wrong in ("{}", "no", {"model": "x"}, {"token": 5}):
             with pytest.raises(TokenError):
                 service.load_state_dict(wrong)  # type: ignore[arg-type]
-
-
-def test_a_peer_of_the_old_lineage_cannot_acknowledge() -> None:
-    fake = FakeMaster()
-    with trainer(fake) as (first, _), trainer(fake) as (_, other):
-        loop = iter(elastic(other))
-        take(loop, 1)
-        first.load_state_dict(None)
-        with pytest.raises(StaleLease, match="lineage"):
-            take(loop, 2)
-        assert first.progress().acknowledged == 0
-
-
-def test_quarantine_and_dropped_records_travel_in_the_token() -> None:
-    with trainer(FakeMaster(), max_bad_records=4) as (service, dataset):
-        loop = iter(elastic(dataset, drop_last=True))
-        take(loop, 2)
-        service.report_batch_done(err_msg="NaN")
-        take(loop, 100)
-        state = service.state_dict()
-        before = service.progress()
-    with trainer(FakeMaster(), max_bad_records=4) as (service, _):
-        service.load_state_dict(state)
-        after = service.progress()
-    assert (after.quarantined, after.dropped) == (before.quarantined, before.dropped) == (4, 3)
 
 
 def test_the_service_is_stateful_for_torch() -> None:

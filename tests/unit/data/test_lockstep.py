@@ -1,11 +1,14 @@
-"""Synchronous ranks: all step together, each record counts once, and nobody is left waiting."""
+"""Synchronous ranks: all step together, each record counts once, and nobody is left waiting.
+
+Each of them has the whole model, or `parts` of them hold one; `test_model_parts` has what is theirs alone.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,9 @@ from loader_kit import (
     take,
     trainer,
 )
-from lockstep_kit import Failed, Rank, run_ranks
+from lockstep_kit import Failed, Rank, each, run_ranks, trained
 
-from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
+from edl_torch import DataShardService, ElasticDataLoader
 from edl_torch.client.peers import Ballot
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
 from edl_torch.errors import BadRecord, InvalidArgument, PeerFailed, StaleLease
@@ -33,31 +36,27 @@ from edl_torch.testing import FakeMaster, ThreadPeers, wait_until
 EPOCHS = 2
 
 
-def trained(ranks: list[Rank]) -> Counter[int]:
-    """How often each record was in a batch that counts, over all ranks."""
-    return Counter(number for rank in ranks for number in rank.seen.trained)
-
-
-def each(times: int) -> Counter[int]:
-    """Every record of UNEVEN so often."""
-    return Counter(dict.fromkeys(all_records(), times))
-
-
 def same_steps(ranks: list[Rank]) -> list[int]:
     """Steps of each pass, which are the same on every rank."""
     (steps,) = {tuple(rank.seen.steps) for rank in ranks}
     return list(steps)
 
 
+whole_or_in_parts = pytest.mark.parametrize(("size", "parts"), [(3, 1), (4, 2)])
+
+
 @pytest.mark.parametrize("in_process", [True, False])
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 30])
-def test_all_ranks_take_the_same_steps_and_each_record_counts_once(size: int, in_process: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "parts"), [(1, 1), (2, 1), (3, 1), (5, 1), (30, 1), (2, 2), (4, 2), (6, 3), (8, 2), (4, 4)]
+)
+def test_all_ranks_take_the_same_steps_and_each_record_counts_once(
+    size: int, parts: int, in_process: bool
+) -> None:
     fake = FakeMaster()
-    ranks = run_ranks(
-        fake, size, Rank.train, UNEVEN, num_epochs=EPOCHS, in_process=in_process, shuffle_shards=True
-    )
+    options: dict[str, Any] = {"num_epochs": EPOCHS, "in_process": in_process, "shuffle_shards": True}
+    ranks = run_ranks(fake, size, Rank.train, UNEVEN, parts=parts, **options)
     assert len(same_steps(ranks)) == EPOCHS
-    assert trained(ranks) == each(EPOCHS)
+    assert trained(ranks, parts) == each(EPOCHS)
     fake.outcomes["training"].check_complete(EPOCHS)
 
 
@@ -81,9 +80,11 @@ def test_the_vote_on_a_step_is_cast_before_the_step_ahead_of_it(monkeypatch: pyt
     assert known == [*range(2, steps + 1), steps]
 
 
-def test_ranks_without_a_batch_get_a_real_one_that_does_not_count() -> None:
-    ranks = run_ranks(FakeMaster(), 7, Rank.train, {"a": 9}, num_epochs=EPOCHS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_ranks_without_a_batch_get_a_real_one_that_does_not_count(parts: int) -> None:
+    ranks = run_ranks(FakeMaster(), 7 * parts, Rank.train, {"a": 9}, parts=parts, num_epochs=EPOCHS)
     assert sum(rank.seen.stand_ins for rank in ranks) > 0
+    assert trained(ranks, parts) == Counter(dict.fromkeys(range(9), EPOCHS))
     records = set(range(9))
     for rank in ranks:
         for batches in rank.seen.passes:
@@ -91,32 +92,38 @@ def test_ranks_without_a_batch_get_a_real_one_that_does_not_count() -> None:
             assert all(set(batch) <= records and batch for batch, _ in batches)
 
 
-def test_loader_workers_read_for_ranks() -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_loader_workers_read_for_ranks(parts: int) -> None:
     # Ranks are threads here, and filelock (torch brings it) refuses that two threads fork at once.
     loader = {"num_workers": 2, "multiprocessing_context": "forkserver"}
     fake = FakeMaster()
-    ranks = run_ranks(fake, 2, Rank.train, UNEVEN, in_process=False, loader=loader)
-    assert trained(ranks) == each(1)
+    ranks = run_ranks(fake, 2, Rank.train, UNEVEN, parts=parts, in_process=False, loader=loader)
+    assert trained(ranks, parts) == each(1)
+    assert sum(rank.loader._inner.loader is not None for rank in ranks) == 2 // parts, (
+        "others need no workers"
+    )
     fake.outcomes["training"].check_complete(1)
 
 
-def test_shuffled_and_columnar_data_too() -> None:
-    fake = FakeMaster()
-    ranks = run_ranks(fake, 3, Rank.train, PickingReader(UNEVEN), shuffle=True, num_epochs=EPOCHS)
-    assert trained(ranks) == each(EPOCHS)
-    fake = FakeMaster()
-    ranks = run_ranks(fake, 3, Rank.train, ColumnReader(UNEVEN), loader={"batch_size": None})
-    assert trained(ranks) == each(1)
+@whole_or_in_parts
+def test_shuffled_and_columnar_data_too(size: int, parts: int) -> None:
+    shuffled = {"shuffle": True, "num_epochs": EPOCHS}
+    ranks = run_ranks(FakeMaster(), size, Rank.train, PickingReader(UNEVEN), parts=parts, **shuffled)
+    assert trained(ranks, parts) == each(EPOCHS)
+    columns = {"batch_size": None}
+    ranks = run_ranks(FakeMaster(), size, Rank.train, ColumnReader(UNEVEN), parts=parts, loader=columns)
+    assert trained(ranks, parts) == each(1)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_with_drop_last_every_batch_is_whole_on_every_rank(size: int) -> None:
+@pytest.mark.parametrize(("size", "parts"), [(1, 1), (2, 1), (4, 1), (4, 2)])
+def test_with_drop_last_every_batch_is_whole_on_every_rank(size: int, parts: int) -> None:
     fake = FakeMaster()
-    ranks = run_ranks(fake, size, Rank.train, UNEVEN, loader={"drop_last": True}, num_epochs=EPOCHS)
+    options: dict[str, Any] = {"loader": {"drop_last": True}, "num_epochs": EPOCHS}
+    ranks = run_ranks(fake, size, Rank.train, UNEVEN, parts=parts, **options)
     assert len(same_steps(ranks)) == EPOCHS
     sizes = {len(batch) for rank in ranks for batches in rank.seen.passes for batch, _ in batches}
     assert sizes == {4}
-    assert sum(trained(ranks).values()) == EPOCHS * (len(all_records()) // 4) * 4
+    assert trained(ranks, parts).total() == EPOCHS * (len(all_records()) // 4) * 4
     status = fake.dataset_status("training")
     assert status.finished
     assert status.dropped == EPOCHS * (len(all_records()) % 4)
@@ -164,14 +171,8 @@ class BrokenReader(NumberReader):
             yield number
 
 
-def test_a_bad_record_on_one_rank_ends_the_job_on_all() -> None:
-    with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 3, Rank.train, BrokenReader(UNEVEN))
-    kinds = Counter(type(error) for error in failed.value.errors.values())
-    assert kinds == {BadRecord: 1, PeerFailed: 2}
-
-
-def test_a_rank_that_cannot_go_on_says_so_before_it_is_gone() -> None:
+@whole_or_in_parts
+def test_a_rank_that_cannot_go_on_says_so_before_it_is_gone(size: int, parts: int) -> None:
     """Its process may take long to end, and a collective of the model's would wait for it."""
     told: list[int] = []
 
@@ -182,37 +183,34 @@ def test_a_rank_that_cannot_go_on_says_so_before_it_is_gone() -> None:
             told.append(rank.peers.rank)
             raise
         except BadRecord:
-            wait_until(lambda: len(told) == 2)
+            wait_until(lambda: len(told) == size - 1)
             raise
 
     with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 3, work, BrokenReader(UNEVEN))
-    kinds = Counter(type(error) for error in failed.value.errors.values())
-    assert kinds == {BadRecord: 1, PeerFailed: 2}
+        run_ranks(FakeMaster(), size, work, BrokenReader(UNEVEN), parts=parts)
+    assert Counter(failed.value.kinds.values()) == {BadRecord: 1, PeerFailed: size - 1}
 
 
-def test_a_bad_record_that_is_quarantined_does_not() -> None:
+@whole_or_in_parts
+def test_a_bad_record_that_is_quarantined_ends_nothing(size: int, parts: int) -> None:
     fake = FakeMaster()
-    ranks = run_ranks(
-        *(fake, 3, Rank.train, BrokenReader(UNEVEN)),
-        dataset={"on_bad_record": "quarantine"},
-        max_bad_records=1,
-    )
-    assert trained(ranks) == each(1) - Counter([7])
+    options: dict[str, Any] = {"dataset": {"on_bad_record": "quarantine"}, "max_bad_records": 1}
+    ranks = run_ranks(fake, size, Rank.train, BrokenReader(UNEVEN), parts=parts, **options)
+    assert trained(ranks, parts) == each(1) - Counter([7])
     fake.outcomes["training"].check_complete(1)
 
 
-def test_a_rank_that_dies_leaves_nobody_waiting() -> None:
+@pytest.mark.parametrize(("size", "parts", "victim"), [(3, 1, 1), *((4, 2, victim) for victim in range(4))])
+def test_a_rank_that_dies_leaves_nobody_waiting(size: int, parts: int, victim: int) -> None:
     def work(rank: Rank) -> None:
         rank.service.load_state_dict(None)
         for step, _ in enumerate(rank.one_pass()):
-            if rank.peers.rank == 1 and step == 1:
-                raise KeyError("the model of rank 1")
+            if rank.peers.rank == victim and step == 1:
+                raise KeyError("the model")
 
     with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 3, work, UNEVEN)
-    assert isinstance(failed.value.errors[1], KeyError)
-    assert [type(failed.value.errors[rank]) for rank in (0, 2)] == [PeerFailed] * 2
+        run_ranks(FakeMaster(), size, work, UNEVEN, parts=parts)
+    assert failed.value.kinds == {**dict.fromkeys(range(size), PeerFailed), victim: KeyError}
 
 
 def test_ranks_that_load_different_tokens_are_stopped() -> None:
@@ -229,44 +227,30 @@ def test_ranks_that_load_different_tokens_are_stopped() -> None:
     assert isinstance(failed.value.errors[0], PeerFailed)
 
 
-def cut_off(fake: FakeMaster, rank: Rank) -> None:
-    """The master loses the session for longer than the grace."""
-    fake.break_stream(rank.service.session.id)
-    fake.clock.advance(2.0)
-    fake.expire()
-
-
-@pytest.mark.parametrize("in_process", [True, False])
-def test_a_rank_whose_trained_batch_goes_to_others_ends_the_job(in_process: bool) -> None:
-    fake = FakeMaster()
-
-    def work(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for step, _ in enumerate(rank.one_pass()):
-            if rank.peers.rank == 1 and step == 1:
-                cut_off(fake, rank)
-
-    with pytest.raises(Failed) as failed:
-        run_ranks(fake, 2, work, UNEVEN, in_process=in_process)
-    assert isinstance(failed.value.errors[1], StaleLease)
-    assert isinstance(failed.value.errors[0], PeerFailed)
-
-
-def test_no_checkpoint_is_taken_of_a_model_that_learnt_what_is_not_counted() -> None:
+@pytest.mark.parametrize(("size", "parts", "victim"), [(2, 1, 1), (4, 2, 2)])
+@pytest.mark.parametrize(
+    ("in_process", "saves"), [(True, False), (False, False), (True, True)], ids=["", "remote", "saves"]
+)
+def test_a_rank_whose_trained_batch_goes_to_others_ends_the_job(
+    in_process: bool, saves: bool, size: int, parts: int, victim: int
+) -> None:
+    """Nor is a checkpoint taken of a model that learnt what is not counted."""
     fake = FakeMaster()
 
     def work(rank: Rank) -> None:
         rank.service.load_state_dict(None)
         for step, _ in enumerate(rank.one_pass()):
             if step == 1:
-                if rank.peers.rank == 1:
-                    cut_off(fake, rank)
-                rank.service.state_dict()
+                if rank.peers.rank == victim:  # the master loses it for longer than the grace
+                    fake.break_stream(rank.service.session.id)
+                    fake.clock.advance(2.0)
+                    fake.expire()
+                if saves:
+                    rank.service.state_dict()
 
     with pytest.raises(Failed) as failed:
-        run_ranks(fake, 2, work, UNEVEN)
-    assert isinstance(failed.value.errors[1], StaleLease)
-    assert isinstance(failed.value.errors[0], PeerFailed)
+        run_ranks(fake, size, work, UNEVEN, parts=parts, in_process=in_process)
+    assert failed.value.kinds == {**dict.fromkeys(range(size), PeerFailed), victim: StaleLease}
 
 
 def test_one_service_serves_one_synchronous_loader() -> None:
@@ -276,14 +260,6 @@ def test_one_service_serves_one_synchronous_loader() -> None:
 
     with pytest.raises(Failed, match="one synchronous loader"):
         run_ranks(FakeMaster(), 1, work, UNEVEN)
-
-
-def test_without_a_process_group_the_error_says_what_to_do() -> None:
-    reader = NumberReader(UNEVEN)
-    with DataShardService(4, FakeMaster(), reader=reader) as service:
-        dataset = ShardedDataset(service, reader)
-        with pytest.raises(InvalidArgument, match="init_process_group"):
-            ElasticDataLoader(dataset, synchronous=True)
 
 
 # What one rank does alone --------------------------------------------------------------------------------
@@ -305,7 +281,13 @@ def scale(rank: Rank, folder: Path) -> None:
     rank.loader.scale_gradients(torch.optim.SGD([weight], lr=0.1))
 
 
+def end(rank: Rank, folder: Path) -> None:
+    """Find the service finished, in a loop of its own."""
+    rank.service.position.agree_on_end(rank.service.session.lockstep)  # type: ignore[arg-type]
+
+
 ALONE = {
+    "the end": (end, "is at the end of an epoch"),
     "state_dict": (lambda rank, folder: rank.service.state_dict(), r"state_dict\(\)"),
     "load_state_dict": (lambda rank, folder: rank.service.load_state_dict(None), r"load_state_dict\(\)"),
     "save_checkpoint": (save, r"(state_dict|save_checkpoint)\(\)"),
@@ -336,21 +318,6 @@ def test_what_one_rank_does_alone_is_an_error_on_all_that_names_it(what: str, tm
     for error in failed.value.errors.values():
         assert isinstance(error, PeerFailed)
         assert re.search(rf"each of ranks 0, 2 asks for the next batch, rank 1 (calls )?{words}", str(error))
-
-
-def test_a_rank_that_ends_an_epoch_alone_is_named() -> None:
-    """A service that one rank finds finished, in a loop of its own."""
-
-    def work(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for step, _ in enumerate(rank.one_pass()):
-            if rank.peers.rank == 1 and step == 1:
-                rank.service.position.agree_on_end(rank.service.session.lockstep)
-
-    with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 2, work, UNEVEN)
-    for error in failed.value.errors.values():
-        assert "rank 0 asks for the next batch, rank 1 is at the end of an epoch" in str(error)
 
 
 def test_a_batch_that_one_rank_reports_as_failed_counts_on_none() -> None:
@@ -408,20 +375,21 @@ def test_what_ends_a_padding_batch_leaves_the_batch_before_it_alone() -> None:
 # Breaks and checkpoints ---------------------------------------------------------------------------------
 
 
-def test_all_ranks_may_break_at_one_step_and_go_on() -> None:
+@pytest.mark.parametrize(("size", "parts"), [(3, 1), (6, 2)])
+def test_all_ranks_may_break_at_one_step_and_go_on(size: int, parts: int) -> None:
     def work(rank: Rank) -> None:
         rank.service.load_state_dict(None)
         for step, _ in enumerate(rank.one_pass()):
-            rank.service.report_batch_done()
+            rank.loader.stepped()
             if step == 1:
                 break
         while not rank.service.finished:
             list(rank.one_pass())
 
     fake = FakeMaster()
-    ranks = run_ranks(fake, 3, work, UNEVEN)
+    ranks = run_ranks(fake, size, work, UNEVEN, parts=parts)
     assert same_steps(ranks)[0] == 2
-    assert trained(ranks) == each(1)
+    assert trained(ranks, parts) == each(1)
     fake.outcomes["training"].check_complete(1)
 
 
@@ -442,10 +410,21 @@ def test_a_break_at_the_last_batch_gives_it_back_too() -> None:
     fake.outcomes["training"].check_complete(1)
 
 
-def stop_after(step: int, tokens: list[dict[str, str]]) -> Callable[[Rank], None]:
-    """Work that takes a token in step `step` and is killed."""
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        *(((4, 1), (1, 1)), ((4, 1), (2, 1)), ((1, 1), (3, 1)), ((2, 1), (2, 1)), ((3, 1), (7, 1))),
+        *(((4, 2), (2, 2)), ((4, 2), (6, 3)), ((4, 2), (2, 1))),
+    ],
+)
+def test_a_token_continues_exactly_on_jobs_of_other_shapes(
+    before: tuple[int, int], after: tuple[int, int], step: int
+) -> None:
+    """Of so many ranks, of which so many hold one model."""
+    fake, tokens = FakeMaster(), list[dict[str, str]]()
 
-    def work(rank: Rank) -> None:
+    def stop(rank: Rank) -> None:
         rank.service.load_state_dict(None)
         done = 0
         while not rank.service.finished:
@@ -455,24 +434,16 @@ def stop_after(step: int, tokens: list[dict[str, str]]) -> Callable[[Rank], None
                     tokens.append(rank.service.state_dict())
                     return
 
-    return work
-
-
-@pytest.mark.parametrize("step", [1, 2, 3, 5])
-@pytest.mark.parametrize(("before", "after"), [(4, 1), (4, 2), (1, 3), (2, 2), (3, 7)])
-def test_a_token_continues_exactly_on_any_number_of_ranks(before: int, after: int, step: int) -> None:
-    fake, tokens = FakeMaster(), list[dict[str, str]]()
-    ranks = run_ranks(fake, before, stop_after(step, tokens), UNEVEN, num_epochs=EPOCHS)
-    assert len(tokens) == before
-    assert all(token == tokens[0] for token in tokens)
-
     def resume(rank: Rank) -> None:
         rank.service.load_state_dict(tokens[0])
         while not rank.service.finished:
             list(rank.one_pass())
 
-    others = run_ranks(fake, after, resume, UNEVEN, num_epochs=EPOCHS)
-    assert trained(ranks + others) == each(EPOCHS)
+    (size, parts), (other_size, other_parts) = before, after
+    ranks = run_ranks(fake, size, stop, UNEVEN, parts=parts, num_epochs=EPOCHS)
+    assert tokens == [tokens[0]] * size
+    others = run_ranks(fake, other_size, resume, UNEVEN, parts=other_parts, num_epochs=EPOCHS)
+    assert trained(ranks, parts) + trained(others, other_parts) == each(EPOCHS)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -501,8 +472,9 @@ def test_ranks_that_leave_the_shard_size_open_follow_the_token(size: int) -> Non
     fake.outcomes["training"].check_complete(EPOCHS)
 
 
-def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next() -> None:
-    """Gradients gathered over three batches, across the ends of epochs."""
+@pytest.mark.parametrize(("size", "parts"), [(2, 1), (4, 2)])
+def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next(size: int, parts: int) -> None:
+    """Gradients gathered over four batches, across the ends of epochs."""
 
     def work(rank: Rank) -> None:
         weight = torch.nn.Parameter(torch.zeros(()))
@@ -513,16 +485,29 @@ def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next() -> N
         while not rank.service.finished:
             for _ in rank.one_pass():
                 steps += 1
-                if steps % 3 == 0:
+                rank.loader.weigh(weight * 1.0).backward()
+                if steps % 4 == 0:
                     optimizer.step()
             if rank.service.epoch >= EPOCHS - 1 and len(rank.seen.passes) >= EPOCHS:
                 optimizer.step()
 
     fake = FakeMaster()
-    ranks = run_ranks(fake, 2, work, UNEVEN, num_epochs=EPOCHS)
+    ranks = run_ranks(fake, size, work, UNEVEN, parts=parts, num_epochs=EPOCHS)
     same_steps(ranks)
-    assert trained(ranks) == each(EPOCHS)
+    assert trained(ranks, parts) == each(EPOCHS)
     fake.outcomes["training"].check_complete(EPOCHS)
+
+
+def test_batches_that_no_step_comes_for_are_an_error_on_all() -> None:
+    def work(rank: Rank) -> None:
+        rank.service.attach(torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.1))
+        rank.train()
+
+    with pytest.raises(Failed) as failed:
+        run_ranks(FakeMaster(), 2, work, {"a": 16})
+    for error in failed.value.errors.values():
+        assert re.search("record.s. of 'training' were handed out after the last", str(error))
+    assert len(failed.value.errors) == 2
 
 
 def one_ahead(loader: ElasticDataLoader) -> Iterator[Any]:

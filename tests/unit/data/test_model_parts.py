@@ -9,56 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from loader_kit import UNEVEN, ColumnReader, NumberReader, PickingReader, all_records, numbers, trainer
-from lockstep_kit import Failed, Rank, run_ranks
+from loader_kit import UNEVEN, NumberReader, PickingReader, all_records, numbers, trainer
+from lockstep_kit import Failed, Rank, each, run_ranks, trained
 
-from edl_torch.errors import BadRecord, InvalidArgument, PeerFailed, StaleLease
+from edl_torch.errors import InvalidArgument
 from edl_torch.testing import FakeMaster
-
-EPOCHS = 2
-
-
-def each(times: int) -> Counter[int]:
-    """Every record of UNEVEN so often."""
-    return Counter(dict.fromkeys(all_records(), times))
-
-
-def models(ranks: list[Rank], parts: int) -> list[list[Rank]]:
-    """The ranks of each model."""
-    return [ranks[first : first + parts] for first in range(0, len(ranks), parts)]
-
-
-def trained(ranks: list[Rank], parts: int) -> Counter[int]:
-    """How often each record was in a batch that counts: once for all parts of a model, which agree."""
-    for model in models(ranks, parts):
-        for rank in model:
-            assert rank.seen == model[0].seen
-    holders = [model[0] for model in models(ranks, parts)]
-    return Counter(number for rank in holders for number in rank.seen.trained)
-
-
-@pytest.mark.parametrize("in_process", [True, False])
-@pytest.mark.parametrize(("size", "parts"), [(2, 2), (4, 2), (6, 3), (8, 2), (4, 4)])
-def test_all_parts_get_the_same_batches_and_each_record_counts_once(
-    size: int, parts: int, in_process: bool
-) -> None:
-    fake = FakeMaster()
-    ranks = run_ranks(
-        *(fake, size, Rank.train, UNEVEN),
-        parts=parts,
-        num_epochs=EPOCHS,
-        in_process=in_process,
-        shuffle_shards=True,
-    )
-    assert len({tuple(rank.seen.steps) for rank in ranks}) == 1
-    assert trained(ranks, parts) == each(EPOCHS)
-    fake.outcomes["training"].check_complete(EPOCHS)
-
-
-def test_parts_of_a_model_without_a_batch_get_the_same_one_to_stand_in() -> None:
-    ranks = run_ranks(FakeMaster(), 14, Rank.train, {"a": 9}, parts=2, num_epochs=EPOCHS)
-    assert sum(rank.seen.stand_ins for rank in ranks) > 0
-    assert sorted(trained(ranks, 2)) == list(range(9))
 
 
 def test_a_new_job_begins_at_the_beginning_without_a_call() -> None:
@@ -149,21 +104,6 @@ def test_a_loop_may_change_its_batches() -> None:
     assert sorted(number for batch in seen[1] for number in batch) == sorted(all_records())
 
 
-def test_loader_workers_of_the_holder_read_for_all() -> None:
-    loader = {"num_workers": 2, "multiprocessing_context": "fork"}
-    fake = FakeMaster()
-    ranks = run_ranks(fake, 2, Rank.train, UNEVEN, parts=2, in_process=False, loader=loader)
-    assert trained(ranks, 2) == each(1)
-    assert ranks[1].loader._inner.loader is None
-
-
-def test_columnar_batches_and_drop_last() -> None:
-    ranks = run_ranks(FakeMaster(), 4, Rank.train, ColumnReader(UNEVEN), parts=2, loader={"batch_size": None})
-    assert trained(ranks, 2) == each(1)
-    ranks = run_ranks(FakeMaster(), 4, Rank.train, UNEVEN, parts=2, loader={"drop_last": True})
-    assert sum(trained(ranks, 2).values()) == len(all_records()) // 4 * 4
-
-
 def test_parts_write_no_audit_log(tmp_path: Path) -> None:
     run_ranks(FakeMaster(), 4, Rank.train, UNEVEN, parts=2, audit_dir=tmp_path)
     assert len(list(tmp_path.glob("*.audit"))) == 2
@@ -221,66 +161,6 @@ def test_only_the_last_stage_of_a_pipeline_weighs() -> None:
 # What goes wrong ----------------------------------------------------------------------------------------
 
 
-class BrokenReader(NumberReader):
-    """Record 7 cannot be read."""
-
-    def read_records(self, task: Any) -> Any:
-        for number in super().read_records(task):
-            if number == 7:
-                raise ValueError("no such record")
-            yield number
-
-
-def test_a_bad_record_ends_the_job_on_all_parts() -> None:
-    with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 4, Rank.train, BrokenReader(UNEVEN), parts=2)
-    kinds = Counter(type(error) for error in failed.value.errors.values())
-    assert kinds == {BadRecord: 1, PeerFailed: 3}
-
-
-def test_a_bad_record_that_is_quarantined_does_not() -> None:
-    fake = FakeMaster()
-    ranks = run_ranks(
-        *(fake, 4, Rank.train, BrokenReader(UNEVEN)),
-        parts=2,
-        dataset={"on_bad_record": "quarantine"},
-        max_bad_records=1,
-    )
-    assert trained(ranks, 2) == each(1) - Counter([7])
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("victim", range(4))
-def test_a_rank_that_dies_leaves_nobody_waiting(victim: int) -> None:
-    def work(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for step, _ in enumerate(rank.one_pass()):
-            if rank.peers.rank == victim and step == 1:
-                raise KeyError("the model")
-
-    with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 4, work, UNEVEN, parts=2)
-    kinds = {rank: type(error) for rank, error in failed.value.errors.items()}
-    assert kinds == {**dict.fromkeys(range(4), PeerFailed), victim: KeyError}
-
-
-def test_a_holder_that_was_cut_off_ends_the_job() -> None:
-    fake = FakeMaster()
-
-    def work(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for step, _ in enumerate(rank.one_pass()):
-            if rank.peers.rank == 2 and step == 1:
-                fake.break_stream(rank.service.session.id)
-                fake.clock.advance(2.0)
-                fake.expire()
-
-    with pytest.raises(Failed) as failed:
-        run_ranks(fake, 4, work, UNEVEN, parts=2, in_process=False)
-    kinds = {rank: type(error) for rank, error in failed.value.errors.items()}
-    assert kinds == {**dict.fromkeys(range(4), PeerFailed), 2: StaleLease}
-
-
 def failing(ranks: set[int]) -> Any:
     """Work that reports the second batch as failed on these ranks."""
 
@@ -329,20 +209,6 @@ def test_a_batch_that_all_parts_give_back_is_read_again() -> None:
     fake.outcomes["training"].check_complete(1)
 
 
-def test_what_one_part_does_alone_is_an_error_on_all_that_names_it() -> None:
-    def work(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for step, _ in enumerate(rank.one_pass()):
-            if rank.peers.rank == 3 and step == 1:
-                rank.service.state_dict()
-
-    with pytest.raises(Failed) as failed:
-        run_ranks(FakeMaster(), 4, work, UNEVEN, parts=2)
-    assert len(failed.value.errors) == 4
-    for error in failed.value.errors.values():
-        assert "each of ranks 0, 1, 2 asks for the next batch, rank 3 calls state_dict()" in str(error)
-
-
 def test_a_part_has_no_shards_to_fetch() -> None:
     def work(rank: Rank) -> None:
         if rank.peers.rank:
@@ -351,25 +217,6 @@ def test_a_part_has_no_shards_to_fetch() -> None:
     with pytest.raises(Failed, match="this rank holds no leases") as failed:
         run_ranks(FakeMaster(), 2, work, UNEVEN, parts=2)
     assert isinstance(failed.value.errors[1], InvalidArgument)
-
-
-# Breaks and checkpoints ---------------------------------------------------------------------------------
-
-
-def test_all_parts_may_break_at_one_step_and_go_on() -> None:
-    def work(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for step, _ in enumerate(rank.one_pass()):
-            rank.loader.stepped()
-            if step == 1:
-                break
-        while not rank.service.finished:
-            list(rank.one_pass())
-
-    fake = FakeMaster()
-    ranks = run_ranks(fake, 6, work, UNEVEN, parts=2)
-    assert trained(ranks, 2) == each(1)
-    fake.outcomes["training"].check_complete(1)
 
 
 @pytest.mark.filterwarnings("ignore:loader.preempted is read outside of the main thread:UserWarning")
@@ -386,48 +233,3 @@ def test_a_notice_to_one_part_is_seen_by_all_at_the_same_batch(told: int) -> Non
     ranks = run_ranks(FakeMaster(), 4, work, {"a": 64}, parts=2)
     assert len({tuple(rank.seen.steps) for rank in ranks}) == 1
     assert 2 <= ranks[0].seen.steps[0] <= 4
-
-
-@pytest.mark.parametrize("step", [1, 3])
-@pytest.mark.parametrize(("after", "parts"), [(2, 2), (6, 3), (2, 1)])
-def test_a_token_continues_exactly_on_other_shapes(after: int, parts: int, step: int) -> None:
-    fake, tokens = FakeMaster(), list[dict[str, str]]()
-
-    def stop(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for done, _ in enumerate(rank.one_pass(), 1):
-            if done == step:
-                tokens.append(rank.service.state_dict())
-                return
-
-    def resume(rank: Rank) -> None:
-        rank.service.load_state_dict(tokens[0])
-        while not rank.service.finished:
-            list(rank.one_pass())
-
-    before = run_ranks(fake, 4, stop, UNEVEN, parts=2, num_epochs=EPOCHS)
-    assert tokens == [tokens[0]] * 4
-    others = run_ranks(fake, after, resume, UNEVEN, parts=parts, num_epochs=EPOCHS)
-    assert trained(before, 2) + trained(others, parts) == each(EPOCHS)
-
-
-def test_optimizers_of_all_parts_decide_alike() -> None:
-    """Gradients gathered over three batches; the ends of epochs lie between."""
-
-    def work(rank: Rank) -> None:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.1)
-        rank.service.attach(optimizer)
-        rank.service.load_state_dict(None)
-        steps = 0
-        while not rank.service.finished:
-            for _ in rank.one_pass():
-                steps += 1
-                if steps % 3 == 0:
-                    optimizer.step()
-            if rank.service.epoch >= EPOCHS - 1 and len(rank.seen.passes) >= EPOCHS:
-                optimizer.step()
-
-    fake = FakeMaster()
-    ranks = run_ranks(fake, 4, work, UNEVEN, parts=2, num_epochs=EPOCHS)
-    assert trained(ranks, 2) == each(EPOCHS)
-    fake.outcomes["training"].check_complete(EPOCHS)

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from loader_kit import NumberReader, acknowledged, flat
+from loader_kit import NumberReader
 
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, Mixture, ShardedDataset
 from edl_torch.errors import (
@@ -21,10 +21,11 @@ from edl_torch.errors import (
     ServiceClosed,
     TokenError,
 )
-from edl_torch.readers import ImageFolderReader, MapDatasetReader
+from edl_torch.readers import MapDatasetReader
 from edl_torch.testing import FakeMaster
 
 SQUARES = [(float(n), n * n) for n in range(40)]
+RECORDS = MapDatasetReader(SQUARES)
 
 
 def seen(loader: ElasticDataLoader) -> list[list[Any]]:
@@ -43,34 +44,12 @@ def test_a_map_style_dataset_trains_in_one_line() -> None:
     fake.outcomes["training"].check_complete(3)
 
 
-def test_epochs_number_what_is_left() -> None:
-    fake = FakeMaster()
-    with ElasticDataLoader(SQUARES, 8, num_epochs=3, master_client=fake) as loader:
-        for _ in loader:
-            pass
-        assert [epoch for epoch in loader.epochs() if seen_once(loader)] == [1, 2]
-        with pytest.warns(UserWarning, match="all epochs of 'training' are over"):
-            assert list(loader.epochs()) == []
-
-
-def seen_once(loader: ElasticDataLoader) -> bool:
-    return sum(len(batch[0]) for batch in loader) == len(SQUARES)
-
-
 def test_the_service_that_it_made_is_closed_with_it() -> None:
     loader = ElasticDataLoader(SQUARES, 8, master_client=FakeMaster())
     service = loader.service
     loader.close()
     with pytest.raises(ServiceClosed):
         _ = service.finished
-
-
-def test_a_service_that_it_was_given_stays_open() -> None:
-    reader = MapDatasetReader(SQUARES)
-    with DataShardService(8, FakeMaster(), reader) as service:
-        with ElasticDataLoader(ShardedDataset(service, reader)) as loader:
-            assert len(list(loader)) == 5
-        assert service.finished
 
 
 def test_an_error_after_the_service_was_made_closes_it() -> None:
@@ -107,23 +86,17 @@ def test_images_of_a_path_are_transformed_and_their_labels_are_not(photos: Path,
     assert sorted(labels) == sorted([0, 1, 2] * 4)
 
 
-def test_target_transform_makes_any_data_image_and_target() -> None:
-    with ElasticDataLoader(
-        SQUARES, 8, master_client=FakeMaster(), transform=lambda x: -x, target_transform=lambda y: y + 1
-    ) as loader:
-        x, y = next(iter(loader))
-    assert x.tolist() == [-n for n in range(8)]
-    assert y.tolist() == [n * n + 1 for n in range(8)]
-
-
 @pytest.mark.parametrize(
     ("transforms", "expected"),
     [
+        ({"transform": lambda x: -x, "target_transform": lambda y: y + 1}, ([0.0, -1.0], [1, 2])),
         ({"target_transform": lambda y: y + 1}, ([0.0, 1.0], [1, 2])),
         ({"target_transform": None, "transform": lambda pair: pair[1] + 5}, [5, 6]),
     ],
 )
-def test_each_of_the_transforms_may_be_left_out(transforms: Any, expected: Any) -> None:
+def test_target_transform_makes_any_data_image_and_target_and_each_may_be_left_out(
+    transforms: Any, expected: Any
+) -> None:
     with ElasticDataLoader(SQUARES, 2, master_client=FakeMaster(), **transforms) as loader:
         batch = next(iter(loader))
     assert (batch.tolist() if torch.is_tensor(batch) else tuple(part.tolist() for part in batch)) == expected
@@ -142,23 +115,6 @@ def test_an_image_alone_has_no_target_to_transform() -> None:
 
 class Blocks(NumberReader):
     reads_blocks = True
-
-
-@pytest.mark.parametrize(
-    ("reader", "shuffle", "expected"),
-    [
-        (MapDatasetReader(SQUARES), True, (True, False, False)),
-        (NumberReader({"a": 8}), True, (False, True, True)),
-        (Blocks({"a": 8}), True, (False, True, True)),
-        (MapDatasetReader(SQUARES), "in_shard", (False, True, True)),
-        (MapDatasetReader(SQUARES), "shards", (False, True, False)),
-        (MapDatasetReader(SQUARES), False, (False, False, False)),
-    ],
-)
-def test_shuffle_is_as_good_as_the_reader_can(reader: Any, shuffle: Any, expected: tuple[bool, ...]) -> None:
-    with ElasticDataLoader(reader, 4, shuffle=shuffle, master_client=FakeMaster()) as loader:
-        spec = loader.service.session.plan().spec
-    assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == expected
 
 
 @pytest.mark.parametrize("registered", [4, 1])
@@ -184,29 +140,44 @@ def test_a_window_that_nobody_chose_is_that_of_the_master(registered: int) -> No
             fourth.service.session.plan()
 
 
+GLOBAL, WINDOWS, SHARDS, STORED = (
+    (True, False, False),
+    (False, True, True),
+    (False, True, False),
+    (False,) * 3,
+)
+
+
 @pytest.mark.parametrize(
-    ("reader", "options", "window", "order"),
+    ("reader", "options", "shuffled", "window", "order"),
     [
-        (NumberReader({"a": 8}), {"shuffle": True}, 16, "windows of 16 shards"),
-        (Blocks({"a": 8}), {"shuffle": True}, 16, "windows of 16 shards"),
-        (NumberReader({"a": 8}), {"shuffle": True, "shuffle_window": 5}, 5, "windows of 5 shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": True, "shuffle_window": 5}, 5, "windows of 5 shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": "in_shard", "shuffle_window": 5}, 5, "windows of 5 shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": "in_shard"}, 1, "in_shard"),
-        (MapDatasetReader(SQUARES), {"shuffle": "shards"}, 1, "shards"),
-        (MapDatasetReader(SQUARES), {"shuffle": True}, 1, "all records"),
-        (MapDatasetReader(SQUARES), {}, 1, ""),
+        (NumberReader({"a": 8}), {"shuffle": True}, WINDOWS, 16, "windows of 16 shards"),
+        (Blocks({"a": 8}), {"shuffle": True}, WINDOWS, 16, "windows of 16 shards"),
+        (NumberReader({"a": 8}), {"shuffle": True, "shuffle_window": 5}, WINDOWS, 5, "windows of 5 shards"),
+        (RECORDS, {"shuffle": True, "shuffle_window": 5}, WINDOWS, 5, "windows of 5 shards"),
+        (RECORDS, {"shuffle": "in_shard", "shuffle_window": 5}, WINDOWS, 5, "windows of 5 shards"),
+        (RECORDS, {"shuffle": "in_shard"}, WINDOWS, 1, "in_shard"),
+        (RECORDS, {"shuffle": "shards"}, SHARDS, 1, "shards"),
+        (RECORDS, {"shuffle": True}, GLOBAL, 1, "all records"),
+        (RECORDS, {}, STORED, 1, ""),
     ],
 )
-def test_a_loader_says_what_it_mixes(
-    reader: Any, options: dict[str, Any], window: int, order: str, caplog: pytest.LogCaptureFixture
+def test_shuffle_is_as_good_as_the_reader_can_and_the_loader_says_what_it_mixes(
+    reader: Any,
+    options: dict[str, Any],
+    shuffled: tuple[bool, ...],
+    window: int,
+    order: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with (
         caplog.at_level("INFO", logger="edl_torch.client"),
         ElasticDataLoader(reader, 4, master_client=FakeMaster(), **options) as loader,
     ):
         said = loader.service.order, repr(loader)
-        assert loader.service.session.plan().spec.shuffle_window == window
+        spec = loader.service.session.plan().spec
+        assert (spec.shuffle, spec.shuffle_shards, spec.shuffle_in_shard) == shuffled
+        assert spec.shuffle_window == window
         assert (loader.service.order, repr(loader)) == said
     assert said[0] == order
     assert (f"shuffle={order!r}" in said[1]) == bool(order)
@@ -239,114 +210,6 @@ def test_a_window_that_was_not_asked_for_follows_the_token() -> None:
         loader.load_state_dict(state)
 
 
-def test_batches_of_a_sorted_folder_mix_its_classes(tmp_path: Path) -> None:
-    """Shards of a folder sorted by class hold one class each: only a shuffle over all records mixes them."""
-    sorted_by_class = [(float(n), n // 100) for n in range(800)]
-    with ElasticDataLoader(sorted_by_class, 32, shuffle=True, master_client=FakeMaster()) as loader:
-        classes = [len(set(labels.tolist())) for _, labels in loader]
-    assert sum(classes) / len(classes) > 6
-
-
-def test_a_position_is_saved_and_loaded_by_the_loader() -> None:
-    fake = FakeMaster()
-    with ElasticDataLoader(SQUARES, 8, master_client=fake) as loader:
-        batches = iter(loader)
-        first = [next(batches)[0].tolist() for _ in range(2)]
-        state = loader.state_dict()
-        next(batches)
-        loader.load_state_dict(state)
-        rest = [batch[0].tolist() for batch in loader]
-    assert sorted(flat(first + rest)) == [float(n) for n in range(40)]
-
-
-# Words of the loop ------------------------------------------------------------------------------------------
-
-
-def optimizer() -> torch.optim.Optimizer:
-    parameter = torch.nn.Parameter(torch.ones(1))
-    parameter.sum().backward()
-    return torch.optim.SGD([parameter], lr=0.1)
-
-
-def test_stepped_counts_the_batches_in_hand_without_a_step() -> None:
-    fake = FakeMaster()
-    steps = optimizer()
-    with ElasticDataLoader(SQUARES, 8, master_client=fake) as loader:
-        loader.attach(steps)
-        batches = iter(loader)
-        next(batches), next(batches)
-        assert not acknowledged(fake, loader.service)
-        loader.stepped()
-        assert len(acknowledged(fake, loader.service)) == 16
-
-
-def test_a_batch_that_is_given_back_comes_again_and_is_not_counted() -> None:
-    fake = FakeMaster()
-    first, second = optimizer(), optimizer()
-    with ElasticDataLoader(SQUARES, 8, master_client=fake) as loader:
-        loader.attach(first)
-        loader.attach(second)
-        trained: list[float] = []
-        for number, (x, _) in enumerate(loader):
-            first.step()
-            if number == 1:
-                loader.give_back()
-                assert loader.weight == 0
-                continue
-            second.step()
-            trained += x.tolist()
-        assert sorted(trained) == [float(n) for n in range(40)]
-        assert loader.service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loop_that_gives_back_each_batch_once_trains_each_record_once(num_workers: int) -> None:
-    fake = FakeMaster()
-    steps = optimizer()
-    met: set[tuple[float, ...]] = set()
-    with ElasticDataLoader(SQUARES, 8, master_client=fake, num_workers=num_workers) as loader:
-        loader.attach(steps)
-        trained: list[float] = []
-        for x, _ in loader:
-            batch = tuple(x.tolist())
-            if batch not in met:
-                met.add(batch)
-                loader.give_back()
-                continue
-            steps.step()
-            trained += batch
-        assert sorted(trained) == [float(n) for n in range(40)]
-    fake.outcomes["training"].check_complete(1)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loop_that_gives_back_each_second_window_trains_each_record_once(num_workers: int) -> None:
-    fake = FakeMaster()
-    steps = optimizer()
-    with ElasticDataLoader(SQUARES, 4, master_client=fake, num_workers=num_workers) as loader:
-        loader.attach(steps)
-        trained: list[float] = []
-        window: list[float] = []
-        failed = False
-        for number, (x, _) in enumerate(loader, 1):
-            window += x.tolist()
-            if number % 3:
-                continue
-            failed = not failed
-            if failed:
-                loader.give_back(window=True)
-            else:
-                steps.step()
-                trained += window
-            window = []
-        trained += window  # gathered after the last step, and stepped on now
-        steps.step()
-        assert sorted(trained) == [float(n) for n in range(40)]
-        assert loader.service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
 # Wrong arguments --------------------------------------------------------------------------------------------
 
 
@@ -373,12 +236,6 @@ def test_data_that_cannot_be_leased_are_refused(data: Any, error: type[Exception
         ElasticDataLoader(data, 8, master_client=FakeMaster())
 
 
-def test_quarantine_without_room_names_the_loaders_argument() -> None:
-    with pytest.raises(InvalidArgument, match="give max_bad_records=N too") as raised:
-        ElasticDataLoader(SQUARES, 8, on_bad_record="quarantine", master_client=FakeMaster())
-    assert "DataShardService" not in str(raised.value)
-
-
 @pytest.mark.parametrize("batch_size", [None, "missing"])
 def test_one_line_needs_a_batch_size(batch_size: Any) -> None:
     arguments = {} if batch_size == "missing" else {"batch_size": batch_size}
@@ -397,11 +254,6 @@ def test_around_a_sharded_dataset_the_services_arguments_are_its_own() -> None:
 def test_a_shuffle_that_is_not_known_names_those_that_are() -> None:
     with pytest.raises(InvalidArgument, match=r"'global'.*'in_shard'.*'shards'"):
         ElasticDataLoader(SQUARES, 8, shuffle="global", master_client=FakeMaster())  # type: ignore[arg-type]
-
-
-def test_a_folder_of_images_needs_no_reader_by_name(photos: Path) -> None:
-    with ElasticDataLoader(photos, 4, transform=shrink, master_client=FakeMaster()) as loader:
-        assert isinstance(loader.dataset.reader, ImageFolderReader)
 
 
 def test_a_loader_whose_master_is_away_closes_its_service_all_the_same() -> None:

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from edl_torch.data.reading.iterations import (
     Iteration,
     Iterations,
     _asked_by,
-    _batch_size,
     _persistent_loader,
     _yields_records,
 )
@@ -113,17 +111,12 @@ def test_an_iterator_that_is_gone_is_over_and_its_count_is_remembered() -> None:
     gc.collect()
     assert table.is_over(iteration.run)
     assert iteration.batches == 1
+    assert iteration._state == {"_num_yielded": 1}, "nothing that its queues held is kept"
     assert repr(iteration).endswith("batches=1 over>")
     run = iteration.run
     del iteration
     gc.collect()
     assert table.is_over(run), "though nothing is known of it any more"
-
-
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_whether_the_last_batch_is_dropped_is_known(drop_last: bool) -> None:
-    _, iteration = begun(Iterations(), drop_last=drop_last)
-    assert iteration._drop_last is drop_last
 
 
 def test_without_batches_each_sample_is_one() -> None:
@@ -250,24 +243,3 @@ def test_a_loader_that_keeps_its_workers_is_known(persistent: bool) -> None:
     loader = Looks(Numbers(Iterations()), num_workers=1, persistent_workers=persistent)
     iter(loader)
     assert loader.found is (loader if persistent else None)
-
-
-@pytest.mark.parametrize(
-    ("state", "size"),
-    [
-        ({"_auto_collation": False}, 1),
-        ({"_auto_collation": True, "_index_sampler": SimpleNamespace(batch_size=5)}, 5),
-        ({"_auto_collation": True, "_index_sampler": object()}, 0),
-    ],
-)
-def test_the_size_of_a_whole_batch(state: dict[str, Any], size: int) -> None:
-    assert _batch_size({"_index_sampler": None, **state}) == size
-
-
-def test_an_iterator_that_is_gone_leaves_its_count_alone() -> None:
-    iterator, iteration = begun(Iterations())
-    next(iterator)
-    assert len(iteration._state) > 1
-    del iterator
-    gc.collect()
-    assert iteration._state == {"_num_yielded": 1}

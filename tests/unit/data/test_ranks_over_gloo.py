@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Doing
-from edl_torch.data.ranks import gloo, parts_group, process_group
+from edl_torch.data.ranks import gloo, parts_group
 from edl_torch.data.ranks.gloo import ReliablePair
 from edl_torch.data.ranks.parts_group import FRAME_BYTES, IN_STRUCTURE_BYTES, Packed, ProcessGroupParts
 from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
@@ -367,58 +366,6 @@ def test_who_is_expected_to_answer_does_so_once() -> None:
     assert wire.said[2:] == [("send", 1, 3)]
 
 
-class Noted:
-    """A pair that notes how long its messages are."""
-
-    def __init__(self) -> None:
-        self.sent: list[list[int]] = []
-        self.settle = self.expect_answer = lambda: None
-
-    def send(self, tensors: list[torch.Tensor]) -> None:
-        self.sent.append([tensor.nbytes for tensor in tensors])
-
-
-@pytest.mark.parametrize(
-    ("more", "sent"), [(-1, [FRAME_BYTES]), (0, [FRAME_BYTES]), (1, [FRAME_BYTES, 1]), (9, [FRAME_BYTES, 9])]
-)
-def test_what_does_not_fit_into_the_frame_follows_it(
-    more: int, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts_group, "connect", lambda ranks, place, timeout_s: None)
-    structure = b"x" * (FRAME_BYTES - 8 + more)
-    packed = SimpleNamespace(structure=structure, contents=[])
-    monkeypatch.setattr(parts_group, "Packed", lambda value: packed)
-    parts = ProcessGroupParts([3, 5], 3, TIMEOUT_S, pin_memory=False)
-    pair = Noted()
-    parts._pairs = [pair]  # type: ignore[list-item]
-    parts.send(BroadcastBatch())
-    assert pair.sent == [[size] for size in sent] + [[]]
-
-    follower = ProcessGroupParts([3, 5], 5, TIMEOUT_S, pin_memory=False)
-    message = (len(structure).to_bytes(8, "little") + structure).ljust(FRAME_BYTES, b"\0")
-    came: list[int] = []
-
-    class Coming(Noted):
-        wait = expect_to_answer = lambda self: None
-
-        def receive(self, tensors: list[torch.Tensor]) -> None:
-            for tensor in tensors:
-                begin = sum(came)
-                came.append(tensor.nbytes)
-                tensor.copy_(torch.frombuffer(bytearray(message[begin : sum(came)]), dtype=torch.uint8))
-
-    unpacked: list[bytes] = []
-
-    def unpacking(structure: bytes, *, pin_memory: bool) -> Any:
-        unpacked.append(structure)
-        return SimpleNamespace(contents=[], value=lambda: (None, 0, [], 0))
-
-    monkeypatch.setattr(parts_group, "Unpacking", unpacking)
-    follower._pairs = [Coming()]  # type: ignore[list-item]
-    follower.receive()
-    assert (came, unpacked) == (sent, [structure])
-
-
 @pytest.mark.parametrize("has_accelerator", [False, True])
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_memory_is_pinned_where_that_was_said_and_means_something(
@@ -437,21 +384,3 @@ def test_what_was_lent_leaves_after_the_call(job: Job) -> None:
         return [pair._other for pair in peers._pairs]
 
     assert job.run(3, work) == [[1, 2], [0], [0]]
-
-
-@pytest.mark.parametrize("pin_memory", [False, True])
-def test_ranks_of_a_group_hold_no_model_in_parts_and_pin_where_that_is_said(
-    pin_memory: bool, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(process_group, "connect", lambda ranks, rank, timeout_s: None)
-    monkeypatch.setattr(
-        process_group,
-        "ProcessGroupParts",
-        lambda *arguments, pin_memory: made.append((*arguments, pin_memory)) or "parts",
-    )
-    arguments = {"pin_memory": True} if pin_memory else {}
-    peers = ProcessGroupPeers(timeout_s=TIMEOUT_S, parts=[[0, 1], [2, 3]], **arguments)
-    assert (peers.parts, peers.coordinates) == ("parts", 2)
-    assert made == [([0, 1], 0, TIMEOUT_S, pin_memory)]
-    assert ProcessGroupPeers().parts is None

@@ -159,34 +159,24 @@ def test_timing_makes_no_seeds_of_all_that_is_left_of_a_large_lease(
     assert len(made) < len(numbers)
 
 
-def test_an_abandoned_batch_is_in_no_other(clock: Clock) -> None:
-    times = ReadingTimes()
-    times.begin()
-    times.add(1.0, 2.0)
-    times.clear()
-    assert not times.timing
-    times.begin()
-    assert times.take() == (0.0, 0.0)
-
-
-def test_threads_count_each_record_where_it_is_worked_on(clock: Clock) -> None:
-    setup = IterationSetup(columnar=False, list_size=4, threads=1, ahead=1)
-    times = setup.times
+@pytest.mark.parametrize("seeds", [False, True])
+def test_threads_count_each_record_where_it_is_worked_on(clock: Clock, seeds: bool) -> None:
+    """The first one shows that its transform draws, and is transformed where the loop is."""
+    setup = IterationSetup(columnar=False, list_size=1 if seeds else 4, threads=1, ahead=1)
     batches = ThreadedReading(
         Slow(clock),
         PLAN,
         leases(),
         setup,
         lambda grant, position, error: None,
-        transform=partial(clock.works, TRANSFORM_S),
-        seeds=False,
+        transform=lambda number: clock.works(TRANSFORM_S, torch.rand(1)),
+        seeds=seeds,
         keeps_samples=False,
     )
     batch = next(batches)
-    assert times.timing
+    assert setup.times.timing
     batches.close()
-    assert len(batch) == 4
-    assert times.take() == (4 * READ_S, 4 * TRANSFORM_S)
+    assert setup.times.take() == (len(batch) * READ_S, len(batch) * TRANSFORM_S)
 
 
 @pytest.mark.parametrize("transform_s", [TRANSFORM_S, None])
@@ -223,6 +213,10 @@ def test_of_columns_that_take_no_time_few_batches_are_timed(clock: Clock) -> Non
 
 def test_what_was_begun_of_an_abandoned_batch_is_in_no_other(clock: Clock) -> None:
     times = ReadingTimes()
+    times.begin()
+    times.add(1.0, 2.0)
+    times.clear()
+    assert not times.timing
     for begun in (1, 2):
         records = times.reading(clock.works(READ_S, number) for number in range(3))
         for _ in range(begun):
@@ -232,19 +226,6 @@ def test_what_was_begun_of_an_abandoned_batch_is_in_no_other(clock: Clock) -> No
     assert next(times.reading(iter([clock.works(READ_S, 7)]))) == 7
     times.drew(asked_at)
     assert times.take() == (0.0, READ_S)
-
-
-def test_a_batch_is_timed_again_when_a_moment_has_passed(clock: Clock) -> None:
-    times = ReadingTimes()
-    clock.now = 0.0
-    assert times.begin_if_due()
-    times.clear()
-    clock.now = EACH_S / 2
-    assert not times.begin_if_due()
-    assert not times.timing
-    clock.now = EACH_S
-    assert times.begin_if_due()
-    assert times.timing
 
 
 def test_samples_are_made_anew_where_timing_changes_in_the_middle_of_a_lease_alone(clock: Clock) -> None:
@@ -264,23 +245,6 @@ def test_samples_are_made_anew_where_timing_changes_in_the_middle_of_a_lease_alo
                 break
         assert parts == made
         parts.clear()
-
-
-def test_transforms_by_seed_are_timed_where_they_are(clock: Clock) -> None:
-    setup = IterationSetup(columnar=False, list_size=1, threads=1, ahead=1)
-    batches = ThreadedReading(
-        Slow(clock),
-        PLAN,
-        leases(),
-        setup,
-        lambda grant, position, error: None,
-        transform=lambda number: clock.works(TRANSFORM_S, torch.rand(1)),
-        seeds=True,
-        keeps_samples=False,
-    )
-    next(batches)
-    batches.close()
-    assert setup.times.take()[1] == TRANSFORM_S
 
 
 # What is timed of a training loop, and what is not ----------------------------------------------------------
@@ -344,10 +308,3 @@ def test_the_wait_for_other_ranks_is_a_part_of_the_wait(
     stopwatch.handed(asked_at, 0)
     measures = measuring.measures()
     assert (measures.waited.sum_s, measures.waited_for_ranks_s) == (3.0, 2.0)
-
-
-def test_repr_shows_state(stopwatch: Stopwatch, measuring: Measuring) -> None:
-    assert repr(stopwatch) == "<Stopwatch handed_at=None>"
-    stopwatch.handed(stopwatch.clock(), 1)
-    assert repr(stopwatch) == "<Stopwatch handed_at=1000.0>"
-    assert repr(measuring).startswith("<Measuring batches=1 waited=<Durations 1 in ")

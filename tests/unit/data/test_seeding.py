@@ -13,10 +13,8 @@ import torch
 from loader_kit import trainer
 
 from edl_torch import ElasticDataLoader, LocalMaster
-from edl_torch.data.loop.loader_pass import in_own_words
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.data.reading.threaded_reading import IterationSetup
-from edl_torch.errors import BadRecord, EdlError
 from edl_torch.shard import Indices
 from edl_torch.testing import FakeMaster
 
@@ -149,51 +147,3 @@ def test_random_numbers_of_a_map_style_dataset_are_the_records_too(arguments: di
     random.seed(2), np.random.seed(2), torch.manual_seed(2)
     assert run(**arguments) == alone
     assert len({sample[1] for sample in alone}) == 24
-
-
-# Errors that a loader worker raised, without the traceback that torch puts around them ----------------------
-
-
-HEAD = "Caught BadRecord in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  …"
-TAIL = "\nedl_torch.errors.BadRecord: "
-
-
-@pytest.mark.parametrize("said", ["record 3 of 'a': no JPEG", "  in two\nlines\n"])
-def test_an_error_of_ours_is_what_the_worker_said(said: str) -> None:
-    found = in_own_words(BadRecord(HEAD + TAIL + said))
-    assert type(found) is BadRecord
-    assert str(found) == said.strip()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        BadRecord("record 3"),
-        BadRecord(f"told in a loop of the user's own:{TAIL}record 3"),
-        BadRecord("Caught in the act"),
-        BadRecord(HEAD + "\nedl_torch.errors.ReaderError: record 3"),
-        ValueError(HEAD + "\nbuiltins.ValueError: record 3"),
-    ],
-    ids=["no worker", "no beginning", "no end", "another kind", "not ours"],
-)
-def test_other_errors_stay_what_they_are(error: EdlError) -> None:
-    assert in_own_words(error) is None
-
-
-# Arguments of `ElasticDataLoader` that nothing takes --------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"batchsize": 2}, r"no argument 'batchsize': did you mean batch_size\?"),
-        ({"batch_size": 2, "nthreads": 2}, r"no argument 'nthreads': did you mean num_threads\?"),
-        ({"batch_size": 2, "num_worker": 2}, r"no argument 'num_worker': did you mean num_workers\?"),
-        ({"batch_size": 2, "qqq": 2}, r"no argument 'qqq'$"),
-    ],
-)
-def test_a_misspelt_argument_is_named_with_the_one_that_was_meant(
-    arguments: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(TypeError, match=said):
-        ElasticDataLoader([1, 2, 3], **arguments)

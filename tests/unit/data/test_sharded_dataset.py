@@ -8,7 +8,7 @@ import pickle
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,20 +19,14 @@ from loader_kit import UNEVEN, NumberReader, acknowledged, all_records, once, tr
 from plan_kit import COUNTS, PLANS
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.client.workers.links import DirectLink
-from edl_torch.core.plan import Plan
 from edl_torch.data import dataset as module
-from edl_torch.data.batches.collate import Collated, Envelope
 from edl_torch.data.dataset import ImageDataset
-from edl_torch.data.loop.opening import ReadingOptions, _classes_mixed, _Order, reads_records_alone
-from edl_torch.data.ranks import parts_group
-from edl_torch.data.reading import columns
+from edl_torch.data.loop.opening import ReadingOptions, reads_records_alone
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.record_jobs import can_pick
 from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.errors import BadRecord, ServiceClosed
 from edl_torch.readers import ImageFolderReader
-from edl_torch.shard import DatasetSpec, Source
 from edl_torch.testing import FakeMaster
 
 
@@ -108,40 +102,14 @@ def test_random_numbers_of_transforms_may_depend_on_the_record_alone(seeds: bool
     assert (runs[0] == runs[1]) is seeds
 
 
-def test_an_iteration_in_a_child_asks_the_trainer() -> None:
+def test_an_iteration_in_a_child_asks_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     with trainer(FakeMaster()) as (_, dataset):
         elsewhere = pickle.loads(pickle.dumps(dataset))
-        assert elsewhere._connect() is elsewhere._connect(), "one link for all its iterations"
+        link = elsewhere._connect()
+        assert elsewhere._connect() is link, "one for all its iterations"
         assert sorted(iter(elsewhere)) == all_records()
-
-
-# By which way a dataset asks for leases ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was made to reach the trainer from another process."""
-    calls: list[Any] = []
-    monkeypatch.setattr(module, "SocketLink", lambda handle, stream, run: calls.append((stream, run)))
-    monkeypatch.setattr(module, "end_with_parent", lambda: calls.append("ends with its parent"))
-    monkeypatch.setattr(module, "tell_what_ends_worker", lambda link: None)
-    monkeypatch.setattr(type(module.iterations), "served", "12:3")
-    return calls
-
-
-def test_in_its_trainers_process_it_asks_directly(told: list[Any]) -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        assert isinstance(dataset._connect(), DirectLink)
-    assert told == []
-
-
-def test_a_loader_worker_serves_an_iteration_and_ends_with_its_trainer(
-    told: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        monkeypatch.setattr(module, "get_worker_info", lambda: SimpleNamespace(id=2))
-        assert dataset._connect() is dataset._connect()
-    assert told == ["ends with its parent", ("worker 2", "12:3")]
+        monkeypatch.setattr(os, "getpid", lambda: 7)
+        assert elsewhere._connect() is not link, "its child has one of its own"
 
 
 def test_what_reading_imports_is_imported_before_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,15 +117,6 @@ def test_what_reading_imports_is_imported_before_workers_are_forked(monkeypatch:
     monkeypatch.setattr(module, "import_for_reading", imported.append)
     with trainer(FakeMaster()) as (_, dataset):
         assert imported == [dataset.reader]
-
-
-def test_another_child_serves_none(told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        for pid in (7, 7, 8):
-            with monkeypatch.context() as child:
-                child.setattr(os, "getpid", lambda pid=pid: pid)
-                dataset._connect()
-    assert told == [("process 7", ""), ("process 8", "")]
 
 
 def test_what_is_wrong_is_raised_at_once_where_the_loop_is_and_as_it_reads_in_a_worker(
@@ -251,32 +210,6 @@ def test_records_are_mixed_over_all_where_each_costs_no_more_than_itself() -> No
         assert sorted(n for batch in loader for n in batch.tolist()) == sorted([*range(23), *range(9)])
 
 
-# Values have their fields alone -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [Collated, Envelope, ReadingOptions, _Order])
-def test_there_is_no_room_for_other_attributes(kind: Any) -> None:
-    assert set(kind.__slots__) == {field.name for field in fields(kind)}
-
-
-@pytest.mark.parametrize("value", [ReadingOptions(), _Order()])
-def test_a_decision_is_made_by_name_and_stays(value: Any) -> None:
-    first = fields(value)[0].name
-    with pytest.raises(FrozenInstanceError):
-        setattr(value, first, getattr(value, first))
-    with pytest.raises(TypeError, match="positional"):
-        type(value)(*(getattr(value, field.name) for field in fields(value)))
-
-
-@pytest.mark.parametrize(("kind", "seeds"), [(ShardedDataset, False), (ImageDataset, True)])
-def test_datasets_keep_the_stored_order_and_images_are_augmented_by_record(kind: Any, seeds: bool) -> None:
-    defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
-    assert defaults["shuffle"] is False
-    assert defaults["seed_transforms"] is seeds
-    assert defaults["on_bad_record"] == "raise"
-    assert IterationSetup(columnar=False, list_size=4).collate is None
-
-
 def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said() -> None:
     options = ReadingOptions()
     of_loader = inspect.signature(ElasticDataLoader).parameters
@@ -289,17 +222,8 @@ def test_a_loader_and_what_it_makes_agree_on_what_is_meant_where_nothing_is_said
             assert (parameter.default, parameter.annotation) == (
                 of_service[name].default, of_service[name].annotation
             )  # fmt: skip
-    said = {name: of_loader[name].default for name in of_loader}
-    assert (said["num_epochs"], said["seed"], said["lookahead"]) == (1, 0, 0)
-    assert (said["epoch_barrier"], said["max_bad_records"]) == (True, 0)
-    assert _Order() == _Order(all_records=False, shards=False)
-
-
-def test_ranks_of_one_job_agree_on_the_first_message_and_memory_has_the_bounds_that_were_measured() -> None:
-    """All ranks must have the first: a rank reads as much as another one sends."""
-    assert parts_group.FRAME_BYTES == 8192
-    assert (columns._MOST_BATCHES, columns.MOST_BYTES) == (16, 16 * 1024 * 1024)
-    assert parts_group.IN_STRUCTURE_BYTES == 2048
+    of_images = inspect.signature(ImageDataset).parameters
+    assert (of_images["shuffle"].default, of_images["seed_transforms"].default) == (False, True)
 
 
 # A dataset that is sorted by label and mixed only inside its shards is told of, and no other ----------------
@@ -333,22 +257,27 @@ def warned(data: Any, **options: Any) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("targets", [SORTED, np.array(SORTED)], ids=["list", "array"])
-def test_a_sorted_dataset_mixed_inside_its_shards_is_told_of_once(targets: Any) -> None:
-    (text,) = warned(Labelled(targets))
-    # 7 shards; of the 7 places where the label changes none is an edge of a shard.
-    assert "shards of 128 records: a batch has some 2.0 of the 8 classes" in text
+WINDOWS_OF_8 = {"shuffle": True, "shuffle_window": 8, "records_per_shard": 20}
+
+
+@pytest.mark.parametrize(
+    ("classes", "options", "mixed", "remedy"),
+    [
+        # 7 shards; of the 7 places where the label changes none is an edge of a shard.
+        (8, {}, "shards of 128 records: a batch has some 2.0 of the 8", 16),
+        (8, {"records_per_shard": 100}, "shards of 100 records: a batch has some 1.0 of the 8", 16),
+        (4, {"records_per_shard": 400}, "shards of 400 records: a batch has some 2.0 of the 4", 16),
+        (40, WINDOWS_OF_8, "windows of 8 shards of 20 records: a batch has some 7.3 of the 40", 128),
+    ],
+)
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_a_sorted_dataset_of_which_few_classes_are_mixed_is_told_of_once(
+    kind: Any, classes: int, options: dict[str, Any], mixed: str, remedy: int
+) -> None:
+    (text,) = warned(Labelled(kind([number * classes // 800 for number in range(800)])), **options)
+    assert f"inside {mixed} classes" in text
     assert "shuffle=True" in text
-    assert "shuffle_window=16" in text
-
-
-def test_windows_that_mix_few_classes_are_told_of() -> None:
-    targets = [number // 20 for number in range(800)]
-    options = {"shuffle": True, "records_per_shard": 20}
-    (text,) = warned(Labelled(targets), **options, shuffle_window=8)
-    assert "windows of 8 shards of 20 records: a batch has some 7.3 of the 40 classes" in text
-    assert "shuffle_window=128" in text
-    assert warned(Labelled(targets), **options, shuffle_window=40) == []
+    assert f"shuffle_window={remedy}" in text
 
 
 @pytest.mark.parametrize(
@@ -358,6 +287,7 @@ def test_windows_that_mix_few_classes_are_told_of() -> None:
         (SORTED, {"shuffle": False}),
         (SORTED, {"shuffle": "shards"}),
         (SORTED, {"records_per_shard": 800}),
+        ([number // 20 for number in range(800)], WINDOWS_OF_8 | {"shuffle_window": 40}),
         ([*SORTED[1:], 0], {}),
         ([0] * 800, {}),
         ([0] * 400 + [1] * 400, {"records_per_shard": 500}),
@@ -394,37 +324,3 @@ def test_the_three_part_form_is_told_of_it_too() -> None:
         loader = ElasticDataLoader(ShardedDataset(service, reader, shuffle=True))
         with pytest.warns(UserWarning, match="sorted by label"):
             next(iter(loader))
-
-
-@pytest.mark.parametrize(
-    ("classes", "options", "mixed"),
-    [
-        (8, {"records_per_shard": 100}, "inside shards of 100 records: a batch has some 1.0 of the 8"),
-        (4, {"records_per_shard": 400}, "inside shards of 400 records: a batch has some 2.0 of the 4"),
-        (
-            16,
-            {"records_per_shard": 50, "shuffle": True, "shuffle_window": 2},
-            "inside windows of 2 shards of 50 records: a batch has some 1.9 of the 16",
-        ),
-    ],
-)
-def test_at_most_half_of_the_classes_are_few(classes: int, options: Any, mixed: str) -> None:
-    (text,) = warned(Labelled([number * classes // 800 for number in range(800)]), **options)
-    assert f"{mixed} classes" in text
-
-
-@pytest.mark.parametrize(
-    ("window", "mixed"),
-    [(1, 1 + 7 / 7), (2, 1 + 7 / 4)],
-)
-def test_shards_in_their_stored_order_mix_the_classes_that_lie_together(window: int, mixed: float) -> None:
-    plan = Plan(
-        DatasetSpec(
-            name="d",
-            sources=(Source(name="a", count=800),),
-            records_per_shard=128,
-            shuffle_in_shard=True,
-            shuffle_window=window,
-        )
-    )
-    assert _classes_mixed(np.arange(100, 800, 100), 8, plan) == mixed

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from edl_torch.client.peers import Ballot, Count, Doing
 from edl_torch.data import gradient_windows
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed
@@ -60,19 +59,19 @@ def test_gradients_are_means_over_the_records_of_the_window() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_each_of_two_optimizers_is_scaled(at_once: bool) -> None:
-    weights, p, q = Weights(), parameter(), parameter()
-    one, two = sgd(p), sgd(q)
+def test_each_of_two_optimizers_is_scaled_and_a_parameter_of_both_once(at_once: bool) -> None:
+    weights, p, shared, q = Weights(), parameter(), parameter(), parameter()
+    one, two = sgd(p, shared), sgd(shared, q)
     for _ in range(2):
         one.zero_grad()
         two.zero_grad()
-        train(weights, 8, 4.5, p, q)
+        train(weights, 8, 4.5, p, shared, q)
         if at_once:
             weights.scale(one, two)
         else:
             weights.scale(one)
             weights.scale(two)
-        assert (p.grad, q.grad) == (4.5, 4.5)
+        assert (p.grad, shared.grad, q.grad) == (4.5, 4.5, 4.5)
 
 
 def test_optimizers_that_step_at_different_times_have_windows_of_their_own() -> None:
@@ -105,18 +104,6 @@ def test_a_generator_that_learns_from_some_batches_only() -> None:
             backward(weights, 5.0, p, q)
             weights.scale(generator)
             assert q.grad == 5.0
-
-
-def test_a_parameter_of_two_optimizers_is_scaled_once() -> None:
-    weights, p, shared, q = Weights(), parameter(), parameter(), parameter()
-    one, two = sgd(p, shared), sgd(shared, q)
-    for _ in range(2):
-        for optimizer in (one, two):
-            optimizer.zero_grad()
-        train(weights, 4, 3.0, p, shared, q)
-        weights.scale(one)
-        weights.scale(two)
-        assert (p.grad, shared.grad, q.grad) == (3.0, 3.0, 3.0)
 
 
 def test_a_second_call_before_the_step_does_nothing() -> None:
@@ -337,19 +324,14 @@ def test_batches_before_and_after_a_stand_in_keep_their_gradients() -> None:
     assert p.grad == 5.0
 
 
-def test_other_losses_beside_a_stand_in_keep_their_gradients() -> None:
-    weights, p = Weights(), parameter()
-    train(weights, 0, torch.inf, p)
-    (2.0 * p).backward()
-    assert p.grad == 2.0
-
-
-def test_so_do_those_that_were_computed_together_with_its_own() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_other_losses_beside_a_stand_in_keep_their_gradients(together: bool) -> None:
+    """Also those that were computed together with its own."""
     weights, p = Weights(), parameter()
     weights.step(0)
-    weighed, other = weights.weigh(torch.inf * p), 2.0 * p
-    weighed.backward()
-    other.backward()
+    other = 2.0 * p if together else None
+    weights.weigh(torch.inf * p).backward()
+    (2.0 * p if other is None else other).backward()
     assert p.grad == 2.0
 
 
@@ -494,33 +476,6 @@ def test_batches_after_a_first_call_without_any_are_all_in_the_next_window() -> 
     assert q.grad == (2 * 3 + 6 * 5) / 8
 
 
-@pytest.mark.parametrize("count", [None, 2.5])
-def test_ranks_tell_each_other_how_they_weigh(count: float | None) -> None:
-    ballots: list[Ballot] = []
-
-    class Peers:
-        size, parts = 1, None
-
-        def vote(self, ballot: Ballot) -> Any:
-            ballots.append(ballot)
-            weighed = Count(doing=(Doing.SCALE,), by_records=1, by_count=0, weighs=1, weight=ballot.weight)
-            return SimpleNamespace(wait=lambda: weighed)
-
-    weights, p = Weights(Peers()), parameter()  # type: ignore[arg-type]
-    train(weights, 4, 3.0, p, count=count)
-    weights.scale(sgd(p))
-    by_count = count is not None
-    assert ballots == [
-        Ballot(
-            doing=Doing.SCALE,
-            by_records=not by_count,
-            by_count=by_count,
-            weighs=1,
-            weight=2.5 if by_count else 4,
-        )
-    ]
-
-
 def test_a_batch_of_the_last_ones_counts_once_however_late_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -537,10 +492,3 @@ def test_a_parameter_that_a_second_optimizer_has_too_stays_in_its_window() -> No
     for optimizer in (sgd(p), both := sgd(p, q)):
         known.know(optimizer)
     assert [parameters for _, parameters in known.of([both])] == [[p], [q]]
-
-
-def test_what_is_weighed_shows_the_number_of_the_batch() -> None:
-    weights = Weights()
-    weights.step(3)
-    weights.step(2)
-    assert repr(weights) == "<Weights own=2 batch=2>"

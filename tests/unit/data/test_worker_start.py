@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from multiprocessing import forkserver, get_context, get_start_method, resource_tracker
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import preloaded
@@ -25,7 +25,7 @@ import pytest
 
 from edl_torch import ElasticDataLoader
 from edl_torch.data.reading import worker_start
-from edl_torch.data.reading.worker_start import WorkerStart, _ignore, end_by_kill, started_beside
+from edl_torch.data.reading.worker_start import WorkerStart, _ignore, started_beside
 from edl_torch.testing import wait_until
 
 ENDING = """
@@ -203,13 +203,6 @@ def test_the_signal_interrupts_no_system_call_of_a_workers_libraries(started: li
     os.close(theirs)
 
 
-def test_torchs_last_resort_for_workers_is_to_kill_them() -> None:
-    process = SimpleNamespace(kill=lambda: "killed", terminate=lambda: "told")
-    end_by_kill(SimpleNamespace(_workers=[SimpleNamespace(_popen=process)]))
-    assert process.terminate() == "killed"
-    end_by_kill(object())
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_the_workers_of_an_elastic_loader_are_killed_by_it() -> None:
     with ElasticDataLoader(range(8), 4, num_workers=1, multiprocessing_context="fork") as loader:
@@ -251,43 +244,3 @@ def test_what_a_worker_writes_as_it_ends_is_not_cut_short_in_the_middle_of_a_ten
     assert worker.stdout == b"whole", (
         "the interpreter ended the thread, which aborts where that is inside of torch"
     )
-
-
-def test_a_worker_that_starts_is_prepared_for_signals_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[object, ...]] = []
-    monkeypatch.setattr(signal, "signal", lambda *arguments: done.append(("signal", *arguments)))
-    monkeypatch.setattr(signal, "siginterrupt", lambda *arguments: done.append(("interrupts", *arguments)))
-    monkeypatch.setattr(signal, "pthread_sigmask", lambda *arguments: done.append(("mask", *arguments)))
-    monkeypatch.setattr(atexit, "register", lambda function: done.append(("at exit", function)))
-    WorkerStart(lambda worker: done.append(("user's", worker)))(5)
-    assert done == [
-        ("signal", signal.SIGTERM, worker_start._do_nothing),
-        ("interrupts", signal.SIGTERM, False),
-        ("signal", signal.SIGINT, worker_start._do_nothing),
-        ("interrupts", signal.SIGINT, False),
-        ("at exit", _ignore),
-        ("at exit", worker_start._end_queue_threads),
-        ("mask", signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT)),
-        ("user's", 5),
-    ]
-
-
-def test_a_worker_that_ends_waits_for_its_queues_alone() -> None:
-    waited: list[str] = []
-
-    def thread(name: str) -> SimpleNamespace:
-        return SimpleNamespace(name=name, join=lambda timeout: waited.append(f"{name} {timeout}"))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading, "enumerate", lambda: [thread("MainThread"), thread("QueueFeederThread")])
-        worker_start._end_queue_threads()
-    assert waited == ["QueueFeederThread 0.5"]
-
-
-@pytest.mark.parametrize("deaf", [True, False])
-def test_a_worker_that_is_deaf_stays_so_as_it_ends(deaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[object] = []
-    monkeypatch.setattr(signal, "getsignal", lambda number: worker_start._do_nothing if deaf else None)
-    monkeypatch.setattr(signal, "signal", lambda *arguments: done.append(arguments))
-    _ignore()
-    assert done == [(signal.SIGTERM, signal.SIG_IGN)] * deaf

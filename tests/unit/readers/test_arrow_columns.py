@@ -54,12 +54,6 @@ def test_numbers_keep_their_width_and_become_tensors_that_may_be_written_to(kind
     assert found.tolist() == [0, 0, 1]
 
 
-def test_the_arrays_are_not_the_tables_own():
-    source = pa.array([1, 2, 3])
-    numpy_columns(pa.table({"x": source}))["x"][:] = 0
-    assert source.to_pylist() == [1, 2, 3]
-
-
 def test_chunks_and_slices_are_read_as_one():
     parts = ({"x": [1, 2], "s": ["a", "b"]}, {"x": [3], "s": pa.array([None], pa.string())})
     table = pa.concat_tables(map(pa.table, parts))
@@ -76,12 +70,6 @@ def test_an_empty_table_keeps_its_types():
         "s": ("|O", (0,)),
         "v": ("<f4", (0, 3)),
     }
-
-
-def test_nulls_of_floats_are_nan_of_the_same_width():
-    found = column([1.5, None], pa.float32())
-    assert found.dtype == np.float32
-    assert np.isnan(found[1])
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint8(), pa.bool_()])
@@ -118,20 +106,6 @@ def test_strings_bytes_decimals_and_times_are_objects():
     assert column([Decimal("1.50"), None], pa.decimal128(10, 2)).tolist() == [Decimal("1.50"), None]
     assert column([dt.time(1, 2), None], pa.time64("us")).tolist() == [dt.time(1, 2), None]
     assert column([None, None], pa.null()).tolist() == [None, None]
-
-
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_timestamps_keep_their_unit_and_count_in_utc(unit):
-    found = column([1, None], pa.timestamp(unit, tz="Asia/Shanghai"))
-    assert found.dtype == f"datetime64[{unit}]"
-    assert found[0] == np.datetime64(1, unit)
-    assert np.isnat(found[1])
-
-
-def test_dates_are_days():
-    found = column([dt.date(2024, 2, 29), None], pa.date32())
-    assert found.dtype == "datetime64[D]"
-    assert found[0] == np.datetime64("2024-02-29")
 
 
 def test_lists_of_a_fixed_size_are_a_matrix():
@@ -299,11 +273,6 @@ def test_a_list_stands_for_null_lists_not_for_what_is_null_inside():
         DataFormatError, match=r"fill_nulls\['x'\] = 'z' is no value of the column's type int64"
     ):
         column([[1, None]], lists, fill_nulls={"x": "z"})
-
-
-def test_rows_and_columns_fill_lists_alike():
-    table = pa.table({"x": pa.array([[1, None], [3]], pa.list_(pa.int64()))})
-    assert [row["x"].tolist() for row in rows(table, {"x": 7})] == [[1, 7], [3]]
 
 
 # Single rows: the same as all rows, whatever their columns are made of --------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from readers_kit import write_recordio as write_records
+from tar_files import write_tar
 from torch.utils.data import Subset
 
-from edl_torch.errors import SourceChanged
-from edl_torch.readers import ParquetReader, RecordIODataReader
+from edl_torch.errors import ReaderError, SourceChanged
+from edl_torch.readers import ParquetReader, RecordIODataReader, TarReader
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.shared.files import FileStamp
@@ -48,6 +50,13 @@ def groups(file: Path, numbers: range) -> AbstractDataReader:
     return ParquetReader(file, cache_bytes=1)
 
 
+def samples(file: Path, numbers: range) -> AbstractDataReader:
+    return TarReader(write_tar(file, {f"{n:03}.txt": b"%03d" % n for n in numbers}), "txt")
+
+
+EACH = pytest.mark.parametrize("make", [lines, rows, chunks, groups, samples])
+
+
 def another(make: Make, file: Path) -> bytes:
     """The bytes of a file of as many records, in another order, and as large."""
     other = file.with_name("other")
@@ -62,7 +71,7 @@ def read(reader: AbstractDataReader, file: Path, start: int, end: int) -> list[A
 @pytest.mark.parametrize("put_back", [False, True], ids=["with its time", "with the old time"])
 @pytest.mark.parametrize("replaces", [False, True], ids=["in place", "by another file"])
 @pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open"])
-@pytest.mark.parametrize("make", [lines, rows, chunks, groups])
+@EACH
 def test_a_file_that_is_written_over_by_as_many_records_has_changed(
     tmp_path: Path, make: Make, is_open: bool, replaces: bool, put_back: bool
 ) -> None:
@@ -86,6 +95,23 @@ def test_a_file_that_is_written_over_by_as_many_records_has_changed(
     assert replaces, "what is open is no more the file that was indexed"
     indexed = make(tmp_path / "again", range(COUNT))
     assert before == read(indexed, tmp_path / "again", 0, COUNT)
+
+
+@EACH
+def test_a_file_that_is_cut_or_goes_away_has_changed(tmp_path: Path, make: Make) -> None:
+    file = tmp_path / "data"
+    reader = make(file, range(COUNT))
+    copy = pickle.loads(pickle.dumps(reader))
+    seen = read(reader, file, 0, 5)
+    os.truncate(file, file.stat().st_size // 2)
+    for one in (reader, copy):
+        with pytest.raises(SourceChanged, match=r"has changed since|then, .* now"):
+            read(one, file, COUNT - 5, COUNT)
+    gone = make(file, range(COUNT))
+    file.unlink()
+    with pytest.raises(ReaderError, match=r"is gone|does not exist"):
+        read(gone, file, 0, 5)
+    assert len(seen) == 5
 
 
 def values_written_over(file: Path) -> None:
@@ -194,7 +220,7 @@ def test_an_array_whose_file_is_written_over_has_changed(tmp_path: Path, wrap: C
     assert read(reader, Path(reader.name), 7, 8) == [3]
 
 
-@pytest.mark.parametrize("make", [lines, rows, chunks, groups])
+@EACH
 def test_a_file_whose_rights_or_links_are_changed_has_not(tmp_path: Path, make: Make) -> None:
     file = tmp_path / "data"
     reader = make(file, range(COUNT))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import csv
-import logging
 import os
-import pickle
 import re
-import subprocess
 import sys
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +19,7 @@ from edl_torch.errors import (
     BadRecord,
     DataFormatError,
     InvalidArgument,
-    ReaderError,
     ReaderUnavailable,
-    SourceChanged,
 )
 from edl_torch.readers import CsvReader
 from edl_torch.readers.shared.files import OPEN_FILES
@@ -33,24 +27,6 @@ from edl_torch.readers.text.csv_values import inferred
 from edl_torch.testing import check_reader
 
 pytest.importorskip("pyarrow", reason="batches need pyarrow")
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 20])
-@pytest.mark.parametrize(
-    "options", [{}, {"as_tuples": True}, {"columns": ["size", "id"]}, {"encoding": "cp1252"}]
-)
-def test_the_contract_is_kept(tmp_path, options, chunk_bytes):
-    path = write_csv(tmp_path)
-    check_reader(lambda: CsvReader(path, chunk_bytes=chunk_bytes, index_dir=tmp_path / "index", **options))
-
-
-def test_the_contract_is_kept_with_several_files_and_many_rows(tmp_path):
-    body = "".join(f'{number},"{number}\n",{number / 7}\n' for number in range(10_000))
-    for name in ("a.csv", "b.csv"):
-        write_csv(tmp_path, "n,text,part\n" + body, name)
-    check_reader(lambda: CsvReader(tmp_path))
-    reader = CsvReader(tmp_path, chunk_bytes=1000, index_dir=tmp_path / "other")
-    assert [row["n"] for row in records(reader)] == [*range(10_000)] * 2
 
 
 def test_rows_and_columns_of_a_table_with_all_that_csv_allows(tmp_path):
@@ -161,16 +137,6 @@ def test_what_the_encoding_lacks_in_other_columns_does_not_matter(tmp_path):
     assert reader.read_batch(path, np.array([1, 0]))["a"].tolist() == [2, 1]
 
 
-def test_strangers_are_refused(tmp_path):
-    path = write_csv(tmp_path)
-    reader = CsvReader(path)
-    with pytest.raises(ReaderError, match=r"CsvReader reads '.*table.csv', not 'x.csv'"):
-        reader.read_record("x.csv", 0)
-    for numbers in ([4], [-1], [0, 4]):
-        with pytest.raises(ReaderError, match=r"has the records 0 to 4 here"):
-            reader.read_batch(path, np.array(numbers))
-
-
 def test_without_pyarrow_rows_are_read_and_batches_say_what_to_install(tmp_path, monkeypatch):
     path = write_csv(tmp_path)
     for name in [name for name in sys.modules if name.startswith("pyarrow")] + ["pyarrow"]:
@@ -179,20 +145,6 @@ def test_without_pyarrow_rows_are_read_and_batches_say_what_to_install(tmp_path,
     assert same(records(reader), ROWS)
     with pytest.raises(ReaderUnavailable, match=r"pip install 'edl-torch\[csv\]'"):
         reader.read_batch(path, np.arange(1))
-
-
-def test_batches_import_no_pandas(tmp_path):
-    """It costs each loader worker half a second and 30 MB."""
-    path = write_csv(tmp_path)
-    code = f"""
-import sys, numpy
-from edl_torch.readers import CsvReader
-reader = CsvReader({path!r}, fill_nulls={{"id": 0}})
-batch = reader.read_batch({path!r}, numpy.arange(4))
-assert batch["id"].tolist() == [1, 2, 3, 4] and numpy.isnan(batch["size"][1])
-assert not {{"pandas", "torch", "cv2"}} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[3])
 
 
 @pytest.mark.parametrize(
@@ -225,9 +177,6 @@ def test_real_table_with_missing_values(samples):
 
 
 # What the columns of a CSV file are called and hold: headings, names, types, no values ----------------------
-
-
-pytest.importorskip("pyarrow", reason="batches need pyarrow")
 
 
 @pytest.mark.parametrize(
@@ -270,13 +219,6 @@ def test_types_come_from_rows_all_over_the_files(tmp_path):
     assert CsvReader(path).dtypes == {"n": "int64", "late": "float64"}
     other = write_csv(tmp_path, "n,late\n1,2\n2,x\n", "z.csv")
     assert CsvReader([path, other]).dtypes == {"n": "int64", "late": "str"}
-
-
-def test_inferred_types_travel_with_the_reader(tmp_path):
-    reader = CsvReader(write_csv(tmp_path, "a\n1\n2\n"))
-    copy = pickle.loads(pickle.dumps(reader))
-    write_csv(tmp_path, "a\nx\ny\n")  # of the same length: only a copy that looks again would say str
-    assert copy.dtypes == {"a": "int64"}
 
 
 @pytest.mark.parametrize(
@@ -382,20 +324,6 @@ def test_a_sample_of_a_wide_table_is_looked_at_once() -> None:
 # The files of a `CsvReader`: which ones, in which state, opened how often, indexed once ---------------------
 
 
-pytest.importorskip("pyarrow", reason="batches need pyarrow")
-
-
-def test_files_folders_globs_and_lists(tmp_path):
-    for name in ("b.csv", "a.csv", ".hidden.csv", "_part.csv", "c.txt"):
-        write_csv(tmp_path, f"n\n{len(name)}\n", name)
-    a, b, c = (str(tmp_path / name) for name in ("a.csv", "b.csv", "c.txt"))
-    assert list(CsvReader(tmp_path).create_shards()) == [a, b]
-    assert list(CsvReader(str(tmp_path / "?.*")).create_shards()) == [a, b, c]
-    assert list(CsvReader([Path(b), a]).create_shards()) == [b, a]
-    with pytest.raises(DataFormatError, match=r"is listed twice"):
-        CsvReader([a, str(tmp_path)])
-
-
 def test_files_without_records_are_sources_of_none(tmp_path):
     a, b, c = (
         write_csv(tmp_path, text, name)
@@ -441,55 +369,6 @@ def test_files_that_are_no_text_are_refused(tmp_path, content, message):
         CsvReader(write_csv(tmp_path, content))
 
 
-def test_paths_that_cannot_be_read(tmp_path):
-    with pytest.raises(DataFormatError, match=r"data file '.*nothing.csv' does not exist"):
-        CsvReader(tmp_path / "nothing.csv")
-    with pytest.raises(DataFormatError, match=r"has no data file: expected a name that ends in .csv, .tsv"):
-        CsvReader(tmp_path)
-    with pytest.raises(DataFormatError, match=r"has no data file: expected a file that matches it"):
-        CsvReader(str(tmp_path / "*.csv"))
-    with pytest.raises(InvalidArgument, match=r"list of data files is empty"):
-        CsvReader([])
-    os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(DataFormatError, match=r"is no regular file"):
-        CsvReader(tmp_path / "pipe.csv")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_without_permission(tmp_path):
-    path = write_csv(tmp_path)
-    os.chmod(path, 0)
-    with pytest.raises(DataFormatError, match=r"cannot be read: Permission denied"):
-        CsvReader(path)
-
-
-def test_a_file_that_changes_is_noticed(tmp_path):
-    path = write_csv(tmp_path)
-    reader, unused = CsvReader(path), CsvReader(path)
-    assert reader.read_record(path, 0)["id"] == 1
-    with open(path, "a") as file:
-        file.write("5,x,1,true\n")
-    for use in (
-        lambda: reader.read_record(path, 0),
-        lambda: reader.read_batch(path, np.arange(1)),
-        lambda: list(reader.read_records(task(path, 0, 1))),
-        lambda: unused.read_record(path, 0),
-        lambda: pickle.loads(pickle.dumps(reader)).read_record(path, 0),
-    ):
-        with pytest.raises(SourceChanged, match=r"has changed since its index was made"):
-            use()
-    assert CsvReader(path).create_shards() == {path: 5 - 1}  # the line without an end became longer
-
-
-def test_a_file_that_goes_away_is_noticed(tmp_path):
-    path = write_csv(tmp_path)
-    reader = CsvReader(path, dtypes={"id": int, "word": str, "size": float, "ok": bool}, header=True)
-    copy = pickle.loads(pickle.dumps(reader))
-    os.remove(path)
-    with pytest.raises(SourceChanged, match=r"was there and is gone"):
-        copy.read_record(path, 0)
-
-
 def test_many_files_do_not_stay_open(tmp_path, monkeypatch):
     monkeypatch.setattr(OPEN_FILES, "limit", 40)
     for number in range(150):
@@ -498,21 +377,3 @@ def test_many_files_do_not_stay_open(tmp_path, monkeypatch):
     before = len(os.listdir("/proc/self/fd"))
     assert [row["n"] for row in records(reader)] == list(range(150))
     assert len(os.listdir("/proc/self/fd")) - before <= 64
-
-
-def test_the_index_is_made_once(tmp_path, monkeypatch):
-    path = write_csv(tmp_path)
-    first = CsvReader(path, index_dir="beside")
-    assert sorted(file.name.split(".")[2] for file in tmp_path.iterdir() if "edl-index" in file.name) == [
-        "rows1"
-    ]
-    monkeypatch.setattr("edl_torch.readers.text.text_reader.build_row_index", None)
-    assert same(records(CsvReader(path, index_dir="beside")), records(first))
-
-
-def test_an_index_that_cannot_be_kept_is_used(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    with caplog.at_level(logging.WARNING, "edl_torch.readers"):
-        reader = CsvReader(write_csv(tmp_path), index_dir=tmp_path / "file")
-    assert same(records(reader), ROWS)
-    assert "cannot be kept" in caplog.text

@@ -6,13 +6,15 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
 from edl_torch.errors import DataFormatError, InvalidArgument
-from edl_torch.readers import open_reader
+from edl_torch.readers import CsvReader, RecordIODataReader, TextReader, open_reader
 from edl_torch.readers.shared.finder import Finder, expanded
+from edl_torch.readers.shared.sources import FilesReader
 from edl_torch.readers.storage import Storage
 
 TOP = ["a-00.tar", "a-01.tar", "b-2.TAR", "c.txt", "x[1].tar"]
@@ -54,6 +56,10 @@ def test_the_same_files_are_meant_here_and_in_a_store(base: str, data: str, expe
 def test_folders_below_count_where_they_are_asked_for(base: str) -> None:
     found = Finder(suffixes=(".tar",), deep=True).files(base, Storage())
     assert found == [f"{base}/{name}" for name in sorted([*TOP, "deep/d.tar"]) if name != "c.txt"]
+    for pattern in ("de*", "*/*.tar"):
+        assert Finder(suffixes=(".tar",), deep=True).files(f"{base}/{pattern}", Storage()) == [
+            f"{base}/deep/d.tar"
+        ]
 
 
 def test_without_suffixes_all_files_are_meant(base: str) -> None:
@@ -81,9 +87,43 @@ def test_what_is_not_there_is_said(base: str, data: str | list[str], said: str |
         TARS.files(names, Storage())
 
 
-def test_a_file_that_is_called_as_a_range_is_that_file(tmp_path: Path) -> None:
-    (tmp_path / "{0..1}.tar").write_bytes(b"x")
-    assert TARS.files(tmp_path / "{0..1}.tar") == [str(tmp_path / "{0..1}.tar")]
+def test_no_file_at_all_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="the list of data files is empty"):
+        TARS.files([])
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (CsvReader, "a.csv a.tsv b.csv.gz"),
+        (TextReader, "a.jsonl a.ndjson a.txt"),
+        (RecordIODataReader, "a.csv a.jsonl a.ndjson a.recordio a.tsv a.txt b.csv.gz deep/c.recordio"),
+    ],
+)
+def test_each_reader_knows_its_files_in_a_folder(
+    tmp_path: Path, kind: type[FilesReader[Any]], found: str
+) -> None:
+    for name in (
+        "a.csv",
+        "a.tsv",
+        "b.csv.gz",
+        "a.txt",
+        "a.jsonl",
+        "a.ndjson",
+        "a.recordio",
+        "deep/c.recordio",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    for name in ("_SUCCESS", ".hidden.csv", "a.csv.rows1.edl-index"):
+        (tmp_path / name).write_bytes(b"x")
+    assert kind.finder.files(tmp_path) == [f"{tmp_path}/{name}" for name in found.split()]
+
+
+def test_a_file_that_is_called_as_a_range_or_a_glob_is_that_file(tmp_path: Path) -> None:
+    for name in ("{0..1}.tar", "a[1]*.tar", "a1b.tar"):
+        (tmp_path / name).write_bytes(b"x")
+        assert TARS.files(tmp_path / name) == [str(tmp_path / name)]
 
 
 def test_several_braces_are_all_taken_together() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from image_files import encode, render, write_coco, write_image_folder, write_manifest, write_voc
 
-from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, SourceUnavailable
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, SourceUnavailable
 from edl_torch.readers import (
     CocoCaptionsReader,
     CocoDetectionReader,
@@ -19,7 +19,6 @@ from edl_torch.readers import (
     VocReader,
     read_image,
 )
-from edl_torch.readers.images.decode import decode_image
 from edl_torch.shard import Shard, Task
 from edl_torch.testing.check_reader import check_reader
 
@@ -36,14 +35,6 @@ def everything(reader: ImageFolderReader) -> list:
 
 def files(reader: ImageFolderReader) -> list[str]:
     return list(reader._files)
-
-
-def test_class_folders_keep_the_contract(tmp_path):
-    check_reader(lambda: ImageFolderReader(write_image_folder(tmp_path, ("c", "a", "b"), 4)))
-
-
-def test_flat_folder_keeps_the_contract(tmp_path):
-    check_reader(lambda: ImageFolderReader(write_image_folder(tmp_path, (), 5)))
 
 
 def test_labels_are_indices_of_sorted_class_names(tmp_path):
@@ -161,24 +152,6 @@ def test_missing_folder_and_file_as_folder_are_refused(tmp_path):
             ImageFolderReader(path)
 
 
-def test_vanished_image_is_a_bad_record_and_the_others_are_read(tmp_path):
-    reader = ImageFolderReader(write_image_folder(tmp_path))
-    os.remove(tmp_path / "ant" / "0001.png")
-    with pytest.raises(BadRecord, match=r"0001\.png"):
-        reader.read_record(reader.name, 1)
-    assert reader.read_record(reader.name, 2)[1] == 0
-
-
-def test_ranges_and_names_outside_say_what_differs(tmp_path):
-    reader = ImageFolderReader(write_image_folder(tmp_path))
-    with pytest.raises(ReaderError, match="has the records 0 to 6 here, but record 6 was asked for"):
-        reader.read_record(reader.name, 6)
-    with pytest.raises(ReaderError, match="records 2 to 9"):
-        reader.read_records(Task(shard=Shard(name=reader.name, start=2, end=9)))
-    with pytest.raises(ReaderError, match="not 'other'"):
-        reader.read_record("other", 0)
-
-
 @pytest.mark.parametrize(("name", "classes", "count"), [("digits/train", 10, 200), ("coco_crops/val", 6, 8)])
 def test_real_class_folders(samples, name, classes, count):
     root = samples / "imagefolder_mini" / name
@@ -188,26 +161,6 @@ def test_real_class_folders(samples, name, classes, count):
 
 
 # Image generators -------------------------------------------------------------------------------------------
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("write", [write_coco, write_image_folder, write_manifest, write_voc])
-def test_datasets_are_the_same_every_time(write, tmp_path):
-    write(tmp_path / "one")
-    write(tmp_path / "two")
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")
-
-
-def test_images_differ_by_seed_and_survive_jpeg():
-    images = [render(seed) for seed in range(12)]
-    assert len({image.tobytes() for image in images}) == 12
-    for image in images:
-        assert (image.shape, image.dtype) == ((24, 32, 3), np.uint8)
-        assert np.abs(decode_image(encode(image), "x").astype(int) - image).mean() < 8
-    assert render(3, 10, 20).shape == (10, 20, 3)
 
 
 # Image manifest ---------------------------------------------------------------------------------------------
@@ -228,16 +181,6 @@ def manifest(folder: Path, content: str | bytes, **options) -> ImageManifestRead
 def labels(reader: ImageManifestReader) -> list:
     task = Task(shard=Shard(name=reader.name, start=0, end=reader.count))
     return [label for _, label in reader.read_records(task)]
-
-
-@pytest.mark.parametrize("header", [True, False])
-def test_manifest_keeps_the_contract(tmp_path, header):
-    check_reader(lambda: ImageManifestReader(write_manifest(tmp_path, header=header)))
-
-
-def test_shard_is_named_by_the_manifest(tmp_path):
-    path = write_manifest(tmp_path, (5, 6))
-    assert ImageManifestReader(path).create_shards() == {path: 2}
 
 
 def test_integer_labels_stay_integers(root):

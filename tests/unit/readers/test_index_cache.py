@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import multiprocessing
 import os
@@ -16,11 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from readers_kit import write_recordio
+from tar_files import samples_tar
 
 from edl_torch.errors import DataFormatError, SourceChanged
+from edl_torch.readers import CsvReader, RecordIODataReader, TarReader
 from edl_torch.readers.shared import mapped
 from edl_torch.readers.shared.files import FileStamp, OpenFile, file_lock
-from edl_torch.readers.shared.mapped import BESIDE, Array, MappedArrays, cached_index
+from edl_torch.readers.shared.mapped import BESIDE, Array, cached_index
 from edl_torch.readers.storage import Storage
 from edl_torch.readers.text.row_index import BLOCK, RowIndex, RowRules, build_row_index
 
@@ -65,20 +66,6 @@ def test_the_environment_names_the_folder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     index = cached_index(FileStamp.of(data), "kind1", Builder())
     assert Path(index.path).parent == tmp_path / "cache" / "edl_torch"
-
-
-def test_a_user_without_a_home_has_a_folder_all_the_same(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("EDL_INDEX_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    index = cached_index(FileStamp.of(data), "kind1", Builder())
-    assert Path(index.path).parent == tmp_path / f"edl_torch-{os.getuid()}"
 
 
 @pytest.fixture
@@ -282,6 +269,47 @@ def _index_once(data: Path, folder: Path, came: Any) -> None:
     assert index["n"].tolist() == [7, 7, 7]
 
 
+KEPT = {
+    "rows": (
+        lambda path: CsvReader(path, header=True, index_dir="beside"),
+        "text.text_reader.build_row_index",
+        "rows1",
+    ),
+    "recordio": (
+        lambda path: RecordIODataReader(path, index_dir="beside"),
+        "recordio.source.scan",
+        "recordio2",
+    ),
+    "tar": (lambda path: TarReader(path, index_dir="beside"), "tar.index.sample_starts", "tar1"),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_readers_keep_their_indexes_and_take_those_of_the_same_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    make, builder, kind = KEPT[what]
+    path = tmp_path / "x"
+
+    def write(count: int) -> None:
+        if what == "rows":
+            path.write_text("n\n" + "1\n" * count)
+        elif what == "recordio":
+            write_recordio(path, [bytes(3000)] * count, form=("go", "none"))
+        else:
+            samples_tar(path, count)
+
+    write(1000)
+    assert make(str(path)).count == 1000
+    (index,) = tmp_path.glob("x.*")
+    assert (index.suffix, index.name.split(".")[1]) == (".edl-index", kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"edl_torch.readers.{builder}", None)
+        assert make(str(path)).count == 1000
+    write(999)
+    assert make(str(path)).count == 999
+
+
 # The index of rows against a state machine that goes byte by byte -------------------------------------------
 
 
@@ -369,34 +397,6 @@ def test_records_begin_where_one_byte_after_the_other_says(tmp_path, rules):
     check()
 
 
-def test_records_are_those_of_pythons_csv(tmp_path):
-    path = tmp_path / "data"
-
-    @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24))
-    def check(text: str, chunk_bytes: int) -> None:
-        data = text.encode()
-        if reference(data, QUOTED)[1]:
-            return
-        rows = rows_of(build(path, data, QUOTED, chunk_bytes), data)
-        fields = [next(csv.reader([row.decode().rstrip("\r\n")])) for row in rows]
-        assert fields == [row for row in csv.reader(io.StringIO(text, newline="")) if row]
-
-    check()
-
-
-def test_lines_are_those_of_pythons_open(tmp_path):
-    path = tmp_path / "data"
-
-    @given(text=ADVERSARIAL, chunk_bytes=st.integers(1, 24), marked=st.booleans())
-    def check(text: str, chunk_bytes: int, marked: bool) -> None:
-        data = b"\xef\xbb\xbf" * marked + text.encode()
-        rows = rows_of(build(path, data, LINES, chunk_bytes), data)
-        with open(path, encoding="utf-8-sig") as file:
-            assert [row.decode().rstrip("\r\n") for row in rows] == [line.rstrip("\n") for line in file]
-
-    check()
-
-
 def test_many_blocks_and_chunks_give_the_same_as_one(tmp_path):
     rng = np.random.default_rng(5)
     rows = [
@@ -431,14 +431,6 @@ def test_records_larger_than_the_offsets_can_say_are_refused(tmp_path, monkeypat
     monkeypatch.setattr("edl_torch.readers.text.row_index.LARGEST_BLOCK", 100)
     with pytest.raises(DataFormatError, match="64 records take more than 4 GiB"):
         build(tmp_path / "data", b"x" * 60 + b"\n" + b"y" * 60 + b"\nz", LINES, 1000)
-
-
-def test_an_index_survives_its_file_and_pickling(tmp_path):
-    import pickle
-
-    arrays = MappedArrays.spill(scanned(_write(tmp_path / "data", b"a\nb\n"), LINES))
-    copy = pickle.loads(pickle.dumps(RowIndex(arrays)))
-    assert (copy.count, copy.span(1, 2)) == (2, (2, 4))
 
 
 def test_an_empty_file_and_a_lone_mark_have_no_records(tmp_path):

@@ -5,13 +5,11 @@ import sys
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import IterableDataset
 
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.readers import MapDatasetReader
 from edl_torch.shard import Shard, Task
-from edl_torch.testing.check_reader import check_reader
 
 
 class Batched:
@@ -35,22 +33,6 @@ class Batched:
 
 def task(name: str, start: int, end: int) -> Task:
     return Task(shard=Shard(name=name, start=start, end=end))
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        list(range(10)),
-        TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6)),
-        Subset(TensorDataset(torch.arange(12.0).reshape(6, 2)), [4, 2, 0]),
-        Batched(),
-        [],
-    ],
-    ids=["list", "tensors", "subset", "getitems", "empty"],
-)
-def test_map_style_datasets_keep_the_contract(dataset):
-    check_reader(lambda: MapDatasetReader(dataset))
-    check_reader(lambda: MapDatasetReader(dataset, thread_safe=True))
 
 
 def test_records_are_what_the_dataset_returns():

@@ -14,8 +14,6 @@ import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
-from multiprocessing.context import set_spawning_popen
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -165,32 +163,12 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> ImageManifestReader:
     return ImageManifestReader(path, has_header=False)
 
 
-class Popen:
-    """Stands for a process that is being started, as far as pickling asks it."""
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        return descriptor
-
-    def DupFd(self, descriptor: int) -> Any:
-        return descriptor
-
-
 def test_small_arrays_stay_in_memory_and_large_ones_are_mapped():
     small = {"a": np.zeros(SPILL_BYTES, np.uint8)}
     assert shared(small, "x") == small
     large = shared({**small, "b": np.arange(3)}, "x")
     assert isinstance(large, MappedArrays)
     assert large["b"].tolist() == [0, 1, 2]
-
-
-def test_a_started_process_gets_a_pickle_without_the_index(manifest):
-    set_spawning_popen(Popen())
-    try:
-        data = bytes(ForkingPickler.dumps(manifest))
-    finally:
-        set_spawning_popen(None)
-    assert len(data) < 2000
-    assert len(pickle.dumps(manifest)) > FILES * 45, "any other pickle is whole"
 
 
 def anonymous_bytes() -> int:

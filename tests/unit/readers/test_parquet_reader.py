@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from readers_kit import table, write_hive, write_parquet
 
-from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
+from edl_torch.errors import BadRecord
 from edl_torch.readers import ParquetReader
 from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
@@ -17,21 +17,6 @@ from edl_torch.testing import check_reader
 
 def ids(reader, name, start, end):
     return [r["id"] for r in reader.read_records(Task(shard=Shard(name=name, start=start, end=end)))]
-
-
-@pytest.mark.parametrize("group", [1, 7, 100])
-def test_one_file_keeps_the_contract(tmp_path, group):
-    path = write_parquet(tmp_path / "a.parquet", (0, 40), group)
-    check_reader(lambda: ParquetReader(path))
-    assert ParquetReader(path).create_shards() == {path: 40}
-
-
-@pytest.mark.parametrize(
-    "options", [{"compression": "zstd"}, {"data_page_version": "2.0"}, {"version": "1.0"}]
-)
-def test_other_writers_are_read(tmp_path, options):
-    path = write_parquet(tmp_path / "a.parquet", (0, 40), **options)
-    check_reader(lambda: ParquetReader(path))
 
 
 def test_hive_folders_become_columns(tmp_path):
@@ -50,13 +35,6 @@ def test_hive_folders_become_columns(tmp_path):
     assert reader.read_record(first, 0)["colour"] == "light blue"
 
 
-def test_partition_columns_can_be_chosen_alone_and_left_out(tmp_path):
-    root = write_hive(tmp_path)
-    check_reader(lambda: ParquetReader(root, columns=["colour"]))
-    check_reader(lambda: ParquetReader(root, columns=["colour", "half", "year"]))
-    assert "year" not in ParquetReader(root, partitions=False).columns
-
-
 def test_a_partition_without_value_is_null(tmp_path):
     write_parquet(tmp_path / "k=7" / "a.parquet")
     null = write_parquet(tmp_path / "k=__HIVE_DEFAULT_PARTITION__" / "a.parquet")
@@ -66,57 +44,11 @@ def test_a_partition_without_value_is_null(tmp_path):
     assert reader.read_record(null, 0)["k"] == -1
 
 
-def test_a_null_inside_of_a_list_is_filled(tmp_path):
-    path = str(tmp_path / "a.parquet")
-    pq.write_table(
-        pa.table(
-            {"x": [[1, None], None, [3]], "m": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2))}
-        ),
-        path,
-    )
-    with pytest.raises(
-        BadRecord, match=r"column 'x' \(int64 in its lists\).*fill_nulls=\{'x': …\}, a value and no list"
-    ):
-        ParquetReader(path, columns=["x"]).read_record(path, 0)
-    reader = ParquetReader(path, fill_nulls={"x": 7, "m": [0, 0]})
-    batch = reader.read_batch(path, np.arange(3))
-    assert [None if x is None else x.tolist() for x in batch["x"]] == [[1, 7], None, [3]]
-    assert batch["m"].tolist() == [[1, 2], [0, 0], [3, 4]]
-    check_reader(lambda: ParquetReader(path, fill_nulls={"x": 7, "m": [0, 0]}))
-    with pytest.raises(InvalidArgument, match=r"fill_nulls\['x'\] = 'z' is no value of type"):
-        ParquetReader(path, fill_nulls={"x": "z"})
-
-
 def test_a_column_of_the_files_stands_above_a_folder_of_that_name(tmp_path):
     path = write_parquet(tmp_path / "id=999" / "a.parquet")
     reader = ParquetReader(tmp_path)
     assert reader.columns.count("id") == 1
     assert ids(reader, path, 3, 5) == [3, 4]
-
-
-def test_globs_lists_and_nested_folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("b.parquet", "a.pq", "deep/er/c.parquet", "notes.txt", "d.PARQUET"):
-        write_parquet(tmp_path / "data" / name)
-    assert list(ParquetReader("data").create_shards()) == [
-        *("data/a.pq", "data/b.parquet", "data/d.PARQUET", "data/deep/er/c.parquet")
-    ]
-    assert list(ParquetReader("data/*.pa*").create_shards()) == ["data/b.parquet"]
-    assert list(ParquetReader("data/**/*.parquet").create_shards()) == [
-        *("data/b.parquet", "data/deep/er/c.parquet")
-    ]
-    assert list(ParquetReader("data/de*").create_shards()) == ["data/deep/er/c.parquet"]
-    assert list(ParquetReader(["data/b.parquet", "data/a.pq"]).create_shards()) == [
-        *("data/b.parquet", "data/a.pq")
-    ], "a list keeps its order"
-    check_reader(lambda: ParquetReader(["data/b.parquet", tmp_path / "data" / "deep"]))
-    with pytest.raises(DataFormatError, match=r"'data/b.parquet' is listed twice"):
-        ParquetReader(["data/b.parquet", "data/*.parquet"])
-
-
-def test_a_file_may_have_the_characters_of_a_glob(tmp_path):
-    path = write_parquet(tmp_path / "a[1]*.parquet")
-    assert ParquetReader(path).create_shards() == {path: 20}
 
 
 def test_columns_are_read_in_the_order_asked_for(tmp_path):
@@ -219,14 +151,6 @@ def test_the_usual_row_group_is_advised(tmp_path):
     write_parquet(tmp_path / "b.parquet", (0, 61), 30)
     assert ParquetReader(tmp_path).rows_per_group == 30
     assert ParquetReader(write_parquet(tmp_path / "one" / "c.parquet", (0, 5), 30)).rows_per_group == 5
-
-
-def test_dictionary_and_plain_strings_are_one_schema(tmp_path):
-    plain = pa.table({"s": pa.array(["a", "b"])})
-    write_parquet(tmp_path / "1.parquet", plain)
-    write_parquet(tmp_path / "2.parquet", pa.table({"s": plain["s"].combine_chunks().dictionary_encode()}))
-    write_parquet(tmp_path / "3.parquet", plain.cast(pa.schema([("s", pa.large_string())])))
-    check_reader(lambda: ParquetReader(tmp_path))
 
 
 def test_pickles_small_with_nothing_open(tmp_path):

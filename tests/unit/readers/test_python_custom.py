@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch import readers
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers import PythonCustomReader
 from edl_torch.readers.base import (
@@ -27,7 +26,7 @@ from edl_torch.readers.base import (
 from edl_torch.readers.images.decode import safe_relative_path
 from edl_torch.readers.recordio.record_bytes import DECODERS, ENCODERS, AutoEncode, kind_of
 from edl_torch.shard import Shard, Source, Task, TaskType
-from edl_torch.testing.check_reader import check_reader, records_equal
+from edl_torch.testing.check_reader import records_equal
 
 
 @pytest.fixture
@@ -48,12 +47,6 @@ class Sizes:
 def get_training_size(): return Sizes().train
 def get_evaluation_size(): return 3
 """
-
-
-@pytest.mark.parametrize("records_per_task", [None, 1, 4, 5, 10, 11])
-def test_custom_files_keep_the_contract(write, records_per_task):
-    check_reader(lambda: PythonCustomReader(write(SIZES), records_per_task))
-    check_reader(lambda: PythonCustomReader(write(SIZES), records_per_task), mode=TaskType.EVALUATION)
 
 
 def test_shards_are_numbered_and_the_last_short_one_is_kept(write):
@@ -244,18 +237,6 @@ def test_what_reading_imports_is_imported_ahead_and_what_is_not_there_is_no_erro
     import_for_reading(reader)
     assert sys.modules.pop("edl_imported_ahead").__file__
     import_for_reading(object())
-
-
-@pytest.mark.parametrize(
-    "name", ["ImageFolderReader", "ImageManifestReader", "CocoCaptionsReader", "VocReader"]
-)
-def test_readers_of_images_say_that_they_import_opencv(name):
-    assert getattr(readers, name).imports == ("cv2",)
-
-
-def test_the_reader_of_recordio_says_that_it_imports_codecs():
-    """Else each worker imports them before its first batch; an index that was kept needs none."""
-    assert readers.RecordIODataReader.imports == ("cramjam", "google_crc32c")
 
 
 # Records as bytes and back, one rule for each kind of record ------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -56,58 +55,6 @@ def test_many_records_are_split_at_once(tmp_path: Path, form: tuple[str, str]) -
     assert scan(reader, path, 777, 3333) == records[777:3333]
 
 
-def test_a_folder_a_glob_and_a_list(tmp_path: Path) -> None:
-    for name in (
-        "b.recordio",
-        "a.recordio",
-        "deep/c.recordio",
-        ".hidden",
-        "_SUCCESS",
-        "a.recordio2.edl-index",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write_recordio(tmp_path / name, [name.encode()])
-    files = [str(tmp_path / name) for name in ("a.recordio", "b.recordio", "deep/c.recordio")]
-    assert RecordIODataReader(tmp_path).files == files
-    assert RecordIODataReader(str(tmp_path / "**/*.recordio")).files == files
-    assert RecordIODataReader(str(tmp_path / "?.recordio")).files == files[:2]
-    assert RecordIODataReader([files[1], files[0]]).files == [files[1], files[0]]
-    assert everything(RecordIODataReader(tmp_path)) == [b"a.recordio", b"b.recordio", b"deep/c.recordio"]
-    check_reader(lambda: RecordIODataReader(tmp_path))
-    with pytest.raises(DataFormatError, match="listed twice"):
-        RecordIODataReader([tmp_path, files[0]])
-
-
-def test_a_file_whose_name_is_a_pattern_is_that_file(tmp_path: Path) -> None:
-    path = write_recordio(tmp_path / "x[1]*.recordio")
-    write_recordio(tmp_path / "x1y.recordio")
-    assert RecordIODataReader(path).files == [path]
-
-
-def test_names_that_are_not_text(tmp_path: Path) -> None:
-    path = write_recordio(tmp_path / os.fsdecode(b"\xff\xfe.recordio"))
-    check_reader(lambda: RecordIODataReader(tmp_path))
-    assert pickle.loads(pickle.dumps(RecordIODataReader(tmp_path))).files == [path]
-
-
-@pytest.mark.parametrize("data", ["nothing", "*.recordio", "empty"])
-def test_no_file_is_an_error(tmp_path: Path, data: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataFormatError, match="check the path"):
-        RecordIODataReader(tmp_path / data)
-    with pytest.raises(InvalidArgument, match="the list of data files is empty"):
-        RecordIODataReader([])
-
-
-def test_other_things_than_files_are_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataFormatError, match="no regular file"):
-        RecordIODataReader(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("nowhere")
-    with pytest.raises(DataFormatError, match=r"link' is a link to 'nowhere', which leads nowhere"):
-        RecordIODataReader(tmp_path / "link")
-
-
 def test_empty_files_and_empty_chunks(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     path = write_recordio(tmp_path / "go", [b"one", b"two"], form=("go", "none"), chunk=1)
@@ -154,14 +101,6 @@ def test_bad_arguments_say_what_is_wrong(
         RecordIODataReader(path, **arguments)
 
 
-def test_an_unknown_file_is_refused(tmp_path: Path) -> None:
-    reader = RecordIODataReader(write_recordio(tmp_path / "x"))
-    with pytest.raises(ReaderError, match=r"RecordIODataReader reads '.*', not 'y'"):
-        reader.read_record("y", 0)
-    with pytest.raises(ReaderError, match=f"records 0 to {len(RECORDS)} here"):
-        reader.read_record(str(tmp_path / "x"), -1)
-
-
 def test_repr_says_what_it_reads(tmp_path: Path) -> None:
     write_recordio(tmp_path / "x")
     write_recordio(tmp_path / "y")
@@ -200,32 +139,6 @@ def test_a_file_that_was_put_away_stays_open_for_its_user(tmp_path: Path) -> Non
     )
     assert one.read(0, 100).endswith(b"one")
     assert two.read(0, 100).endswith(b"two")
-
-
-def test_indexes_of_larger_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_recordio(
-        tmp_path / "data" if (tmp_path / "data").mkdir() else tmp_path / "data" / "x", chunk=40
-    )
-    monkeypatch.setattr(recordio_source, "WORTH_KEEPING", 100)
-    index_dir = tmp_path / "index"
-    first = RecordIODataReader(path, index_dir=index_dir)
-    assert [name.split(".")[1] for name in os.listdir(index_dir)] == ["recordio2"]
-    monkeypatch.setattr(recordio_source, "scan", None)  # the kept one is taken
-    assert everything(RecordIODataReader(path, index_dir=index_dir)) == everything(first) == RECORDS
-    monkeypatch.undo()
-    write_recordio(Path(path), RECORDS[:5])
-    os.utime(path, ns=(1, 1))
-    assert everything(RecordIODataReader(path, index_dir=index_dir)) == RECORDS[:5]
-
-
-def test_an_index_may_lie_beside_the_data_and_is_no_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recordio_source, "WORTH_KEEPING", 100)
-    path = write_recordio(tmp_path / "x")
-    for _ in range(2):
-        assert RecordIODataReader(tmp_path, index_dir="beside").files == [path]
-    assert sorted(os.listdir(tmp_path)) == ["x", "x.recordio2.edl-index"]
 
 
 def test_small_files_leave_no_index(tmp_path: Path) -> None:
@@ -348,17 +261,6 @@ def test_real_files(samples: Path, name: str) -> None:
         lines = (samples / "csv" / "iris.csv").read_bytes().splitlines()[1:]
         assert everything(reader) == one_by_one(reader) == lines
     assert reader.count == {"coco_captions": 565, "digits": 50}.get(name, 150)
-
-
-def test_the_reader_brings_in_no_codec_before_it_is_needed(tmp_path: Path) -> None:
-    path = write_recordio(tmp_path / "x", form=("go", "none"))
-    code = (
-        "import sys; from edl_torch.readers import RecordIODataReader\n"
-        f"RecordIODataReader({path!r}, dialect='go').read_record({path!r}, 0)\n"
-        "heavy = {'cramjam', 'google_crc32c', 'cv2', 'torch', 'grpc'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 # Chunks are split as a plain loop would split them, whatever is in them -------------------------------------

@@ -165,12 +165,6 @@ def test_a_forked_child_does_not_take_its_parents_file_away(tmp_path: Path) -> N
     assert everything(RecordIODataReader(tmp_path / "x")) == [b"one", b"two"]
 
 
-def test_no_records_are_an_empty_file(tmp_path: Path) -> None:
-    path = write_recordio(tmp_path / "x.recordio", [])
-    assert os.path.getsize(path) == 0
-    assert RecordIODataReader(path).count == 0
-
-
 def test_bytes_of_every_kind_are_taken(tmp_path: Path) -> None:
     path = write_recordio(tmp_path / "x", [b"a", bytearray(b"b"), memoryview(b"c")])
     assert everything(RecordIODataReader(path)) == [b"a", b"b", b"c"]
@@ -309,17 +303,6 @@ def test_an_encoder_that_fails_names_the_record(tmp_path: Path, per_file: int | 
         convert(reader, tmp_path / "x", len, records_per_file=per_file)
     with pytest.raises(BadRecord, match="record 2 of 'mine': TypeError: object of type 'int' has no len"):
         convert(reader, tmp_path / "x", lambda r: bytes(len(r)), records_per_file=per_file)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("per_file", [None, 1000])
-def test_an_interrupt_leaves_nothing(tmp_path: Path, per_file: int | None) -> None:
-    def interrupt(count: int, nbytes: int) -> None:
-        if count == 3333:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(Rows(), tmp_path / "x", AutoEncode(), records_per_file=per_file, progress=interrupt)
     assert os.listdir(tmp_path) == []
 
 

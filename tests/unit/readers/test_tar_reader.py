@@ -23,7 +23,7 @@ from image_files import encode, render
 from tar_files import add, samples_tar, write_tar
 
 from edl_torch.cli.main import main
-from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, SourceChanged
+from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers import TarReader, open_reader
 from edl_torch.readers.base import is_source_error, reader_fingerprint
 from edl_torch.readers.storage import Storage
@@ -174,14 +174,6 @@ def test_of_a_large_sample_only_what_is_wanted_is_read(
     monkeypatch.setattr("edl_torch.readers.shared.files.os.pread", counted)
     assert reader.read_record(path, 0) == (7, "text")
     assert sum(sizes) < 1 << 17
-
-
-@pytest.mark.parametrize("options", [{}, {"fields": ("txt", "cls", "__key__")}, {"decode": False}])
-def test_it_keeps_the_contract_of_readers(tmp_path: Path, options: dict[str, Any]) -> None:
-    samples_tar(tmp_path / "b.tar", 7)
-    samples_tar(tmp_path / "a.tar", 1500, begin=7)
-    write_tar(tmp_path / "c.tar", {"README": b"no sample"})
-    check_reader(lambda: TarReader(tmp_path, **options))
 
 
 def test_a_record_is_read_alike_whatever_lies_around_it(tmp_path: Path) -> None:
@@ -438,46 +430,7 @@ def test_an_index_that_is_wrong_between_what_was_tried_is_one_error_when_it_is_u
     assert TarReader(path).count == 2000
 
 
-def test_the_kept_index_is_used_and_another_tar_has_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = samples_tar(tmp_path / "a.tar", 1000)
-    TarReader(path, index_dir=tmp_path / "kept")
-    with monkeypatch.context() as patch:
-        patch.setattr("edl_torch.readers.tar.index.sample_starts", None)
-        assert TarReader(path, index_dir=tmp_path / "kept").count == 1000
-    samples_tar(tmp_path / "a.tar", 999)
-    assert TarReader(path, index_dir=tmp_path / "kept").count == 999
-
-
 # Tars that change -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("put_back", [False, True], ids=["with its time", "with the old time"])
-@pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open"])
-def test_a_tar_that_is_written_over_in_the_middle_has_changed(
-    tmp_path: Path, is_open: bool, put_back: bool
-) -> None:
-    path = samples_tar(tmp_path / "a.tar", 30)
-    reader, times = TarReader(path), os.stat(path)
-    if is_open:
-        assert read(reader, path, 0, 1)[0]["cls"] == 0
-    with open(path, "r+b") as file:
-        file.seek(512)
-        file.write(b"9")
-    if put_back:
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    for _ in range(2):
-        with pytest.raises(SourceChanged, match="has changed since"):
-            read(reader, path, 20, 30)
-
-
-def test_rights_may_change_while_a_tar_is_read(tmp_path: Path) -> None:
-    path = samples_tar(tmp_path / "a.tar", 30)
-    reader = TarReader(path)
-    before = read(reader, path, 0, 1)
-    os.chmod(path, 0o600)
-    assert read(reader, path, 0, 1) == before
 
 
 def test_fingerprints_tell_tars_and_fields_apart(tmp_path: Path) -> None:

@@ -28,15 +28,6 @@ def lines(reader: TextReader) -> list:
     ]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"as_bytes": True}, {"skip_empty": True}, {"universal_newlines": False}]
-)
-@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
-def test_the_contract_is_kept(tmp_path, options, chunk_bytes):
-    path = write(tmp_path, '\ufeffone\r\n\n"two\n\rthree\n\n\nfö"ur')
-    check_reader(lambda: TextReader(path, chunk_bytes=chunk_bytes, index_dir=tmp_path / "index", **options))
-
-
 def test_many_lines_come_in_order_from_every_block(tmp_path):
     expected = [f"{'é' * (number % 700)}{number}" for number in range(9000)]
     reader = TextReader(write(tmp_path, "\n".join(expected)))

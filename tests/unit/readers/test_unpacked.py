@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edl_torch.errors import DataFormatError, ReaderError, SourceChanged
-from edl_torch.readers import CsvReader, TextReader
+from edl_torch.readers import TextReader
 from edl_torch.readers.shared.files import FileStamp
 from edl_torch.readers.storage import Storage
 from edl_torch.readers.text import text_reader as module
@@ -39,14 +39,6 @@ def test_packed_lines_are_the_lines(tmp_path, members):
     path = write(tmp_path, *members)
     assert lines(TextReader(path)) == LINES
     check_reader(lambda: TextReader(path, index_dir="beside"))
-
-
-def test_packed_tables_keep_the_contract(tmp_path):
-    pytest.importorskip("pyarrow", reason="batches need pyarrow")
-    write(tmp_path, b'\xef\xbb\xbfa,b\r\n1,"x\r\ny"\r\n2,z', name="a.csv.gz")
-    (tmp_path / "b.csv").write_text("a,b\n3,w\n")
-    check_reader(lambda: CsvReader(tmp_path))
-    assert list(CsvReader(tmp_path).create_shards().values()) == [2, 1]
 
 
 def test_a_packed_file_by_another_name_is_known_by_its_bytes(tmp_path):

@@ -40,28 +40,6 @@ class Steps(Batches):
         self.take_back([*self.unfinished, *self.ahead][len(self) - newest :])
 
 
-@pytest.mark.parametrize("lookahead", [1, 2, 3])
-def test_lookahead_keeps_the_newest_out_of_steps_too(lookahead: int) -> None:
-    steps = Steps(lookahead)
-    number = steps.attach()
-    for _ in range(5):
-        steps.handed()
-    steps.stepped(number)
-    assert (steps.keep, len(steps.ahead), steps.going_back) == (lookahead, lookahead, lookahead)
-
-
-def test_after_the_last_batch_each_step_passes_one_more_on() -> None:
-    steps = Steps(2)
-    number = steps.attach()
-    for _ in range(4):
-        steps.handed()
-    kept = []
-    for _ in range(3):
-        steps.stepped_after_the_end(number)
-        kept.append(steps.keep)
-    assert kept == [1, 0, 0]
-
-
 def test_a_step_after_the_end_may_have_been_on_all_that_was_read_ahead() -> None:
     steps = Steps(2)
     number = steps.attach()
@@ -71,18 +49,6 @@ def test_a_step_after_the_end_may_have_been_on_all_that_was_read_ahead() -> None
     steps.gathered_to_the_end(number)
     steps.begin_pass()
     assert steps.keep == 0
-
-
-def test_after_the_last_batch_one_is_passed_on_once_all_optimizers_stepped() -> None:
-    steps = Steps(2)
-    one, other = steps.attach(), steps.attach()
-    for _ in range(4):
-        steps.handed()
-    kept = []
-    for number in (one, other, one, other, other):
-        steps.stepped_after_the_end(number)
-        kept.append(steps.keep)
-    assert kept == [4, 1, 1, 0, 0]
 
 
 def loop_behind(steps: Steps, number: int, batches: int, behind: int, accumulates: int = 1) -> None:
@@ -145,44 +111,6 @@ def test_a_loop_that_skips_its_first_steps_and_says_so_is_none(way: str, skipped
         loop_behind(steps, number, 8, 1)
 
 
-def test_of_a_wrapper_that_tells_nothing_is_guessed() -> None:
-    steps = Steps(None)
-    number = steps.attach()
-    for _ in range(4):
-        steps.handed()
-    assert (len(steps.ahead), steps.keep) == (4, 4)
-    steps.stepped(number)
-    assert steps.keep == 4
-    steps.pass_on()
-    steps.stepped(number)
-    assert (len(steps.ahead), steps.keep, steps.going_back) == (3, 3, 3)
-    steps.pass_on()
-    assert (len(steps.ahead), steps.keep, steps.going_back) == (2, 3, 3)
-    steps.stepped_after_the_end(number)
-    steps.stepped_after_the_end(number)
-    assert (len(steps.ahead), steps.keep) == (2, 2)
-
-
-def test_withdrawn_and_failed_batches_need_no_step() -> None:
-    steps = Steps(1)
-    steps.attach()
-    for _ in range(3):
-        steps.handed()
-    steps.failed()
-    assert (steps.keep, len(steps.ahead)) == (2, 1)
-    steps.withdrawn(2)
-    assert (steps.keep, len(steps.ahead)) == (0, 0)
-
-
-def test_another_lineage_forgets_every_batch() -> None:
-    steps = Steps(1)
-    steps.attach()
-    steps.handed()
-    steps.handed()
-    steps.clear()
-    assert (steps.keep, len(steps.ahead), steps.going_back) == (0, 0, 0)
-
-
 def test_the_last_one_decides_on_when_it_is_gone() -> None:
     steps = Steps()
     first = steps.attach()
@@ -195,16 +123,6 @@ def test_the_last_one_decides_on_when_it_is_gone() -> None:
     assert steps.keep == 1
 
 
-def test_one_that_never_steps_is_told_of_once_and_where_batches_wait_for_it() -> None:
-    steps = Steps()
-    steps.attach("idle")
-    steps.begin_pass()
-    assert steps.take_never() == []
-    steps.handed()
-    assert steps.take_never() == ["idle"]
-    assert steps.take_never() == []
-
-
 def test_one_of_several_that_is_gone_decides_no_more() -> None:
     steps = Steps()
     first, second = steps.attach("first"), steps.attach("second")
@@ -214,20 +132,6 @@ def test_one_of_several_that_is_gone_decides_no_more() -> None:
     assert (steps.keep, steps.attached) == (0, True)
     steps.handed()
     assert steps.slowest == ["second"]
-
-
-@pytest.mark.parametrize("way", ["withdrawn", "failed"])
-def test_what_the_last_one_left_and_went_back_or_failed_waits_for_none(way: str) -> None:
-    steps = Steps()
-    only = steps.attach()
-    steps.handed()
-    steps.detach(only)
-    assert steps.attached
-    if way == "withdrawn":
-        steps.withdrawn(1)
-    else:
-        steps.failed()
-    assert not steps.attached
 
 
 def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
@@ -252,16 +156,6 @@ def test_one_that_never_stepped_and_was_detached_does_not_count_among_all() -> N
     steps.stepped(stepping)
     assert not steps.all_step
     steps.detach(never)
-    assert steps.all_step
-
-
-def test_an_optimizer_that_steps_first_after_the_last_batch_has_stepped() -> None:
-    steps = Steps(lookahead=1)
-    number = steps.attach()
-    steps.begin_pass()
-    steps.handed()
-    assert not steps.all_step
-    steps.stepped_after_the_end(number)
     assert steps.all_step
 
 
@@ -329,26 +223,6 @@ def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> 
         steps.stepped(number)
     steps.stepped_after_the_end(number)
     assert steps.keep == 0
-
-
-def test_a_batch_is_read_ahead_then_in_hand_then_gathered() -> None:
-    """And goes back from the first two."""
-    batches = Batches(None)
-    optimizer = batches.attach()
-    batches.hand(((1, 0, 2),))
-    batches.hand(((1, 2, 4),))
-    assert (len(batches.ahead), batches.has_in_hand) == (2, False)
-    first = batches.pass_on()
-    assert batches.in_hand is first
-    batches.asked()  # the wrapper, for itself
-    assert batches.has_in_hand
-    second = batches.pass_on()
-    assert batches.in_hand is second
-    assert list(batches.unfinished) == [first, second]
-    assert batches.pass_on() is None
-    assert not batches.has_in_hand
-    batches.stepped(optimizer)
-    assert batches.done() == [((1, 0, 2),), ((1, 2, 4),)]
 
 
 def test_a_padding_batch_in_hand_is_none_of_those_gathered() -> None:

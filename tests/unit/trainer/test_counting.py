@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer_kit import Delivered
 
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Slice
-from edl_torch.trainer.counting import DeliveredBatches, StreamCounts
+from edl_torch.trainer.counting import DrawnSamples, GrantedRecords, StreamCounts
 
 
 def lease(task: int, records: int, skip: int = 0) -> Grant:
@@ -42,16 +43,19 @@ class Worker:
         return bool(batch)
 
 
+@pytest.mark.parametrize("is_seen", [False, True])
 @given(
     plans=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=4),
     batch_size=st.integers(1, 5),
     explicit=st.booleans(),
     data=st.data(),
 )
-def test_no_order_of_arrival_makes_an_acknowledgement_early(
-    plans: list[list[int]], batch_size: int, explicit: bool, data: st.DataObject
+def test_no_order_of_arrival_makes_an_acknowledgement_early_and_in_the_end_all_count(
+    is_seen: bool, plans: list[list[int]], batch_size: int, explicit: bool, data: st.DataObject
 ) -> None:
-    counts = StreamCounts(batch_size)
+    """Whether it is seen what a loader delivers, or not."""
+    loop = Delivered(batch_size)
+    counts = StreamCounts(batch_size, loop) if is_seen else StreamCounts(batch_size)
     workers = [Worker(f"worker {w}", list(plan), batch_size) for w, plan in enumerate(plans)]
     next_task = [1]
     consumed: set[tuple[int, int]] = set()
@@ -65,9 +69,13 @@ def test_no_order_of_arrival_makes_an_acknowledgement_early(
             break
         match data.draw(st.sampled_from(actions)):
             case "fetch":
-                data.draw(st.sampled_from(able)).fetch(counts, next_task)
+                worker = data.draw(st.sampled_from(able))
+                worker.fetch(counts, next_task)
+                if is_seen and len(worker.batches[-1]) < batch_size:
+                    counts.end(worker.name)
             case "consume":
                 batch = data.draw(st.sampled_from(arrived)).batches.pop(0)
+                loop.count += 1
                 in_hand.append(batch)
                 consumed |= set(batch)
             case "report":
@@ -106,12 +114,8 @@ def test_quarantined_records_are_in_no_batch(
         assert covered == samples[: first + batch_size]
 
 
-class AllDelivered(DeliveredBatches):
-    batches = 2  # type: ignore[assignment]
-
-
 def test_no_batch_is_short_before_its_stream_has_ended() -> None:
-    counts = StreamCounts(4, AllDelivered(4, drop_last=False))
+    counts = StreamCounts(4, Delivered(4, 2))
     counts.grant("main", lease(1, 6))
     counts.report(None)
     with pytest.raises(
@@ -134,23 +138,12 @@ def test_one_stream_is_exact_and_several_are_not() -> None:
     assert counts.unreported == 12
 
 
-def test_the_published_formula() -> None:
+def test_the_published_formula_and_what_was_reported_and_is_not_proved() -> None:
     counts = StreamCounts(4)
     counts.grant("worker 0", lease(1, 10))  # 3 batches
     counts.grant("worker 1", lease(2, 4))  # 1 batch
-    proved = [counts.report(None) for _ in range(4)]
-    assert proved == [[], [(1, 0, 4)], [(1, 4, 8)], [(1, 8, 10), (2, 0, 4)]]
-
-
-def test_what_was_reported_and_is_not_proved_is_uncounted() -> None:
-    counts = StreamCounts(4)
-    counts.grant("worker 0", lease(1, 10))
-    counts.grant("worker 1", lease(2, 4))
-    uncounted = []
-    for _ in range(4):
-        counts.report(None)
-        uncounted.append(counts.uncounted)
-    assert uncounted == [4, 4, 4, 0]
+    proved = [(counts.report(None), counts.uncounted) for _ in range(4)]
+    assert proved == [([], 4), ([(1, 0, 4)], 4), ([(1, 4, 8)], 4), ([(1, 8, 10), (2, 0, 4)], 0)]
 
 
 def test_mixed_reports_are_refused_and_change_nothing() -> None:
@@ -181,18 +174,6 @@ def test_more_reports_than_batches_are_refused_and_change_nothing() -> None:
         counts.report(None)
 
 
-class Loop(DeliveredBatches):
-    """Counts what arrives, as a DataLoader's iterator does."""
-
-    def __init__(self, batch_size: int, *, drop_last: bool) -> None:
-        super().__init__(batch_size, drop_last=drop_last)
-        self.sizes: list[int] = []
-
-    @property
-    def batches(self) -> int:
-        return len(self.sizes)
-
-
 @given(
     plans=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=4),
     batch_size=st.integers(1, 5),
@@ -203,7 +184,7 @@ class Loop(DeliveredBatches):
 def test_reports_of_any_number_and_size_count_nothing_that_was_not_delivered(
     plans: list[list[int]], batch_size: int, loaded: int, drop_last: bool, data: st.DataObject
 ) -> None:
-    loop = Loop(loaded, drop_last=drop_last)
+    loop = Delivered(loaded, drop_last=drop_last)
     counts = StreamCounts(batch_size, loop)
     workers = [Worker(f"worker {w}", list(plan), loaded) for w, plan in enumerate(plans)]
     next_task = [1]
@@ -223,7 +204,7 @@ def test_reports_of_any_number_and_size_count_nothing_that_was_not_delivered(
                         worker.batches.pop()
             case "consume":
                 batch = data.draw(st.sampled_from(arrived)).batches.pop(0)
-                loop.sizes.append(len(batch))
+                loop.count += 1
                 delivered |= set(batch)
             case "report":
                 with suppress(AccountingError, InvalidArgument):
@@ -232,37 +213,68 @@ def test_reports_of_any_number_and_size_count_nothing_that_was_not_delivered(
         assert proved <= delivered
 
 
-@given(
-    plans=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=4),
-    batch_size=st.integers(1, 5),
-    explicit=st.booleans(),
-    data=st.data(),
+# What was delivered: drawn from a dataset, granted, or brought by a loader ----------------------------------
+
+
+@dataclass
+class Stream:
+    granted: int
+    ended: bool = False
+
+
+def test_samples_are_counted_as_they_are_drawn_lease_by_lease() -> None:
+    drawn = DrawnSamples()
+    assert drawn.records([]) == (0, 0)
+    run = drawn.start(7, 3)
+    assert run == [7, 3, 3]
+    run[2] = 5
+    assert drawn.records([]) == (2, 2)
+    run = drawn.start(8, 10)
+    assert drawn.records([]) == (2, 2)
+    run[2] = 14
+    assert drawn.records([]) == (6, 6)
+    drawn.start(9, 0)[2] = 1
+    assert drawn.records([]) == (7, 7)
+
+
+def test_the_last_samples_drawn_may_be_a_short_batch_when_all_is_read() -> None:
+    drawn = DrawnSamples()
+    drawn.start(7, 3)[2] = 5
+    assert drawn.may_end_short([Stream(2, ended=True)])
+    assert not drawn.may_end_short([Stream(2)])
+    assert not drawn.may_end_short([Stream(3, ended=True)])
+
+
+def test_what_is_granted_is_delivered_where_nobody_can_look() -> None:
+    granted = GrantedRecords()
+    assert granted.records([Stream(3), Stream(4)]) == (7, 7)
+    assert granted.may_end_short([Stream(3)])
+    assert (granted.batch_size, granted.batches) == (0, None)
+    assert (DrawnSamples.batch_size, DrawnSamples.batches) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("count", "streams", "drop_last", "records"),
+    [
+        (2, [Stream(20)], False, (8, 8)),
+        (2, [Stream(7)], False, (7, 7)),
+        (2, [Stream(7, ended=True), Stream(20)], False, (7, 8)),  # the short one may be among them
+        (1, [Stream(7, ended=True), Stream(20)], False, (4, 4)),  # it is not the first of its worker
+        (2, [Stream(7, ended=True), Stream(20)], True, (8, 8)),  # it was withheld
+        (2, [Stream(8, ended=True), Stream(20)], False, (8, 8)),
+        (2, [Stream(1, ended=True), Stream(2, ended=True)], False, (3, 3)),
+        (1, [Stream(1, ended=True), Stream(2, ended=True), Stream(9)], False, (0, 4)),
+    ],
 )
-def test_a_report_for_each_batch_is_never_refused_and_counts_all_at_the_end(
-    plans: list[list[int]], batch_size: int, explicit: bool, data: st.DataObject
+def test_batches_have_at_least_and_at_most(
+    count: int, streams: list[Stream], drop_last: bool, records: tuple[int, int]
 ) -> None:
-    loop = Loop(batch_size, drop_last=False)
-    counts = StreamCounts(batch_size, loop)
-    workers = [Worker(f"worker {w}", list(plan), batch_size) for w, plan in enumerate(plans)]
-    next_task = [1]
-    unreported: list[int] = []
-    while True:
-        able = [w for w in workers if w.samples or w.leases]
-        arrived = [w for w in workers if w.batches]
-        actions = ["fetch"] * bool(able) + ["consume"] * bool(arrived) + ["report"] * bool(unreported)
-        if not actions:
-            break
-        match data.draw(st.sampled_from(actions)):
-            case "fetch":
-                worker = data.draw(st.sampled_from(able))
-                worker.fetch(counts, next_task)
-                if len(worker.batches[-1]) < batch_size:
-                    counts.end(worker.name)
-            case "consume":
-                batch = data.draw(st.sampled_from(arrived)).batches.pop(0)
-                loop.sizes.append(len(batch))
-                unreported.append(len(batch))
-            case "report":
-                size = unreported.pop(0)
-                counts.report(size if explicit else None)
-    assert counts.unreported == 0
+    assert Delivered(4, count, drop_last=drop_last).records(streams) == records
+
+
+def test_the_last_batch_of_a_loader_may_be_short_when_all_is_read() -> None:
+    assert Delivered(4, 2).may_end_short([Stream(7, ended=True)])
+    assert not Delivered(4, 2).may_end_short([Stream(8, ended=True)])
+    assert not Delivered(4, 2).may_end_short([Stream(7)])
+    assert not Delivered(4, 1).may_end_short([Stream(7, ended=True)])
+    assert Delivered(4, 2).batch_size == 4

@@ -11,16 +11,6 @@ from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, StepShown, Voided, Warn
 
 
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
 def acknowledged(master: Master) -> list[tuple[int, int]]:
     return [(done.task, done.upto) for call in reports_of(master) for done in call.acknowledgements]
 
@@ -42,21 +32,6 @@ def ways(shell: Shell) -> list[int]:
 
 
 # What counts as trained on ----------------------------------------------------------------------------------
-
-
-def test_a_report_says_how_many_leases_it_completed(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    hand_next(shell)
-    first = shell.draw()
-    shell.run(shell.elastic.settle_in_hand())
-    shell.request()
-    assert shell.run(shell.elastic.hand(((first.task, 0, 4),)))
-    assert shell.report() == 0
-    shell.request()
-    assert shell.run(shell.elastic.hand(((first.task, 4, 8),)))
-    assert shell.report() == 1
-    assert ways(shell) == [Evidence.TOKEN, Evidence.REPORT, Evidence.REPORT]
-    assert acknowledged(master) == [(1, 8), (2, 4), (2, 8)]
 
 
 def test_a_padding_batch_has_no_records_to_fail(master: Master, shell: Shell) -> None:
@@ -82,17 +57,6 @@ def test_the_records_in_hand_have_names_and_numbers(shell: Shell) -> None:
 
 
 # The end of a pass ------------------------------------------------------------------------------------------
-
-
-def test_a_loop_that_is_left_after_asking_has_no_batch_in_hand(master: Master, shell: Shell) -> None:
-    number = shell.begin_elastic()
-    hand_next(shell)
-    shell.request()
-    shell.run(shell.elastic.close(number))
-    assert acknowledged(master) == [(1, 8)]
-    assert shell.elastic.discarded == 0
-    assert shell.elastic.phase is Loop.IDLE
-    assert master.status.leased == 0
 
 
 @pytest.mark.parametrize("looks", [True, False])
@@ -137,6 +101,7 @@ def test_a_loop_whose_last_question_failed_has_no_batch_in_hand(master: Master, 
         shell.run(shell.elastic.look_for_more())
     shell.run(shell.elastic.close(number))
     assert given_back(master) == []
+    assert shell.elastic.phase is Loop.IDLE
     shell.run(shell.elastic.stepped(optimizer))
     assert acknowledged(master) == [(1, 8)]
 
@@ -150,14 +115,9 @@ def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> No
     assert given_back(shell.master) == [(1, 0)]
 
 
-def test_before_a_later_iteration_none_is_superseded(shell: Shell) -> None:
-    assert (shell.elastic.superseded, shell.elastic.read_ahead) == (0, 0)
-    shell.begin_elastic()
-    assert shell.elastic.superseded == 0
-
-
 def test_closing_an_older_pass_does_nothing(master: Master, shell: Shell) -> None:
     first = shell.begin_elastic()
+    assert shell.elastic.superseded == 0
     shell.run(shell.trainer.open())
     assert shell.elastic.superseded == first
     hand_next(shell)
@@ -222,20 +182,6 @@ def test_what_was_drawn_and_no_batch_brought_goes_back_before_the_verdict(
     assert master.of("lease")[-1].drained
 
 
-def test_a_pass_that_reads_while_a_batch_waits_is_not_stuck(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.state.batches.attach()
-    hand_next(shell)
-    shell.run(shell.elastic.settle_stuck())
-    assert shell.state.supply.current.granted == 1
-
-
-def test_nothing_is_stuck_outside_of_a_pass_or_without_leases(shell: Shell) -> None:
-    shell.run(shell.elastic.settle_stuck())
-    shell.run(shell.trainer.open())
-    shell.run(shell.elastic.settle_stuck())
-
-
 def train_without_the_last_step(shell: Shell, epochs: int) -> None:
     """Train on two batches of 8 in each epoch; the optimizer does not step on the last one."""
     optimizer = shell.state.batches.attach("sgd")
@@ -293,24 +239,14 @@ def test_a_partial_batch_goes_back_as_a_remainder(master: Master, shell: Shell) 
 # Promises ---------------------------------------------------------------------------------------------------
 
 
-def test_a_promised_batch_is_delivered_later(shell: Shell) -> None:
-    shell.begin_elastic()
-    grant = shell.draw()
-    assert shell.run(shell.elastic.promise(whole(grant), 0))
-    assert len(shell.state.batches) == 0
-    assert shell.elastic.deliver(whole(grant))
-    assert len(shell.state.batches) == 1
-
-
-def test_a_promise_waits_for_as_many_answers_as_it_must(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    first, second = shell.draw(), shell.draw()
-    assert shell.hand(first)
-    shell.request()
-    assert shell.state.outbox.unanswered == 1
-    assert shell.start(shell.elastic.promise(whole(second), 1)).is_done
-    promising = shell.start(shell.elastic.promise(whole(second), 0))
+def test_a_promise_waits_for_as_many_answers_as_it_must(master: Master, remote: Shell) -> None:
+    remote.begin_elastic()
+    first, second = remote.draw(), remote.draw()
+    assert remote.hand(first)
+    remote.request()
+    assert remote.state.outbox.unanswered == 1
+    assert remote.start(remote.elastic.promise(whole(second), 1)).is_done
+    promising = remote.start(remote.elastic.promise(whole(second), 0))
     assert not promising.is_done
     assert promising.finish()
     assert acknowledged(master) == [(1, 8)]
@@ -354,27 +290,6 @@ def test_a_promise_presents_leases_in_doubt(master: Master) -> None:
     assert len(master.of("confirm")) == 1
 
 
-def test_a_batch_waits_until_earlier_reports_are_answered(master: Master) -> None:
-    """A refused one must not cost a second batch."""
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    first, second = shell.draw(), shell.draw()
-    assert shell.hand(first)
-    shell.request()
-    assert shell.hand(second)
-    assert acknowledged(master) == [(1, 8)]
-
-
-def test_a_batch_is_not_handed_after_a_report_that_raised(master: Master) -> None:
-    shell = Shell(master, attended=False)
-    shell.begin_elastic()
-    grant = shell.draw()
-    shell.trainer.fail(StaleLease("another lineage"))
-    with pytest.raises(StaleLease):
-        shell.hand(grant)
-    assert shell.hand(grant)
-
-
 def test_a_master_that_is_back_hears_the_report_before_the_next_batch(master: Master) -> None:
     shell = Shell(master, attended=False)
     shell.begin_elastic()
@@ -411,21 +326,20 @@ def test_what_the_loop_does_is_its_progress(master: Master) -> None:
 # Taken back -------------------------------------------------------------------------------------------------
 
 
-def test_leases_that_were_taken_back_are_told_and_not_drawn_again(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
+def test_leases_that_were_taken_back_are_told_and_not_drawn_again(remote: Shell) -> None:
+    remote.begin_elastic()
     for stream in ("worker 0", "worker 1"):
-        shell.draw(stream)
-    shell.work()
-    ready = shell.state.supply.ready
+        remote.draw(stream)
+    remote.work()
+    ready = remote.state.supply.ready
     assert ready
-    tasks = tuple(task for task, _ in shell.state.inflight.leases())
-    shell.state.void(tasks)
-    assert shell.state.supply.ready == 0
-    assert shell.told(Logged)[-1].text == f"dataset training: {len(tasks)} lease(s) were taken back"
-    assert shell.told(Voided) == []
-    assert shell.elastic.is_open(1)
-    shell.state.check()
+    tasks = tuple(task for task, _ in remote.state.inflight.leases())
+    remote.state.void(tasks)
+    assert remote.state.supply.ready == 0
+    assert remote.told(Logged)[-1].text == f"dataset training: {len(tasks)} lease(s) were taken back"
+    assert remote.told(Voided) == []
+    assert remote.elastic.is_open(1)
+    remote.state.check()
 
 
 def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(

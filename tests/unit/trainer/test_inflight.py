@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_kit import ack, back
 
-from edl_torch.core.calls import Acknowledgement, Failure, GiveBack, Grant
-from edl_torch.core.limits import REASON_CHARS, Limits
+from edl_torch.core.calls import Acknowledgement, GiveBack, Grant
 from edl_torch.errors import AccountingError
 from edl_torch.shard import Slice
 from edl_torch.trainer.batches import Hold
@@ -53,81 +52,10 @@ def inflight() -> Loop:
     return inflight
 
 
-def test_a_batch_is_acknowledged_when_it_is_settled(inflight: Loop) -> None:
-    assert inflight.hand(((1, 0, 4),))
-    assert inflight.hand(((1, 4, 8),))
-    assert inflight.settle(1) == [ack(1, 4)]
-    assert inflight.records == 6
-    assert inflight.settle(0) == [ack(1, 8, 4)]
-    assert inflight.settle(0) == []
-
-
-def test_a_lease_settled_to_its_end_is_forgotten(inflight: Loop) -> None:
-    inflight.hand(((1, 0, 10),))
-    assert inflight
-    assert inflight.settle(0) == [ack(1, 10)]
-    assert not inflight
-    assert 1 not in inflight
-
-
 def test_positions_out_of_order_are_an_accounting_error(inflight: Loop) -> None:
     with pytest.raises(AccountingError, match=r"positions 4…7 of task 1, expected 0"):
         inflight.hand(((1, 4, 8),))
     assert inflight.batches == []
-
-
-@pytest.mark.parametrize("bad", [[0], [0, 1], [3], [9], [4, 5], [0, 3, 9]])
-def test_bad_records_are_no_batchs_wherever_they_are(inflight: Loop, bad: list[int]) -> None:
-    good = [position for position in range(10) if position not in bad]
-    for position in bad:
-        assert inflight.fail(1, position, "torn") == [
-            Failure(task=1, attempt=1, position=position, reason="torn")
-        ]
-        assert inflight.fail(1, position, "torn") == []
-    for position in good:
-        assert inflight.hand(((1, position, position + 1),))
-    assert inflight.settle(0) == [ack(1, position + 1, position) for position in good]
-    assert not inflight
-
-
-def test_a_bad_record_behind_what_was_acknowledged_is_passed_over(inflight: Loop) -> None:
-    inflight.hand(((1, 0, 4),))
-    inflight.settle(0)
-    inflight.fail(1, 4, "torn")
-    assert inflight.hand(((1, 5, 8),))
-    assert inflight.leave(0) == [back(1, 8)]
-
-
-def test_nothing_below_a_bad_first_record_goes_back(inflight: Loop) -> None:
-    inflight.fail(1, 0, "torn")
-    assert inflight.leave(0) == [back(1, 1)]
-    assert not inflight
-
-
-def test_a_failure_in_what_went_back_is_the_next_readers_business(inflight: Loop) -> None:
-    inflight.hand(((1, 0, 4),))
-    assert inflight.leave(0) == [back(1, 4)]
-    assert inflight.fail(1, 6, "torn") == []
-
-
-def test_a_reason_travels_no_longer_than_it_is_kept(inflight: Loop) -> None:
-    (failure,) = inflight.fail(1, 0, "x" * 1_000_000)
-    assert failure.reason == Limits().shorten(failure.reason) == "x" * REASON_CHARS + "…"
-
-
-def test_a_lease_with_bad_records_only_is_forgotten(inflight: Loop) -> None:
-    for position in range(10):
-        inflight.fail(1, position, "torn")
-    assert not inflight
-
-
-def test_withdrawing_takes_the_newest_batches_and_all_that_was_not_handed(inflight: Loop) -> None:
-    inflight.grant(lease(2))
-    inflight.hand(((1, 0, 4),))
-    inflight.hand(((1, 4, 10), (2, 0, 2)))
-    assert sorted(inflight.leave(1), key=lambda b: b.task) == [back(1, 4), back(2, 0)]
-    assert inflight.settle(0) == [ack(1, 4)]
-    assert not inflight
 
 
 def test_a_batch_with_a_void_lease_is_discarded_and_the_rest_of_it_goes_back(inflight: Loop) -> None:
@@ -137,14 +65,6 @@ def test_a_batch_with_a_void_lease_is_discarded_and_the_rest_of_it_goes_back(inf
     assert inflight.give_back([((1, 0, 2), (2, 0, 2))]) == [back(2, 0, 2)]
     assert inflight.hand(((2, 2, 4),)), "the batch after it is this trainer's"
     assert not inflight.is_mine(((2, 0, 2),))
-
-
-def test_of_a_discarded_batch_with_a_hole_each_run_goes_back(inflight: Loop) -> None:
-    inflight.fail(1, 2, "torn")
-    inflight.void([7])
-    assert inflight.give_back([((7, 0, 1), (1, 0, 2), (1, 3, 4))]) == [back(1, 0, 2), back(1, 3, 4)]
-    assert inflight.leave(0) == [back(1, 4)]
-    assert not inflight
 
 
 def test_a_batch_in_the_middle_goes_back_or_counts_by_itself(inflight: Loop) -> None:
@@ -162,33 +82,6 @@ def test_settling_a_batch_whose_lease_became_void_tells_nothing(inflight: Loop) 
     assert inflight.settle(0) == []
 
 
-def test_undrawn_leases_stay_when_undelivered_ones_go_back(inflight: Loop) -> None:
-    inflight.grant(lease(2))
-    inflight.hand(((1, 0, 4),))
-    assert inflight.give_back_undelivered() == [back(1, 4)]
-    assert 2 in inflight
-    assert inflight.give_back_undrawn([lease(2), lease(9)]) == [back(2, 0)]
-
-
-def test_a_called_back_bundle_becomes_remainders_again(inflight: Loop) -> None:
-    inflight.grant(lease(2, bundle=1))
-    assert inflight.give_back_undrawn([lease(2, bundle=1)]) == [back(2, 0, remainder=True)]
-
-
-def test_a_partial_batch_goes_back_as_remainders(inflight: Loop) -> None:
-    inflight.hand(((1, 0, 8),))
-    assert inflight.give_back([((1, 8, 10),)], remainder=True) == [back(1, 8, remainder=True)]
-    assert inflight.settle(0) == [ack(1, 8)]
-    assert not inflight
-
-
-def test_all_that_is_not_acknowledged_goes_back(inflight: Loop) -> None:
-    inflight.hand(((1, 0, 4),))
-    inflight.hand(((1, 4, 8),))
-    inflight.settle(1)
-    assert inflight.give_back_unacknowledged() == [back(1, 4)]
-
-
 def test_what_goes_back_begins_behind_records_that_failed(inflight: Loop) -> None:
     """The report that tells of it may acknowledge the batch before them, and so pass over them."""
     inflight.hand(((1, 0, 4),))
@@ -197,24 +90,6 @@ def test_what_goes_back_begins_behind_records_that_failed(inflight: Loop) -> Non
     assert inflight.leave(0) == [back(1, 6)]
     assert inflight.settle(0) == [ack(1, 4)]
     assert not inflight
-
-
-def test_nothing_goes_back_where_all_the_rest_has_failed(inflight: Loop) -> None:
-    inflight.hand(((1, 0, 8),))
-    inflight.fail(1, 8, "torn")
-    inflight.fail(1, 9, "torn")
-    assert inflight.leave(0) == []
-    assert inflight.settle(0) == [ack(1, 8)]
-    assert not inflight
-
-
-def test_of_three_batches_the_one_in_the_middle_may_fail(inflight: Loop) -> None:
-    for first, after in ((0, 2), (2, 6), (6, 10)):
-        inflight.hand(((1, first, after),))
-    del inflight.batches[1]
-    assert len([inflight.fail(1, position, "NaN") for position in range(2, 6)]) == 4
-    assert inflight.settle(1) == [ack(1, 2)]
-    assert inflight.settle(0) == [ack(1, 10, 6)]
 
 
 def test_a_ticket_stands_for_parts_of_its_leases(inflight: Loop) -> None:

@@ -147,15 +147,6 @@ def test_leases_whose_answer_was_lost_are_given_back(
     master.outcomes.check_complete(1)
 
 
-def test_a_pass_that_goes_on_after_a_lost_answer_reads_what_it_brought() -> None:
-    shell = Shell(Cut(2, MasterUnavailable("no answer")))
-    grants = [shell.fetch()]
-    with pytest.raises(MasterUnavailable):
-        shell.fetch()
-    grants.append(shell.fetch())
-    assert [grant and grant.slice.shard for grant in grants] == [0, 1]
-
-
 def test_a_call_is_repeated_under_its_number_until_it_is_answered() -> None:
     master = Cut(1, MasterUnavailable("no answer"))
     shell = Shell(master)
@@ -236,12 +227,6 @@ def test_batches_of_a_moment_are_reported_together(larger: Master, case: Case) -
     assert larger.status.acknowledged == 8
 
 
-def test_batches_that_take_longer_are_reported_one_by_one(larger: Master, case: Case) -> None:
-    for told, _ in enumerate(case.begin(), start=1):
-        assert larger.status.acknowledged == 2 * told
-        larger.now += DELAY_S
-
-
 def test_a_loop_without_optimizer_waits_with_what_it_is_done_with_too(larger: Master) -> None:
     shell = Shell(larger, batch_size=2, report_delay_s=DELAY_S, audited=False, attended=False)
     number = shell.begin_elastic()
@@ -294,16 +279,3 @@ def test_nothing_waits_while_another_trainer_does(larger: Master) -> None:
     larger.now += 10.0  # it does not wait any more
     next(batches)
     assert larger.status.acknowledged == 8
-
-
-def test_a_batch_is_not_handed_out_after_a_report_that_failed(larger: Master, case: Case) -> None:
-    batches = case.begin()
-    next(batches), next(batches)
-    larger.now += DELAY_S
-    larger.errors = [StaleLease("another history")]
-    with pytest.raises(StaleLease):
-        next(batches)
-    case.trainer.fail(StaleLease("another history"))
-    assert case.at_once(case.elastic.request(case.number)) is True
-    with pytest.raises(StaleLease):
-        case.run(case.elastic.hand(((case.grant.task, 6, 8),)))

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Master, Shell, back, reports_of, whole
+from trainer_kit import Master, Shell, back, reports_of
 
-from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
+from edl_torch.core.calls import Grant, LeaseAnswer, PassState
 from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
 from edl_torch.trainer.inflight import LeaseQueue, Mode
 from edl_torch.trainer.leasing import POLL_S
-from edl_torch.trainer.vocabulary import Asking, Call, Granted, LookAround, SiblingSession, Wait
-
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
-
-@pytest.fixture
-def remote(master: Master) -> Shell:
-    return Shell(master, in_process=False, attended=False)
+from edl_torch.trainer.vocabulary import Asking, Call, LookAround, SiblingSession, Wait
 
 
 def lease(task: int, bundle: int = 0) -> Grant:
@@ -41,36 +26,6 @@ def asks(shell: Shell) -> list[int]:
 
 
 # Drawing ----------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_is_drawn_once_and_written_down_once(shell: Shell) -> None:
-    shell.begin_elastic()
-    first, second = shell.draw("worker 0"), shell.draw("worker 1")
-    assert [first.task, second.task] == [1, 2]
-    assert [call.request for call in shell.master.of("lease")] == [1, 2]
-    assert [fact.grant for fact in shell.told(Granted)] == [first, second]
-    assert shell.state.inflight.unhanded("worker 1") == [second.slice]
-
-
-def test_without_an_audit_leases_are_not_written_down(master: Master) -> None:
-    shell = Shell(master, audited=False, attended=False)
-    shell.begin_elastic()
-    assert shell.told(Granted) == []
-
-
-def test_an_elastic_stream_that_finds_nothing_ends_and_its_loop_asks_again(
-    master: Master, shell: Shell
-) -> None:
-    other = Shell(master, "other", attended=False)
-    other.begin_elastic()
-    while other.next() is not None:
-        pass
-    number = shell.run(shell.trainer.open())
-    drawing = shell.start(shell.trainer.leasing.next("worker 0", number))
-    assert isinstance(drawing.action, Call)
-    assert drawing.action.wait_s == 0.0
-    assert drawing.finish() is None
-    assert shell.state.supply.may_get_more(number)
 
 
 def test_a_plain_stream_that_holds_nothing_waits_for_more(master: Master, shell: Shell) -> None:
@@ -131,13 +86,6 @@ def test_the_rest_of_a_bundle_is_for_the_stream_that_began_it() -> None:
     assert [grant and grant.task for grant in drawn] == [1, 3, 4, 2, None, None]
 
 
-def test_bundles_that_follow_each_other_are_two() -> None:
-    supply = LeaseQueue(ahead=True)
-    number = supply.open(Mode.ELASTIC)
-    supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=8)), number)
-    assert [supply.draw(stream, number).task for stream in "ab"] == [1, 2]  # type: ignore[union-attr]
-
-
 def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() -> None:
     supply = LeaseQueue(ahead=True)
     number = supply.open(Mode.ELASTIC)
@@ -149,82 +97,7 @@ def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() 
     assert supply.close() == []
 
 
-def test_void_leases_are_not_drawn() -> None:
-    supply = LeaseQueue(ahead=True)
-    number = supply.open(Mode.ELASTIC)
-    supply.take_in(answer(lease(1), lease(2)), number)
-    supply.void((1,))
-    assert supply.draw("worker 0", number) == lease(2)
-    supply.take_in(answer(lease(3, bundle=1), lease(4, bundle=1), lease(5)), number)
-    supply.draw("worker 0", number)
-    supply.clear()
-    assert supply.draw("worker 0", number) is None
-    assert supply.close() == []
-
-
 # Passes that are over ---------------------------------------------------------------------------------------
-
-
-def test_a_pass_that_has_read_nothing_joins_the_next_epoch() -> None:
-    supply = LeaseQueue(ahead=False)
-    number = supply.open(Mode.ELASTIC)
-    supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
-    assert not supply.current.is_over
-    assert supply.current.epoch == NEW_PASS
-
-
-def test_a_pass_over_a_given_epoch_does_not_join_another() -> None:
-    supply = LeaseQueue(ahead=False)
-    number = supply.open(Mode.ELASTIC, 3)
-    supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
-    assert supply.current.is_over
-    assert not supply.may_get_more(number)
-
-
-def test_a_pass_that_has_read_something_is_over_with_its_epoch() -> None:
-    supply = LeaseQueue(ahead=False)
-    number = supply.open(Mode.ELASTIC)
-    supply.take_in(answer(lease(1)), number)
-    supply.take_in(answer(state=PassState.EPOCH_OVER), number)
-    assert supply.current.is_over
-
-
-def test_the_end_of_all_epochs_is_the_end() -> None:
-    supply = LeaseQueue(ahead=False)
-    number = supply.open(Mode.ELASTIC)
-    supply.take_in(answer(state=PassState.FINISHED), number)
-    assert supply.current.is_over
-
-
-def test_what_is_granted_to_a_pass_that_is_over_is_not_wanted() -> None:
-    supply = LeaseQueue(ahead=False)
-    first = supply.open(Mode.ELASTIC)
-    second = supply.open(Mode.ELASTIC)
-    assert second == first + 1
-    assert not supply.take_in(answer(lease(1)), first)
-    supply.close()
-    assert not supply.take_in(answer(lease(1)), second)
-    assert (supply.ready, supply.empty_answers) == (0, 0)
-    assert supply.draw("worker 0", first) is None
-
-
-def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
-    supply = LeaseQueue(ahead=True)
-    first = supply.open(Mode.ELASTIC)
-    second = supply.open(Mode.ELASTIC)
-    supply.take_in(answer(lease(1)), second)
-    assert supply.draw("worker 0", first) is None
-    assert supply.draw("worker 0", second) == lease(1)
-
-
-def test_answers_are_counted_and_those_without_a_lease() -> None:
-    supply = LeaseQueue(ahead=True)
-    number = supply.open(Mode.ELASTIC)
-    for grants in ((lease(1),), (), (lease(2),)):
-        supply.begin_asking()
-        supply.take_in(answer(*grants), number)
-        supply.end_asking()
-    assert (supply.answers, supply.empty_answers) == (3, 1)
 
 
 def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
@@ -263,22 +136,6 @@ def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
     first.interrupt()
 
 
-def test_who_waits_for_an_answer_ends_with_the_trainer(shell: Shell) -> None:
-    number = shell.run(shell.trainer.open())
-    first = shell.start(shell.trainer.leasing.next("worker 0", number))
-    second = shell.start(shell.trainer.leasing.next("worker 1", number))
-    shell.state.closed = True
-    assert second.finish() is None
-    first.interrupt()
-
-
-def test_an_interrupted_call_lets_others_ask(shell: Shell) -> None:
-    number = shell.run(shell.trainer.open())
-    shell.start(shell.trainer.leasing.next("worker 0", number)).to("lease").interrupt()
-    assert shell.state.supply.phase is Asking.IDLE
-    assert shell.draw()
-
-
 def test_a_verdict_is_waited_for_and_a_look_is_not(master: Master, shell: Shell) -> None:
     shell.run(shell.trainer.open())
     waiting = shell.start(shell.trainer.leasing.wait_for_more())
@@ -295,23 +152,6 @@ def test_a_verdict_is_waited_for_and_a_look_is_not(master: Master, shell: Shell)
     shell.state.close_pass()
     assert shell.start(shell.trainer.leasing.look_for_more()).is_done
     assert shell.run(shell.trainer.leasing.wait_for_more()) is False
-
-
-def test_who_waits_for_the_verdict_of_others_asks_again_and_again(master: Master, shell: Shell) -> None:
-    other = Shell(master, "other", attended=False)
-    number = other.begin_elastic()
-    while other.next() is not None:
-        pass
-    shell.run(shell.trainer.open())
-    waiting = shell.start(shell.trainer.leasing.wait_for_more())
-    for _ in range(3):
-        waiting.step()
-        assert isinstance(waiting.action, LookAround)
-        waiting.step()
-        assert isinstance(waiting.action, Call)
-    assert not shell.state.supply.current.is_over
-    other.run(other.elastic.close(number))
-    assert waiting.finish()
 
 
 def test_a_trainer_with_a_batch_waits_for_what_others_hold_of_its_epoch(master: Master, shell: Shell) -> None:
@@ -362,16 +202,6 @@ def test_who_gets_records_does_not_ask_whom_else_there_is(shell: Shell) -> None:
     assert shell.train_through() == 64
 
 
-def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.read()
-    assert not shell.run(shell.elastic.more_to_read())
-    asked = len(asks(shell))
-    assert not shell.run(shell.elastic.more_to_read())
-    assert not shell.run(shell.elastic.look_for_more())
-    assert len(asks(shell)) == asked
-
-
 # Ahead ------------------------------------------------------------------------------------------------------
 
 
@@ -407,35 +237,6 @@ def test_a_call_asks_for_as_many_as_the_streams_lack(remote: Shell) -> None:
     remote.work()
     assert supply.ready == 3
     assert supply.to_ask_for == 1
-
-
-def test_nothing_is_fetched_before_the_first_lease_and_after_the_end(remote: Shell) -> None:
-    supply = remote.state.supply
-    assert not supply.wants_ahead
-    number = remote.run(remote.trainer.open())
-    assert not supply.wants_ahead
-    remote.draw("worker 0", number)
-    assert supply.wants_ahead
-    supply.begin_asking()
-    assert not supply.wants_ahead
-    supply.end_asking()
-    supply.current.state = PassState.EPOCH_OVER
-    assert not supply.wants_ahead
-    supply.current.state = PassState.OPEN
-    remote.state.close_pass()
-    assert not supply.wants_ahead
-
-
-def test_when_nothing_is_left_the_rest_is_fetched_when_it_is_asked_for(master: Master, remote: Shell) -> None:
-    other = Shell(master, "other", attended=False)
-    remote.begin_elastic()
-    remote.draw()
-    other.begin_plain()
-    while other.next() is not None:
-        pass
-    remote.work()
-    assert not remote.state.supply.current.ahead
-    assert not remote.trainer.has_work
 
 
 def test_a_master_that_has_nothing_more_is_not_asked_in_a_tight_loop(master: Master, remote: Shell) -> None:
@@ -482,13 +283,6 @@ def test_another_trainer_that_waits_gets_what_is_not_drawn(master: Master, remot
     assert remote.state.inflight.leases() == ((drawn.task, 1),)
 
 
-def test_nothing_goes_back_where_all_is_drawn(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw()
-    shell.run(shell.trainer.wanted())
-    assert reports_of(master) == []
-
-
 def test_a_lease_for_a_pass_that_has_ended_goes_back(master: Master, remote: Shell) -> None:
     remote.begin_elastic()
     remote.draw()
@@ -505,45 +299,6 @@ def test_what_is_not_wanted_goes_back_at_once_in_one_process(master: Master, she
     shell.state.close_pass()
     drawing.finish()
     assert master.status.leases == 0
-
-
-def test_an_end_without_a_batch_in_the_way_is_the_verdict(master: Master) -> None:
-    """A trainer that holds records which others may wait for does not wait for itself."""
-    shell = Shell(Master(records=8), batch_size=8, attended=False)
-    number = shell.begin_elastic()
-    shell.state.batches.attach()
-    assert shell.hand(shell.draw())
-    shell.request()
-    assert not shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.close(number))
-    shell.run(shell.trainer.open())
-    assert shell.run(shell.trainer.leasing.wait_for_more()) is False
-    assert len(shell.state.batches) == 1
-
-
-def test_work_ends_when_the_trainer_is_closed(remote: Shell) -> None:
-    remote.begin_elastic()
-    remote.draw()
-    remote.work()
-    remote.run(remote.trainer.close(5.0))
-    remote.work()
-    assert remote._worker is not None
-    assert remote._worker.is_done
-    assert remote.master.status.leases == 0
-
-
-def test_work_goes_on_after_an_error(master: Master, remote: Shell) -> None:
-    remote.begin_elastic()
-    grant = remote.draw()
-    remote.work()
-    master.errors = [MasterUnavailable("away")]
-    assert remote.hand(grant)
-    remote.request()
-    remote.work()
-    assert remote.state.outbox.error is not None
-    remote.run(remote.trainer.reporter.flush())
-    assert master.status.acknowledged == 8
-    assert whole(grant)[0][0] not in remote.state.inflight
 
 
 # Which calls for leases say that they are made ahead of need: those that the master may refuse --------------

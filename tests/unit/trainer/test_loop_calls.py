@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Master, Shell, back, reports_of, whole
+from trainer_kit import Master, Shell, whole
 
 from edl_torch.core.calls import Grant, ReportCall
 from edl_torch.errors import AccountingError, InvalidArgument, StaleLease
 from edl_torch.trainer.vocabulary import Loop
-
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
 
 
 def hand_next(shell: Shell) -> Grant:
@@ -30,14 +20,13 @@ def hand_next(shell: Shell) -> Grant:
 # At once ----------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_handed_at_once_where_nothing_is_unanswered(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    first, second = shell.draw(), shell.draw()
-    assert shell.at_once(shell.elastic.hand(whole(first)))
-    assert shell.elastic.phase is Loop.TRAINING
-    shell.request()
-    handing = shell.start(shell.elastic.hand(whole(second)))
+def test_a_batch_is_handed_at_once_where_nothing_is_unanswered(remote: Shell) -> None:
+    remote.begin_elastic()
+    first, second = remote.draw(), remote.draw()
+    assert remote.at_once(remote.elastic.hand(whole(first)))
+    assert remote.elastic.phase is Loop.TRAINING
+    remote.request()
+    handing = remote.start(remote.elastic.hand(whole(second)))
     assert isinstance(handing.request, ReportCall), "the report of the first is not answered"
     assert handing.finish()
 
@@ -74,19 +63,6 @@ def test_the_next_batch_is_asked_for_at_once_where_there_is_nothing_to_tell(
     shell.run(shell.elastic.close(number))
     assert shell.at_once(shell.elastic.request(number)) is False
     assert shell.at_once(shell.elastic.request(shell.begin_plain())) is False
-
-
-def test_asking_at_once_is_progress_and_acknowledges_as_asking_does(master: Master) -> None:
-    shell = Shell(master, lookahead=1)
-    number = shell.begin_elastic()
-    moved = shell.liveness.progress
-    assert shell.hand(shell.draw())
-    assert shell.at_once(shell.elastic.request(number)) is True, "it is read ahead"
-    assert shell.liveness.progress == moved + 2
-    optimizer = shell.state.batches.attach()
-    assert shell.hand(shell.draw())
-    assert shell.at_once(shell.elastic.request(number)) is True, "a step decides"
-    shell.state.batches.stepped(optimizer)
 
 
 # A wrapper that tells ---------------------------------------------------------------------------------------
@@ -131,24 +107,6 @@ def test_what_a_wrapper_holds_when_its_trainer_is_given_up_is_passed_on_before_w
     assert master.status.acknowledged == 8
 
 
-def test_padding_batches_fill_the_last_window_of_a_loop_that_gathers_gradients(master: Master) -> None:
-    shell = Shell(Master(records=40), batch_size=8, attended=False)
-    optimizer = shell.state.batches.attach()
-    shell.begin_elastic()
-    for _ in range(4):
-        hand_next(shell)
-    shell.run(shell.elastic.stepped(optimizer))
-    hand_next(shell)
-    for _ in range(3):
-        shell.request()
-        shell.elastic.pad()
-    shell.run(shell.elastic.stepped(optimizer))
-    shell.request()
-    assert not shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.stepped(optimizer))
-    assert shell.master.status.acknowledged == 40
-
-
 def test_a_batch_in_hand_goes_back_where_one_that_stands_in_was_read_after_it(master: Master) -> None:
     shell = Shell(master, attended=False)
     shell.state.batches.__init__(None)  # type: ignore[misc]
@@ -183,39 +141,6 @@ def test_a_wrapper_that_counts_does_not_tell(shell: Shell) -> None:
         shell.run(shell.elastic.passed_on())
 
 
-# Given back -------------------------------------------------------------------------------------------------
-
-
-def test_what_follows_a_batch_in_its_lease_stays(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    grant = shell.draw()
-    assert shell.run(shell.elastic.hand(((grant.task, 0, 4),)))
-    shell.run(shell.elastic.give_back())
-    assert reports_of(master)[-1].give_backs == (back(grant.task, 0, 4),)
-    assert master.status.leased == 4
-    shell.request()
-    assert shell.run(shell.elastic.hand(((grant.task, 4, 8),)))
-    shell.request()
-    assert (master.status.acknowledged, master.status.leased) == (4, 0)
-
-
-def test_a_window_is_given_back_as_a_whole(master: Master, shell: Shell) -> None:
-    number = shell.begin_elastic()
-    shell.state.batches.attach()
-    grant = shell.draw()
-    first = ((grant.task, 0, 4),)
-    assert shell.run(shell.elastic.hand(first))
-    second = hand_next(shell)
-    shell.run(shell.elastic.give_back(window=True))
-    assert set(reports_of(master)[-1].give_backs) == {back(grant.task, 0, 4), back(second.task, 0)}
-    assert len(shell.state.batches) == 0
-    shell.run(shell.elastic.give_back(window=True))
-    assert shell.elastic.discarded == 1, "there is none any more"
-    assert master.status.leased == 4, "what follows in the lease stays"
-    shell.run(shell.elastic.close(number))
-    assert shell.train_through() == 64
-
-
 # Warnings ---------------------------------------------------------------------------------------------------
 
 
@@ -233,19 +158,6 @@ def test_what_went_back_before_a_restore_is_no_matter(shell: Shell) -> None:
     hand_next(shell)
     shell.run(shell.elastic.close(number))
     shell.run(shell.trainer.position.restore(None))
-    shell.run(shell.elastic.warnings.of_what_went_back())
-    assert shell.warnings == []
-
-
-def test_a_loop_that_is_left_between_batches_or_with_an_optimizer_is_not_warned(shell: Shell) -> None:
-    number = shell.begin_elastic()
-    hand_next(shell)
-    shell.request()
-    shell.run(shell.elastic.close(number))
-    shell.state.batches.attach()
-    number = shell.begin_elastic()
-    hand_next(shell)
-    shell.run(shell.elastic.close(number))
     shell.run(shell.elastic.warnings.of_what_went_back())
     assert shell.warnings == []
 

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Master, Shell, ack, back, reports_of
+from trainer_kit import Delivered, Master, Shell, ack, back, reports_of
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.counting import DeliveredBatches, DrawnSamples
+from edl_torch.trainer.counting import DrawnSamples
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM, Reading
-from edl_torch.trainer.vocabulary import Evidence, Register, Reporting, Uncounted, Voided
-
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
+from edl_torch.trainer.vocabulary import Evidence, Reporting, Uncounted, Voided
 
 # Who takes part ---------------------------------------------------------------------------------------------
-
-
-def test_all_workers_of_one_iteration_share_a_pass(shell: Shell) -> None:
-    assert shell.begin_plain("worker 0", "7", 1) == shell.begin_plain("worker 1", "7", 1) != NO_PASS
-
-
-def test_the_next_iteration_is_a_pass_of_its_own_whoever_begins_it(shell: Shell) -> None:
-    first = shell.begin_plain("worker 0", "7", 1)
-    second = shell.begin_plain("worker 1", "7", 2)
-    assert second > first
-    assert shell.begin_plain("worker 0", "7", 2) == second
 
 
 def test_a_worker_that_begins_after_its_iteration_was_given_up_gets_nothing(shell: Shell) -> None:
@@ -57,13 +35,6 @@ def test_a_late_worker_does_not_end_an_elastic_pass(shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
     assert shell.begin_plain("worker 1", "7", 1) == NO_PASS
     assert shell.elastic.is_open(number)
-
-
-def test_a_plain_pass_ends_an_elastic_one(shell: Shell) -> None:
-    number = shell.begin_elastic()
-    shell.begin_plain()
-    assert not shell.elastic.is_open(number)
-    assert shell.elastic.superseded == number
 
 
 def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(shell: Shell) -> None:
@@ -92,11 +63,6 @@ def test_iterations_that_began_elsewhere_have_no_order(shell: Shell) -> None:
 
 def test_workers_of_an_iteration_that_is_gone_get_nothing(shell: Shell) -> None:
     assert shell.begin_plain("worker 0", "i7", 1, number=7, is_over=True) == NO_PASS
-
-
-def test_the_trainers_own_stream_always_begins_a_pass(shell: Shell) -> None:
-    numbers = [shell.begin_plain(), shell.begin_plain("worker 0", "7", 1), shell.begin_plain()]
-    assert numbers == sorted(set(numbers))
 
 
 def test_processes_that_are_no_loader_workers_share_a_pass_until_one_begins_again(shell: Shell) -> None:
@@ -146,12 +112,6 @@ def test_a_pass_begins_with_none_of_the_leases_of_the_one_before(shell: Shell) -
     assert shell.state.supply.ready == 0
 
 
-def test_reading_registers_at_first_use(shell: Shell) -> None:
-    beginning = shell.start(shell.trainer.begin_plain(Reading(stream=OWN_STREAM)))
-    assert isinstance(beginning.action, Register)
-    assert beginning.finish()[1].size == 64
-
-
 # Reports ----------------------------------------------------------------------------------------------------
 
 
@@ -184,14 +144,6 @@ def test_reported_batches_and_their_records_are_measured(shell: Shell) -> None:
     shell.report(3)
     measures = shell.state.measuring.measures()
     assert (measures.batches, measures.records) == (2, 7)
-
-
-def test_one_report_may_complete_several_leases(master: Master, shell: Shell) -> None:
-    shell.begin_plain()
-    shell.draw()
-    shell.draw()
-    assert shell.report(16) == 2
-    assert master.status.acknowledged == 16
 
 
 def test_reports_of_several_workers_are_counted(master: Master, shell: Shell) -> None:
@@ -227,23 +179,13 @@ def test_what_a_loop_was_given_bounds_its_reports(shell: Shell) -> None:
         shell.report()
 
 
-class Delivered(DeliveredBatches):
-    def __init__(self, batch_size: int, count: int, *, drop_last: bool = False) -> None:
-        super().__init__(batch_size, drop_last=drop_last)
-        self.count = count
-
-    @property
-    def batches(self) -> int:
-        return self.count
-
-
 def test_with_another_reader_only_leases_bound_the_reports(shell: Shell) -> None:
     """What it hands on cannot be seen."""
-    shell.begin_plain("process 1", deliveries=Delivered(4, 0))
+    shell.begin_plain("process 1", deliveries=Delivered(4))
     shell.draw("process 1")
     with pytest.raises(AccountingError):
         shell.report()
-    shell.begin_plain("worker 0", "7", 1, deliveries=Delivered(4, 0))
+    shell.begin_plain("worker 0", "7", 1, deliveries=Delivered(4))
     shell.draw("worker 0")
     with pytest.raises(AccountingError):
         shell.report()
@@ -268,15 +210,6 @@ def test_of_several_workers_no_batch_can_be_named(shell: Shell) -> None:
     shell.draw("worker 1")
     with pytest.raises(InvalidArgument, match="err_msg cannot name its records"):
         shell.run(shell.trainer.fail_batch(None, "NaN"))
-
-
-def test_a_bad_record_is_in_no_batch(master: Master, shell: Shell) -> None:
-    shell.begin_plain()
-    grant = shell.draw()
-    shell.run(shell.trainer.fail_record(grant.task, 1, "torn"))
-    assert shell.report() == 0
-    assert reports_of(master)[-1].acknowledgements == (ack(1, 1), ack(1, 5, 2))
-    assert (master.status.quarantined, master.status.acknowledged) == (1, 4)
 
 
 def test_leases_taken_back_end_the_pass(master: Master) -> None:
@@ -327,12 +260,6 @@ def test_what_was_not_reported_is_read_again_with_a_warning(master: Master, shel
     assert reports_of(master)[-1].give_backs[0] == back(1, 4)
 
 
-def test_a_pass_that_is_not_read_to_its_end_owes_nothing(shell: Shell) -> None:
-    shell.begin_plain()
-    shell.draw()
-    assert shell.trainer.plain.owed == 0
-
-
 def test_a_pass_owes_nothing_for_the_end_of_the_one_before(shell: Shell) -> None:
     read_all(shell)
     shell.begin_plain()
@@ -374,13 +301,6 @@ def test_an_abandoned_pass_warns_of_nothing(master: Master, shell: Shell) -> Non
     assert shell.warnings == []
     assert master.status.leased == 0
     assert not shell.state.supply.current.is_open
-
-
-def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) -> None:
-    read_all(shell)
-    shell.run(shell.trainer.open())
-    assert len(shell.warnings) == 1
-    assert master.status.leased == 0
 
 
 def test_finishing_twice_finishes_once(shell: Shell) -> None:

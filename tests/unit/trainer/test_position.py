@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import DATASET, Master, Shell, ack, reports_of
+from trainer_kit import DATASET, Master, Shell
 
 from edl_torch.core.token import Token
 from edl_torch.errors import MasterUnavailable, StaleLease, UnknownDataset
-from edl_torch.trainer.foreign_loop import OWN_STREAM
 from edl_torch.trainer.vocabulary import Call, Describe, Restored, TokenTaken, Uncounted
-
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
 
 
 def snapshot(shell: Shell) -> str:
@@ -30,23 +19,6 @@ def restore(shell: Shell, token: str | None) -> None:
 
 
 # The token --------------------------------------------------------------------------------------------------
-
-
-def test_a_token_has_the_batch_in_hand(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    assert shell.hand(shell.draw())
-    token = snapshot(shell)
-    assert reports_of(master)[-1].acknowledgements == (ack(1, 8),)
-    assert token == master.dispatcher.token(DATASET)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
-
-
-def test_a_token_waits_until_all_is_reported(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    assert shell.hand(shell.draw())
-    snapshot(shell)
-    assert master.status.acknowledged == 8
 
 
 def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Master, shell: Shell) -> None:
@@ -79,14 +51,6 @@ def test_a_token_says_what_it_lacks(shell: Shell) -> None:
     shell.report()
     token = snapshot(shell)
     assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=False, uncounted=4, half_stepped=0)]
-
-
-def test_a_token_of_one_stream_is_exact(shell: Shell) -> None:
-    shell.begin_plain(OWN_STREAM)
-    shell.draw()
-    shell.report()
-    token = snapshot(shell)
-    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
 
 
 def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) -> None:
@@ -134,14 +98,6 @@ def test_going_back_reads_again_what_came_after(master: Master, shell: Shell) ->
     shell.run(shell.elastic.close(1))
     assert shell.train_through() == 56
     assert master.status.finished
-
-
-def test_going_back_makes_model_and_count_one_again(shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.state.lose("1 batch(es)")
-    restore(shell, None)
-    shell.state.check()
-    assert shell.told(Restored) == [Restored(token=None, lineage=2)]
 
 
 def test_going_back_registers_at_first_use(master: Master, shell: Shell) -> None:

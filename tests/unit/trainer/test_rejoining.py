@@ -9,17 +9,7 @@ from trainer_kit import DATASET, Master, Running, Shell, reports_of
 
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.errors import JournalWentBack, MasterUnavailable, SessionLost, StaleLease, UnknownDataset
-from edl_torch.trainer.vocabulary import Attend, Call, Joined, Membership, Register, Voided, Wait
-
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
+from edl_torch.trainer.vocabulary import Attend, Call, Joined, Membership, Register, Voided
 
 
 def begin(shell: Shell) -> None:
@@ -222,14 +212,6 @@ def test_a_plain_pass_of_a_lost_session_ends(master: Master, shell: Shell) -> No
     assert shell.begin_plain() > number
 
 
-def test_an_elastic_pass_of_a_lost_session_goes_on(master: Master, shell: Shell) -> None:
-    begin(shell)
-    master.give_up_all()
-    shell.request()
-    assert shell.elastic.is_open(1)
-    assert shell.draw()
-
-
 def test_what_the_loop_had_is_void_and_the_model_has_learnt_from_it(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     first, second = shell.draw(), shell.draw()
@@ -262,15 +244,14 @@ def test_in_a_plain_pass_what_was_drawn_may_have_been_trained_on(master: Master,
     assert [fact.runs for fact in shell.told(Voided)] == [((grant.task, 0, grant.slice.stop),)]
 
 
-def test_what_nobody_drew_and_no_step_was_made_on_is_forgotten_too(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.state.batches.attach()
-    begin(shell)
-    shell.work()
-    assert (shell.state.supply.ready, len(shell.state.batches)) == (1, 1)
+def test_what_nobody_drew_and_no_step_was_made_on_is_forgotten_too(master: Master, remote: Shell) -> None:
+    remote.state.batches.attach()
+    begin(remote)
+    remote.work()
+    assert (remote.state.supply.ready, len(remote.state.batches)) == (1, 1)
     master.give_up_all()
-    shell.run(shell.trainer.registrar.again(shell.state.fence))
-    assert (shell.state.supply.ready, len(shell.state.batches)) == (0, 0)
+    remote.run(remote.trainer.registrar.again(remote.state.fence))
+    assert (remote.state.supply.ready, len(remote.state.batches)) == (0, 0)
 
 
 class Another(Master):
@@ -378,13 +359,3 @@ def test_only_so_many_members_of_before_are_remembered(shell: Shell, monkeypatch
     assert registered.known(fences[-2]) == (99, 16)
     assert registered.known(fences[-3]) == (6, 98)
     assert registered.known(fences[0]) == (0, 0)
-
-
-def test_waits_are_for_the_one_that_registers(shell: Shell) -> None:
-    registering = shell.start(shell.trainer.registrar.plan()).to(Register)
-    waiting = shell.start(shell.trainer.registrar.plan())
-    assert isinstance(waiting.action, Wait)
-    assert waiting.action.timeout_s is None
-    assert not waiting.action.ready()
-    registering.finish()
-    assert waiting.action.ready()

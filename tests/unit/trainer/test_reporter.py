@@ -10,7 +10,7 @@ from trainer_kit import Running, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.core.calls import Acknowledgement, Failure, ReportAnswer
 from edl_torch.errors import AccountingError, EdlError, MasterUnavailable, SessionLost, StaleLease
-from edl_torch.trainer.outbox import Outbox, Report
+from edl_torch.trainer.outbox import Report
 from edl_torch.trainer.vocabulary import (
     Answered,
     Call,
@@ -21,7 +21,6 @@ from edl_torch.trainer.vocabulary import (
     Reporting,
     Telling,
     Unanswered,
-    Wait,
 )
 
 
@@ -102,27 +101,6 @@ def test_a_report_carries_ledger_lineage_and_a_growing_number(case: Case) -> Non
     ]
 
 
-def test_nothing_to_tell_is_no_call(case: Case) -> None:
-    case.tell()
-    case.flush()
-    assert case.reports == []
-    assert not case.trainer.has_work
-
-
-def test_a_call_in_the_same_process_is_made_at_once(embedded: Case) -> None:
-    embedded.tell(ack(1, 4))
-    assert embedded.acknowledged == [(ack(1, 4),)]
-
-
-def test_calls_that_take_time_are_left_to_the_work_beside_the_loop(remote: Case) -> None:
-    remote.tell(ack(1, 4))
-    assert remote.reports == []
-    assert remote.trainer.has_work
-    remote.work()
-    assert remote.acknowledged == [(ack(1, 4),)]
-    assert not remote.trainer.has_work
-
-
 def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
     remote.tell(ack(1, 4))
     sending = remote.sending()
@@ -168,15 +146,6 @@ def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> Non
     assert len(remote.reports) == 2  # the first as it was, and all that was noted since
 
 
-def test_flush_asks_again_instead_of_telling_of_a_time_gone_by(remote: Case) -> None:
-    remote.master.errors = [MasterUnavailable("away")]
-    remote.tell(ack(1, 4))
-    remote.work()
-    assert remote.outbox.phase is Telling.STALLED
-    remote.flush()
-    assert len(remote.reports) == 1
-
-
 def test_send_tells_of_it_and_lets_it_be_sent_again(remote: Case) -> None:
     remote.master.errors = [MasterUnavailable("away")]
     remote.tell(ack(1, 4))
@@ -195,14 +164,6 @@ def test_a_refused_report_raises_once_and_is_not_repeated(case: Case) -> None:
     case.flush()
     assert case.reports == []
     assert case.outbox.phase is Telling.IDLE
-
-
-def test_a_refusal_is_not_forgotten_as_an_absence_is(remote: Case) -> None:
-    remote.master.errors = [StaleLease("another lineage")]
-    remote.tell(ack(1, 4))
-    remote.work()
-    with pytest.raises(StaleLease):
-        remote.flush()
 
 
 @pytest.mark.parametrize("why", ["an error", "no answer", "nothing"])
@@ -320,15 +281,6 @@ def test_what_was_not_answered_is_void_in_another_lineage(remote: Case) -> None:
     assert "batches of 1 lease(s)" in remote.lost
 
 
-def test_that_the_master_was_away_is_forgotten_where_the_report_is_void(remote: Case) -> None:
-    remote.master.errors = [MasterUnavailable("away")]
-    remote.tell(ack(1, 4))
-    remote.work()
-    remote.move_to(lineage=2)
-    remote.flush()
-    remote.run(remote.trainer.close(1.0))
-
-
 def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
     """By callers who cannot act on it: a thread that hears of another trainer's want."""
     case.master.errors = [StaleLease("another lineage")]
@@ -377,53 +329,6 @@ def test_stale_leases_are_void_and_the_model_has_learnt_from_their_batches(embed
     sending.answer(ReportAnswer(request=1, stale=(grant.task, 7)))
     assert not embedded.state.inflight
     assert "batches of 1 lease(s)" in embedded.lost
-
-
-def test_a_stale_give_back_costs_nothing(embedded: Case) -> None:
-    embedded.outbox.note(give_backs=[back(7, 0)])
-    sending = embedded.start(embedded.reporter.send())
-    sending.answer(ReportAnswer(request=1, stale=(7,)))
-    assert not embedded.lost
-
-
-def test_close_does_not_insist_on_a_master_that_is_away(case: Case) -> None:
-    case.master.is_away = True
-    case.outbox.note(acknowledgements=[ack(1, 4)])
-    closing = case.start(case.trainer.close(1.0))
-    with pytest.raises(MasterUnavailable):
-        closing.finish()
-    assert case.state.closed
-    assert case.reports == []
-    case.work()
-    assert case._worker is not None
-    assert case._worker.is_done
-
-
-def test_close_sends_what_is_left(case: Case) -> None:
-    case.outbox.note(acknowledgements=[ack(1, 4)])
-    case.run(case.trainer.close(5.0))
-    assert len(case.reports) == 1
-
-
-def test_close_waits_no_longer_than_it_may(remote: Case) -> None:
-    remote.outbox.note(acknowledgements=[ack(1, 4)])
-    closing = remote.start(remote.trainer.close(5.0))
-    assert isinstance(closing.action, Wait)
-    assert closing.action.timeout_s == 5.0
-    closing.answer(None)
-    assert closing.is_done
-    assert remote.state.closed
-    remote.work()
-    assert len(remote.reports) == 1, "what is left is still sent"
-
-
-def test_who_flushes_sends_what_no_thread_has_begun(remote: Case) -> None:
-    remote.tell(ack(1, 4))
-    assert remote.reports == []
-    flushing = remote.start(remote.reporter.flush())
-    assert isinstance(flushing.action, Call)
-    flushing.finish()
-    assert remote.acknowledged == [(ack(1, 4),)]
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), RuntimeError("DataLoader worker was killed")])
@@ -563,14 +468,6 @@ def test_of_several_ways_the_one_that_proves_the_least_counts(embedded: Case) ->
         embedded.outbox.note(acknowledgements=[ack(1, 4)], way=way)
     embedded.outbox.note(give_backs=[back(2, 0)], way=Evidence.COUNT)
     assert embedded.outbox.take(embedded.state.fence).way == Evidence.REPORT
-
-
-def test_an_error_is_raised_once() -> None:
-    outbox = Outbox()
-    outbox.error = StaleLease("another lineage")
-    with pytest.raises(StaleLease):
-        outbox.raise_error()
-    outbox.raise_error()
 
 
 def test_one_report_is_on_its_way_at_a_time(embedded: Case) -> None:

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Master, ScriptedMaster, Shell, ack, back, reports_of
+from trainer_kit import Master, ScriptedMaster, Shell, ack, reports_of
 
-from edl_torch.errors import MasterUnavailable, StaleLease
+from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Slice
 from edl_torch.trainer.vocabulary import DataChanged, Logged, Register, Reporting, Wait
-
-
-@pytest.fixture
-def master() -> Master:
-    return Master()
-
-
-@pytest.fixture
-def shell(master: Master) -> Shell:
-    return Shell(master, attended=False)
-
 
 # The end ----------------------------------------------------------------------------------------------------
 
@@ -48,75 +37,32 @@ def test_closing_before_the_first_use_makes_no_call(master: Master, shell: Shell
     assert master.calls == []
 
 
-def test_closing_tells_what_the_last_report_led_to(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw()
-    master.errors = [StaleLease("another lineage")]
-    with pytest.raises(StaleLease):
-        shell.run(shell.trainer.close(5.0))
-    assert shell.state.closed
-
-
 @pytest.mark.parametrize("fails", [False, True])
-def test_closing_waits_for_the_answer_or_for_an_error_and_no_longer(master: Master, fails: bool) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    shell.draw()
-    closing = shell.start(shell.trainer.close(5.0))
+def test_closing_waits_for_the_answer_or_for_an_error_and_no_longer(fails: bool, remote: Shell) -> None:
+    remote.begin_elastic()
+    remote.draw()
+    closing = remote.start(remote.trainer.close(5.0))
     assert isinstance(closing.action, Wait)
     assert (closing.must_wait, closing.action.timeout_s) == (True, 5.0)
     if fails:
-        shell.trainer.fail(MasterUnavailable("away"))
+        remote.trainer.fail(MasterUnavailable("away"))
     else:
-        shell.work()
+        remote.work()
     assert not closing.must_wait
-    assert shell.state.outbox.unanswered == fails
+    assert remote.state.outbox.unanswered == fails
 
 
-def test_closing_asks_a_master_that_was_away_once_more(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    grant = shell.draw()
-    assert shell.hand(grant)
-    shell.request()
-    master.is_away = True
-    shell.work()
-    master.is_away = False
-    shell.run(shell.trainer.close(5.0))
-    assert master.status.acknowledged == 8
-    assert master.status.leased == 0
-
-
-def test_an_interrupted_end_is_an_end(shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw()
-    shell.start(shell.trainer.close(5.0)).to("report").interrupt()
-    assert shell.state.closed
-
-
-def test_a_closed_trainer_whose_session_is_gone_does_not_register_again(master: Master) -> None:
-    shell = Shell(master, in_process=False, attended=False)
-    shell.begin_elastic()
-    shell.draw()
-    closing = shell.start(shell.trainer.close(5.0))
+def test_a_closed_trainer_whose_session_is_gone_does_not_register_again(
+    master: Master, remote: Shell
+) -> None:
+    remote.begin_elastic()
+    remote.draw()
+    closing = remote.start(remote.trainer.close(5.0))
     assert isinstance(closing.action, Wait)
     closing.answer(None)
     master.give_up_all()
-    shell.work()
+    remote.work()
     assert len(master.of("register")) == 1
-
-
-# Records ----------------------------------------------------------------------------------------------------
-
-
-def test_a_record_that_cannot_be_read_goes_to_quarantine(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    grant = shell.draw()
-    for _ in range(2):
-        shell.run(shell.trainer.fail_record(grant.task, 3, "torn"))
-    (failure,) = [failure for call in reports_of(master) for failure in call.failures]
-    assert (failure.task, failure.attempt, failure.position, failure.reason) == (grant.task, 1, 3, "torn")
-    assert master.status.quarantined == 1
 
 
 # Processes that read ----------------------------------------------------------------------------------------
@@ -158,13 +104,6 @@ def test_a_process_that_dies_with_nothing_in_its_hands(shell: Shell) -> None:
     assert shell.run(shell.trainer.broken_streams(1.0)) == {"worker 1": "no record"}
 
 
-def test_a_process_that_dies_at_one_slice(shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw("worker 1")
-    shell.run(shell.trainer.stream_broke("worker 1"))
-    assert shell.run(shell.trainer.broken_streams(1.0)) == {"worker 1": "records 0 to 7 of 'a'"}
-
-
 def test_a_process_that_hangs_up_after_its_pass_has_not_died(shell: Shell) -> None:
     shell.run(shell.trainer.stream_broke("worker 1"))
     number = shell.begin_elastic()
@@ -188,18 +127,6 @@ def test_the_dead_of_a_pass_are_not_those_of_the_next(shell: Shell) -> None:
     shell.run(shell.trainer.stream_broke("worker 1"))
     shell.run(shell.trainer.open())
     assert shell.run(shell.trainer.broken_streams(1.0)) == {}
-
-
-def test_others_who_wait_get_nothing_from_a_master_that_is_away(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    master.is_away = True
-    shell.run(shell.trainer.wanted())
-    with pytest.raises(MasterUnavailable):
-        shell.run(shell.trainer.reporter.send())
-    master.is_away = False
-    shell.run(shell.trainer.reporter.flush())
-    assert reports_of(master)[-1].give_backs == (back(1, 0),)
-    assert reports_of(master)[-1].acknowledgements == ()
 
 
 def test_reports_go_to_the_pass_that_is_open(master: Master, shell: Shell) -> None:
@@ -234,20 +161,6 @@ def follower() -> Shell:
 def follow(shell: Shell, *slices: Slice) -> None:
     shell.request()
     assert shell.run(shell.elastic.hand(shell.elastic.follow(slices)))
-
-
-def test_a_follower_counts_the_batches_of_another(follower: Shell) -> None:
-    follower.run(follower.trainer.open())
-    first, second = (Slice(epoch=0, shard=3, skip=skip, limit=4) for skip in (0, 4))
-    follow(follower, first)
-    assert follower.elastic.records_in_hand()[0] == ("a", 24)
-    follow(follower, second)
-    (report,) = reports_of(follower.master)
-    assert [done.upto for done in report.acknowledgements] == [4]
-    assert (
-        not follower.state.outbox.unanswered
-    )  # before the next batch, as where there is no thread for calls
-    assert follower.state.inflight.records == 4
 
 
 def test_a_follower_writes_nothing_down_and_is_never_in_doubt(follower: Shell) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from trainer_kit import Master, Shell, whole
 
 from edl_torch.core.status import MasterStatus, TrainerStatus
 from edl_torch.errors import MasterUnavailable
-from edl_torch.trainer.counting import DeliveredBatches, DrawnSamples, GrantedRecords
 from edl_torch.trainer.liveness import AGAIN_S, FIRST_S, Liveness, WaitLogSchedule
 from edl_torch.trainer.vocabulary import Call, Logged, Voided
 
@@ -46,12 +44,6 @@ def test_an_answered_heartbeat_counts_from_when_it_was_sent(liveness: Liveness) 
     assert not liveness.sure(130.0)
 
 
-def test_a_late_answer_to_an_earlier_heartbeat_takes_nothing_back(liveness: Liveness) -> None:
-    liveness.answered(115.0)
-    liveness.answered(105.0)
-    assert liveness.sure(134.0)
-
-
 @pytest.mark.parametrize("event", ["broke", "doubt"])
 def test_a_doubt_outlives_a_heartbeat_and_a_new_stream(liveness: Liveness, event: str) -> None:
     getattr(liveness, event)()
@@ -82,13 +74,6 @@ def test_leases_that_were_presented_are_sure_from_when_they_were(liveness: Liven
     liveness.confirmed(liveness.doubts, 115.0)
     assert liveness.sure(134.9)
     assert not liveness.sure(135.0)
-
-
-def test_a_stream_that_does_not_stand_breaks_once(liveness: Liveness) -> None:
-    for _ in range(3):
-        liveness.broke()
-    assert liveness.doubts == 1
-    assert not liveness.standing
 
 
 def test_a_loop_that_rested_long_is_in_doubt_where_the_master_asks_for_progress() -> None:
@@ -220,13 +205,6 @@ def status(*trainers: TrainerStatus) -> MasterStatus:
     return MasterStatus(ledger="L", durable=False, datasets=(), trainers=trainers)
 
 
-def test_a_short_wait_is_no_matter() -> None:
-    waiting = Waiting()
-    waiting.wait(4)
-    waiting.running.to("lease")
-    assert waiting.said == []
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -284,87 +262,6 @@ def test_looks_that_cannot_wait_are_no_waits() -> None:
         waiting.master.now += 10.0
         assert looking.finish() is False
     assert waiting.said == []
-
-
-# What was delivered in a plain pass: drawn from a dataset, granted, or brought by a loader ------------------
-
-
-@dataclass
-class Stream:
-    granted: int
-    ended: bool = False
-
-
-class Batches(DeliveredBatches):
-    count = 0
-
-    @property
-    def batches(self) -> int:
-        return self.count
-
-
-def delivered(count: int, batch_size: int = 4, *, drop_last: bool = False) -> Batches:
-    loop = Batches(batch_size, drop_last=drop_last)
-    loop.count = count
-    return loop
-
-
-def test_samples_are_counted_as_they_are_drawn_lease_by_lease() -> None:
-    drawn = DrawnSamples()
-    assert drawn.records([]) == (0, 0)
-    run = drawn.start(7, 3)
-    assert run == [7, 3, 3]
-    run[2] = 5
-    assert drawn.records([]) == (2, 2)
-    run = drawn.start(8, 10)
-    assert drawn.records([]) == (2, 2)
-    run[2] = 14
-    assert drawn.records([]) == (6, 6)
-    drawn.start(9, 0)[2] = 1
-    assert drawn.records([]) == (7, 7)
-
-
-def test_the_last_samples_drawn_may_be_a_short_batch_when_all_is_read() -> None:
-    drawn = DrawnSamples()
-    drawn.start(7, 3)[2] = 5
-    assert drawn.may_end_short([Stream(2, ended=True)])
-    assert not drawn.may_end_short([Stream(2)])
-    assert not drawn.may_end_short([Stream(3, ended=True)])
-
-
-def test_what_is_granted_is_delivered_where_nobody_can_look() -> None:
-    granted = GrantedRecords()
-    assert granted.records([Stream(3), Stream(4)]) == (7, 7)
-    assert granted.may_end_short([Stream(3)])
-    assert (granted.batch_size, granted.batches) == (0, None)
-    assert (DrawnSamples.batch_size, DrawnSamples.batches) == (0, None)
-
-
-@pytest.mark.parametrize(
-    ("count", "streams", "drop_last", "records"),
-    [
-        (2, [Stream(20)], False, (8, 8)),
-        (2, [Stream(7)], False, (7, 7)),
-        (2, [Stream(7, ended=True), Stream(20)], False, (7, 8)),  # the short one may be among them
-        (1, [Stream(7, ended=True), Stream(20)], False, (4, 4)),  # it is not the first of its worker
-        (2, [Stream(7, ended=True), Stream(20)], True, (8, 8)),  # it was withheld
-        (2, [Stream(8, ended=True), Stream(20)], False, (8, 8)),
-        (2, [Stream(1, ended=True), Stream(2, ended=True)], False, (3, 3)),
-        (1, [Stream(1, ended=True), Stream(2, ended=True), Stream(9)], False, (0, 4)),
-    ],
-)
-def test_batches_have_at_least_and_at_most(
-    count: int, streams: list[Stream], drop_last: bool, records: tuple[int, int]
-) -> None:
-    assert delivered(count, drop_last=drop_last).records(streams) == records
-
-
-def test_the_last_batch_of_a_loader_may_be_short_when_all_is_read() -> None:
-    assert delivered(2).may_end_short([Stream(7, ended=True)])
-    assert not delivered(2).may_end_short([Stream(8, ended=True)])
-    assert not delivered(2).may_end_short([Stream(7)])
-    assert not delivered(1).may_end_short([Stream(7, ended=True)])
-    assert delivered(2).batch_size == 4
 
 
 # What the answer to leases that were presented does not cover -----------------------------------------------
@@ -430,17 +327,6 @@ def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_prese
     assert not shell.hand(late), "another trainer may have it"
 
 
-def test_leases_that_were_asked_for_after_others_were_presented_need_no_question(
-    master: Master, shell: Shell
-) -> None:
-    first = shell.draw()
-    shell.break_stream()
-    assert shell.hand(first)
-    shell.request()
-    assert shell.hand(shell.draw())
-    assert len(master.of("confirm")) == 1
-
-
 def test_an_answer_that_the_trainer_slept_over_is_not_believed(master: Master, shell: Shell) -> None:
     grant = shell.draw()
     shell.break_stream()
@@ -484,16 +370,6 @@ def test_a_batch_whose_leases_are_void_is_thrown_away_and_the_rest_of_it_goes_ba
     assert master.status.leases == 0
     with pytest.raises(Exception, match=r"1 batch\(es\) of dataset 'training': this trainer was cut off"):
         shell.state.check()
-
-
-def test_a_master_that_is_away_leaves_the_batch_where_it_is(master: Master, shell: Shell) -> None:
-    grant = shell.draw()
-    shell.break_stream()
-    master.is_away = True
-    with pytest.raises(MasterUnavailable):
-        shell.hand(grant)
-    master.is_away = False
-    assert shell.hand(grant)
 
 
 def test_a_session_that_was_given_up_asks_as_the_new_member(master: Master, shell: Shell) -> None:

@@ -23,6 +23,7 @@ from edl_torch.core.state import Released
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Source
 from edl_torch.testing.fake_master import Outcomes
+from edl_torch.trainer.counting import DeliveredBatches
 from edl_torch.trainer.foreign_loop import OWN_STREAM, Reading
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.state import TrainerConfig
@@ -443,6 +444,18 @@ class Shell:
     def report(self, batch_size: int | None = None) -> int:
         """Report a batch. Returns how many leases that completed."""
         return self.run(self.trainer.report(batch_size))
+
+
+class Delivered(DeliveredBatches):
+    """A loader that has brought `count` batches."""
+
+    def __init__(self, batch_size: int, count: int = 0, *, drop_last: bool = False) -> None:
+        super().__init__(batch_size, drop_last=drop_last)
+        self.count = count
+
+    @property
+    def batches(self) -> int:
+        return self.count
 
 
 def whole(grant: Grant) -> Ticket:

@@ -81,17 +81,23 @@ def find(store: dist.Store, machines: Any, job: Job = JOB) -> MasterEntry:
     return sidecar.MasterFinder(job, store, machines).find()
 
 
-def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
+def found_at_once(store: dist.Store, *workers: tuple[Machines, Job]) -> list[MasterEntry]:
+    """What workers find that look at the same time."""
     found: list[MasterEntry] = []
-    workers = [
-        threading.Thread(target=lambda: found.append(find(store, machines)), daemon=True) for _ in range(8)
+    threads = [
+        threading.Thread(target=lambda who=who, job=job: found.append(find(store, who, job)), daemon=True)
+        for who, job in workers
     ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def test_workers_that_come_at_once_start_one_master(store: dist.HashStore, machines: Machines) -> None:
+    found = found_at_once(store, *[(machines, JOB)] * 8)
+    assert found == [found[0]] * 8
     assert found[0].token == "its own"
     assert len(machines.started) == 1
 
@@ -115,17 +121,8 @@ def test_in_a_new_store_the_master_that_another_nodes_agent_kept_goes_on(machine
     theirs = Machines()
     theirs.kept = kept
     store = dist.HashStore()
-    found: list[MasterEntry] = []
-    nodes = [(machines, replace(JOB, nodes=2)), (theirs, replace(JOB, nodes=2, node=1, rank=1))]
-    workers = [
-        threading.Thread(target=lambda who=who, job=job: found.append(find(store, who, job)), daemon=True)
-        for who, job in nodes
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert found == [kept, kept]
+    other = replace(JOB, nodes=2, node=1, rank=1)
+    assert found_at_once(store, (machines, replace(JOB, nodes=2)), (theirs, other)) == [kept, kept]
     assert len(machines.started) == 1
 
 

@@ -19,7 +19,7 @@ from test_finding_master import JOB
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.client.torchrun import sidecar
 from edl_torch.client.torchrun.job import Job
-from edl_torch.client.torchrun.sidecar import Sidecar, SidecarCredentials
+from edl_torch.client.torchrun.sidecar import MasterEntry, Sidecar, SidecarCredentials
 from edl_torch.errors import AccessDenied, InvalidArgument, MasterStartError
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.testing import wait_until
@@ -57,6 +57,12 @@ class Outside(ipaddress.IPv4Address):
 def on_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if other machines could reach the master, who is told so by his own options only."""
     monkeypatch.setattr(sidecar, "this_side", lambda job: Outside("127.0.0.1"))
+
+
+def check_serves(started: MasterEntry) -> None:
+    """A worker of the job is let in."""
+    with MasterClient(started.address, credentials=sidecar._credentials(started)) as client:
+        assert client.status().datasets == ()
 
 
 @pytest.mark.parametrize(
@@ -114,8 +120,7 @@ def test_on_a_network_it_asks_for_a_token_that_only_the_job_knows(job: Job, on_a
     started = Sidecar(replace(job, nodes=2)).start()
     assert len(started.token) >= 40
     assert started.token not in repr(started)
-    with MasterClient(started.address, credentials=sidecar._credentials(started)) as client:
-        assert client.status().datasets == ()
+    check_serves(started)
     with (
         MasterClient(started.address, credentials=Credentials(), master_timeout_s=5) as stranger,
         pytest.raises(AccessDenied),
@@ -137,8 +142,7 @@ def test_each_master_of_a_job_has_a_token_of_its_own(job: Job, on_a_network: Non
 def test_on_one_machine_it_asks_for_nothing(job: Job) -> None:
     started = Sidecar(job).start()
     assert started.token == ""
-    with MasterClient(started.address, credentials=sidecar._credentials(started)) as client:
-        assert client.status().datasets == ()
+    check_serves(started)
 
 
 def test_the_users_token_is_the_jobs(
@@ -150,8 +154,7 @@ def test_the_users_token_is_the_jobs(
     monkeypatch.setenv("EDL_MASTER_TOKEN_FILE", str(file))
     started = Sidecar(replace(job, nodes=2)).start()
     assert started.token == ""
-    with MasterClient(started.address, credentials=sidecar._credentials(started)) as client:
-        assert client.status().datasets == ()
+    check_serves(started)
 
 
 def test_a_token_that_cannot_be_read_is_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +177,8 @@ def test_with_a_certificate_of_the_nodes_it_speaks_tls(
     monkeypatch.setenv("EDL_MASTER_TLS_NAME", NAME)
 
     started = Sidecar(replace(job, nodes=2)).start()
+    check_serves(started)
     credentials = sidecar._credentials(started)
-    with MasterClient(started.address, credentials=credentials) as client:
-        assert client.status().datasets == ()
     without = {
         "token": "token",
         "name": "for other names",

@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import threading
-from decimal import Decimal
-
 import pytest
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("odps")
 
-from maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
+from maxcompute import MaxComputeServer, Rows
 from maxcompute.framing import crc
-from maxcompute.signature import Account, canonical
 from odps import ODPS
 from odps.accounts import StsAccount
 from odps.config import option_context
-from odps.errors import BaseODPSError, ChecksumError, NoSuchTable, TableModified
+from odps.errors import BaseODPSError
 from odps.tunnel import TableTunnel
-
-COLUMNS = {
-    "i": "bigint",
-    "n": "int",
-    "sm": "smallint",
-    "ti": "tinyint",
-    "d": "double",
-    "f": "float",
-    "s": "string",
-    "v": "varchar(10)",
-    "c": "char(2)",
-    "b": "binary",
-    "bo": "boolean",
-    "dt": "datetime",
-    "ts": "timestamp",
-    "da": "date",
-    "de": "decimal(10,2)",
-    "a": "array<bigint>",
-    "m": "map<string,bigint>",
-    "st": "struct<x:bigint,y:string>",
-}
-WHEN = dt.datetime(2024, 1, 2, 3, 4, 5, 678000)
-FIRST = {
-    "i": -(1 << 60),
-    "n": 7,
-    "sm": -3,
-    "ti": 1,
-    "d": 0.5,
-    "f": 0.25,
-    "s": "ä\0 \n",
-    "v": "vc",
-    "c": "cc",
-    "b": b"\0\xff",
-    "bo": True,
-    "dt": WHEN,
-    "ts": WHEN,
-    "da": dt.date(2024, 2, 29),
-    "de": Decimal("-1.50"),
-    "a": [1, 2],
-    "m": [("k", 1)],
-    "st": {"x": 1, "y": "z"},
-}
-ROWS = {name: [value, None] for name, value in FIRST.items()}
 
 
 @pytest.fixture
@@ -88,79 +40,14 @@ def session(server, table="t", **arguments):
     return TableTunnel(client(server)).create_download_session(table, **arguments)
 
 
-def test_every_type_and_null_through_arrow(server):
-    server.add_table("t", COLUMNS, ROWS)
-    first, second = session(server).open_arrow_reader(0, 2).read().to_pylist()
-    assert first | {"ts": WHEN} == FIRST
-    assert set(second.values()) == {None}
-
-
-def test_every_type_and_null_as_records(server):
-    server.add_table("t", COLUMNS, ROWS)
-    with client(server).get_table("t").open_reader() as reader:
-        assert reader.count == 2
-        first, second = (dict(record) for record in reader)
-    assert first["m"] == {"k": 1}
-    assert (first["st"].x, first["st"].y) == (1, "z")
-    plain = {name: value for name, value in first.items() if name not in ("m", "st", "dt", "ts")}
-    assert plain == {name: FIRST[name] for name in plain}
-    assert set(second.values()) == {None}
-
-
 def test_records_and_arrow_in_the_columns_asked_for(server):
+    """Records are what benchmarks compare with."""
     server.add_table("t", {"a": "bigint", "b": "string", "c": "double"}, {"a": [1], "b": ["x"], "c": [0.5]})
     opened = session(server)
     assert opened.open_arrow_reader(0, 1, columns=["c", "a"]).read().to_pylist() == [{"c": 0.5, "a": 1}]
     assert [list(record) for record in opened.open_record_reader(0, 1, columns=["c", "a"])] == [
         [("c", 0.5), ("a", 1)]
     ]
-
-
-def test_ranges_over_many_messages_and_chunks(server):
-    server.batch_rows = 100
-    server.add_table("t", {"i": "bigint", "s": "string"}, {"i": list(range(9000)), "s": ["x" * 20] * 9000})
-    opened = session(server)
-    assert opened.open_arrow_reader(17, 8000).read()["i"].to_pylist() == list(range(17, 8017))
-    assert [record[0] for record in opened.open_record_reader(17, 8000)] == list(range(17, 8017))
-    with pytest.raises(BaseODPSError, match="row range"):
-        opened.open_arrow_reader(8999, 2)
-
-
-def test_partitions_are_listed_page_by_page_and_read(server):
-    server.partitions_page = 2
-    parts = {f"ds={day},hh={hour}": {"i": [10 * day + hour]} for day in (1, 2) for hour in (1, 2, 3)}
-    server.add_table("p", {"i": "bigint"}, partition_keys={"ds": "string", "hh": "bigint"}, partitions=parts)
-    table = client(server).get_table("p")
-    assert [str(found.partition_spec).replace("'", "") for found in table.partitions] == list(parts)
-    assert len(list(table.iterate_partitions("ds=2"))) == 3
-    assert server.requests["partitions"] == 3 + 2
-    assert table.get_partition("ds='2',hh='3'").record_num == 1
-    with table.open_reader(partition="ds=2,hh=3") as reader:
-        assert [record["i"] for record in reader] == [23]
-    with pytest.raises(BaseODPSError, match="partition"):
-        session(server, "p")
-    with pytest.raises(BaseODPSError, match="does not exist"):
-        session(server, "p", partition_spec="ds=3,hh=3")
-
-
-def test_a_session_is_a_snapshot_and_finds_the_table_modified(server):
-    table = server.add_table("t", {"i": "bigint"}, {"i": [1]})
-    opened = session(server)
-    table.write({"i": [1, 2]})
-    assert session(server).count == 2
-    assert opened.count == 1
-    with pytest.raises(TableModified):
-        opened.open_arrow_reader(0, 1)
-
-
-def test_a_session_may_take_its_time_and_be_reattached(server):
-    server.initiating_polls = 2
-    server.add_table("t", {"i": "bigint"}, {"i": [1]})
-    opened = session(server)
-    assert server.requests["reload"] == 2
-    again = session(server, download_id=opened.id)
-    assert (again.id, again.count) == (opened.id, 1)
-    assert server.requests["session"] == 1
 
 
 @pytest.mark.parametrize("region", [None, "cn-hangzhou"])
@@ -176,15 +63,6 @@ def test_the_signature_is_checked_in_both_versions(server, region):
         TableTunnel(wrong).create_download_session("t")
 
 
-def test_a_signature_is_of_one_request_alone():
-    account = Account("id", "key")
-    headers = {"Date": "today", "x-odps-user-agent": "me", "Authorization": "ODPS id:AAAA"}
-    assert not account.admits("GET", "/projects/p?x=1", headers)
-    assert canonical("GET", "/a?b=2&a=&c=x%3Dy", {"date": "d", "x-odps-k": "v"}) == (
-        "GET\n\n\nd\nx-odps-k:v\n/a?a&b=2&c=x=y"
-    )
-
-
 def test_a_temporary_token_is_asked_for():
     with MaxComputeServer(sts_token="token") as server:
         server.add_table("t", {"i": "bigint"}, {"i": [1]})
@@ -193,40 +71,6 @@ def test_a_temporary_token_is_asked_for():
         account = StsAccount(server.access_id, server.access_key, "token", expired_hours=None)
         odps = ODPS(account, project=server.project, endpoint=server.endpoint, overwrite_global=False)
         odps.get_table("t").reload()
-
-
-def test_what_is_not_there_has_its_own_error(server):
-    with pytest.raises(NoSuchTable):
-        client(server).get_table("nothing").reload()
-
-
-def test_faults_happen_once_each_in_their_order(server):
-    server.add_table("t", {"i": "bigint"}, {"i": [1]})
-    opened = session(server)
-    server.faults.plan("data", Fail(403, "NoPermission", "no"), None, Fail(400, "InvalidArgument", "bad"))
-    for expected in ("NoPermission", None, "InvalidArgument", None):
-        if expected is None:
-            assert opened.open_arrow_reader(0, 1).read().num_rows == 1
-        else:
-            with pytest.raises(BaseODPSError, match=expected):
-                opened.open_arrow_reader(0, 1)
-
-
-def test_pyodps_itself_survives_a_corrupt_byte_and_a_dropped_connection(server):
-    server.add_table("t", {"i": "bigint"}, {"i": list(range(50))})
-    opened = session(server)
-    for fault in (Corrupt(100), Cut(after=100), Refuse()):
-        server.faults.plan("data", fault)
-        assert opened.open_arrow_reader(0, 50).read()["i"].to_pylist() == list(range(50))
-    assert server.requests["data"] == 6
-
-
-def test_pyodps_raises_for_corruption_that_stays(server):
-    server.add_table("t", {"i": "bigint"}, {"i": list(range(50))})
-    opened = session(server)
-    server.faults.always("data", Corrupt(100))
-    with pytest.raises(ChecksumError):
-        opened.open_arrow_reader(0, 50).read()
 
 
 def test_pyodps_does_not_notice_a_cut_at_a_border(server):
@@ -238,19 +82,6 @@ def test_pyodps_does_not_notice_a_cut_at_a_border(server):
     assert opened.open_arrow_reader(0, 50).read().num_rows == 70
     server.faults.plan("data", Rows(30))
     assert len(list(opened.open_record_reader(0, 50))) == 30
-
-
-def test_a_held_body_goes_on_when_it_is_let_go(server):
-    server.add_table("t", {"i": "bigint"}, {"i": list(range(50))})
-    opened, hold, found = session(server), Hold(after=60), []
-    server.faults.plan("data", hold)
-    thread = threading.Thread(target=lambda: found.append(opened.open_arrow_reader(0, 50).read()))
-    thread.start()
-    assert hold.reached.wait(60)
-    assert not found
-    hold.go.set()
-    thread.join(60)
-    assert found[0].num_rows == 50
 
 
 def test_the_checksum_is_crc_32c():

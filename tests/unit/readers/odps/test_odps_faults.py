@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from itertools import pairwise
 
 import numpy as np
 import pytest
-from maxcompute import Corrupt, Cut, Fail, Hold, MaxComputeServer, Refuse, Rows
+from maxcompute import Corrupt, Cut, Fail, Hold, Refuse, Rows
 from maxcompute.framing import arrow_body
 from odps.tunnel.checksum import Checksum
 
@@ -150,12 +149,6 @@ def test_short_streams_without_end_are_an_error(server, warm):
     assert server.requests["data"] == 4
 
 
-def test_corruption_that_stays_is_an_error(server, warm):
-    server.faults.always("data", Corrupt(100))
-    with pytest.raises(ReaderError, match=r"failed after 2 retries.*Checksum"):
-        rows(warm(limit=2))
-
-
 @pytest.mark.parametrize("operation", ["table", "tunnel", "session"])
 @pytest.mark.parametrize("fault", [BUSY, Fail(500, "InternalServerError", "x"), FULL, Refuse()], ids=str)
 def test_planning_survives_what_passes(server, quick, operation, fault):
@@ -186,19 +179,6 @@ def test_reading_survives_what_passes(server, warm, fault):
     server.faults.plan("data", fault, fault)
     assert rows(reader) == list(range(1000))
     assert reader.retries == 2
-
-
-def test_pauses_grow_are_jittered_and_bounded(server, warm, pauses):
-    server.faults.always("data", BUSY)
-    reader = warm(limit=8)
-    reader.table.retries.first_s, reader.table.retries.most_s = 1.0, 10.0
-    with pytest.raises(ReaderError, match="failed after 8 retries"):
-        rows(reader)
-    whole = [1, 2, 4, 8, 10, 10, 10, 10]
-    assert len(pauses) == 8
-    assert all(bound / 2 <= pause <= bound for pause, bound in zip(pauses, whole, strict=True))
-    assert len({pause / bound for pause, bound in zip(pauses, whole, strict=True)}) > 1
-    assert all(earlier < later for earlier, later in pairwise(pauses[:3]))
 
 
 def test_a_full_quota_gets_more_patience_but_not_for_ever(server, warm, pauses):
@@ -314,20 +294,6 @@ def test_a_dead_tunnel_address_is_asked_for_anew(server, warm):
     server.faults.plan("data", Refuse())
     assert rows(reader) == list(range(1000))
     assert server.requests["tunnel"] == 2
-
-
-def test_a_given_tunnel_address_is_not_asked_for(server, warm):
-    reader = warm(tunnel_endpoint=server.tunnel_endpoint)
-    assert rows(reader) == list(range(1000))
-    assert server.requests["tunnel"] == 0
-
-
-def test_nobody_listens(quick, monkeypatch, server):
-    with MaxComputeServer() as gone:
-        pass
-    monkeypatch.setenv("ODPS_ENDPOINT", gone.endpoint)
-    with pytest.raises(ReaderError, match=r"the partitions of demo.numbers failed after 2 retries"):
-        quick(limit=2).create_shards()
 
 
 @pytest.mark.timeout(30)

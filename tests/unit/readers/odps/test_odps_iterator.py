@@ -51,10 +51,6 @@ def test_batches_are_lists_of_rows_in_order(reader, num_processes):
     assert not multiprocessing.active_children()
 
 
-def test_by_default_there_is_a_process_for_each_core(reader):
-    assert first(reader.to_iterator(1, 0, 100)) == list(range(1000))
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("num_processes", [0, 2])
 def test_workers_share_the_rows_of_each_epoch(reader, shuffle, num_processes):
@@ -86,11 +82,6 @@ def test_partitions_follow_each_other(server, place, small_slices):
     server.add_table("days", {"i": "bigint"}, partition_keys={"ds": "string"}, partitions=parts)
     batches = list(ODPSReader(*place, "days", "ds=[12]").to_iterator(1, 0, 3, num_processes=2))
     assert batches == [[(10,), (11,), (12,)], [(13,), (14,)], [(20,), (21,), (22,)], [(23,), (24,)]]
-
-
-def test_an_empty_table_has_no_batches(server):
-    server.add_table("empty", {"i": "bigint"}, {"i": []})
-    assert list(ODPSReader(*HERE, "empty").to_iterator(1, 0, 3)) == []
 
 
 def test_rows_one_by_one(reader):
@@ -169,10 +160,6 @@ def test_a_null_without_a_value_is_raised_where_rows_are_made(server, place):
 
 PAGE = Path(__file__).parents[4] / "docs" / "maxcompute.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-
-
-def test_the_page_has_its_examples():
-    assert len(BLOCKS) == 2
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
