@@ -5,6 +5,8 @@ At a rate of 1 each record adds 1 to its own weight. Nothing here asks the loade
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -62,6 +64,39 @@ class _Fails(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise MemoryError("in the middle")
+
+
+class Keeps:
+    """A model that keeps which values it was trained on, and a parameter that moves with each step."""
+
+    def __init__(self) -> None:
+        self.module = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
+        self.learnt: Counter[float] = Counter()
+
+    def step(self, batch: Any) -> None:
+        values = torch.as_tensor(batch).double().reshape(-1, 1)
+        self.optimizer.zero_grad()
+        self.module(values.float()).square().mean().backward()
+        self.optimizer.step()
+        self.learnt.update(values.flatten().tolist())
+
+    def run(self, batches: ElasticDataLoader, most: int = 1 << 30) -> None:
+        """Train on all epochs, or so many batches of them."""
+        for _ in batches.epochs():
+            for batch in batches:
+                self.step(batch)
+                most -= 1
+                if not most:
+                    return
+
+    def state(self) -> Any:
+        """What a checkpoint has of it."""
+        return copy.deepcopy((self.module.state_dict(), self.learnt))
+
+    def load(self, state: Any) -> None:
+        self.module.load_state_dict(state[0])
+        self.learnt = state[1].copy()
 
 
 def sgd(*parameters: nn.Parameter | nn.Module) -> torch.optim.SGD:

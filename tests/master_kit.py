@@ -5,6 +5,7 @@ It knows nothing of what is asked of a master.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import preloaded
+import pytest
 from loop_thread import LoopThread
 from processes import quiet_port
 
@@ -22,7 +24,26 @@ from edl_torch.master.server import MasterServer
 EDL = (sys.executable, "-m", "edl_torch")
 END_S = 20.0
 
+ROWS = """
+class Rows:
+    def __init__(self, data_origin, rows):
+        self.rows = {data_origin: rows}
+
+    def create_shards(self, mode):
+        return self.rows
+
+    def read_records(self, task):
+        return ()
+"""
+
 MakeMaster: TypeAlias = "Callable[..., MasterProcess]"
+
+
+def write_rows_reader(folder: Path, patch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Write a reader of as many records as `rows` says. Returns the options that give it to a master."""
+    (folder / "rows_reader.py").write_text(ROWS)
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
+    return "--custom-data-reader", "rows_reader:Rows"
 
 
 class MasterProcess:

@@ -111,7 +111,7 @@ class Trainer(threading.Thread):
     @property
     def attending(self) -> bool:
         """Whether its stream stands."""
-        return self._client._heartbeats[self.session].attending
+        return self._client._heartbeats[self.session].listener.standing
 
     def run(self) -> None:
         try:

@@ -40,7 +40,7 @@ def test_calls_over_tls(start, certificates, host):
     client = master.client(credentials(certificates), host=host)
     client.call(register())
     client.attend("s", 1, Listening(1))
-    wait_until(lambda: client._heartbeats["s"].attending)
+    wait_until(lambda: client._heartbeats["s"].listener.standing)
     assert len(client.call(lease(1)).grants) == 1
 
 

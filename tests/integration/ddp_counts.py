@@ -1,16 +1,18 @@
-"""A rank of a DDP job over gloo whose model remembers; torchrun starts it.
+"""A rank of a DDP job over gloo whose models remember, one after the other; torchrun starts it.
 
-    torchrun … ddp_counts.py FOLDER view|copy keep|zero|unweighed|ignored|back
+    torchrun … ddp_counts.py FOLDER
 
-It gathers three batches for a step, all but the last in `no_sync()`; `view` lets gradients be views of DDP's
-buckets. `zero` makes them 0 before each batch, `unweighed` trains on padding batches, `ignored` does so and
-asks what they weigh, and `back` trains on batches that it gave back: all are wrong.
+For each of CASES a model gathers three batches for a step, all but the last in `no_sync()`; `view` lets
+gradients be views of DDP's buckets. `zero` makes them 0 before each batch, `unweighed` trains on padding
+batches, `ignored` does so and asks what they weigh, and `back` trains on batches that it gave back: all are
+wrong. The model and the audit are in FOLDER/CASE.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from edl_torch import ElasticDataLoader
 from edl_torch.client.torchrun import init_process_group
 
 RECORDS, EVERY = 50, 3
+CASES = [*product(["copy", "view"], ["keep", "zero", "unweighed"]), ("copy", "ignored"), ("view", "back")]
 
 
 class Counts(torch.nn.Module):
@@ -37,15 +40,15 @@ class Counts(torch.nn.Module):
         return nothing - self.learnt[batch].sum()
 
 
-def main(folder: Path, gradients: str, before: str) -> None:
+def train(folder: Path, gradients: str, before: str) -> None:
     """Train one epoch; rank 0 writes the model down."""
-    init_process_group("gloo")
     ranks = dist.get_world_size()
     model = DistributedDataParallel(Counts(), gradient_as_bucket_view=gradients == "view")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with ElasticDataLoader(
         torch.arange(RECORDS),
         batch_size=4,
+        dataset_name=folder.name,
         records_per_shard=4,  # an odd number of batches: two ranks never have equally many
         shuffle=True,
         synchronous=True,
@@ -74,8 +77,10 @@ def main(folder: Path, gradients: str, before: str) -> None:
                 optimizer.zero_grad()
     if not dist.get_rank():
         torch.save(model.module.learnt.detach(), folder / "learnt.pt")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    init_process_group("gloo")
+    for gradients, before in CASES:
+        train(Path(sys.argv[1], f"{gradients}-{before}"), gradients, before)
+    dist.destroy_process_group()

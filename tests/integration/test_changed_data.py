@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import html
 import json
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from learning_kit import Keeps
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
 from edl_torch.audit.verdict import Outcome, audit, judge
@@ -219,39 +218,6 @@ def test_the_verdict_says_how_the_data_were_known(
 # On purpose: the next epoch has the new data ---------------------------------------------------------------
 
 
-class Learns:
-    """A model that keeps which values it was trained on, by a parameter that moves with each step."""
-
-    def __init__(self) -> None:
-        self.module = torch.nn.Linear(1, 1)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
-        self.learnt: list[float] = []
-
-    def state(self) -> dict[str, Any]:
-        return {"module": self.module.state_dict(), "learnt": self.learnt.copy()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.module.load_state_dict(state["module"])
-        self.learnt = state["learnt"].copy()
-
-    def run(self, batches: ElasticDataLoader, most: int = 1 << 30) -> None:
-        done = 0
-        for _ in batches.epochs():
-            for batch in batches:
-                loss = self.module(batch.float().reshape(-1, 1)).square().mean()
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-                self.learnt += batch.tolist()
-                done += 1
-                if done == most:
-                    return
-
-
-def copied(state: Any) -> Any:
-    return copy.deepcopy(state)
-
-
 @pytest.mark.parametrize(
     ("batches", "epoch", "abandoned"), [(3, 1, 36), (12, 1, 0), (17, 2, 28)], ids=["middle", "end", "second"]
 )
@@ -259,20 +225,20 @@ def test_a_job_goes_on_with_other_data_in_its_next_epoch_and_the_verdict_says_wh
     tmp_path: Path, batches: int, epoch: int, abandoned: int
 ) -> None:
     more: dict[str, Any] = {"shuffle": True, "audit_dir": tmp_path, "num_epochs": 3}
-    model = Learns()
+    model = Keeps()
     with ElasticDataLoader(OLD, batch_size=4, records_per_shard=8, **more) as before:
         before.attach(model.optimizer)
         model.run(before, batches)
-        token, saved = before.state_dict(), copied(model.state())
+        token, saved = before.state_dict(), model.state()
         model.run(before, 2)  # rolled back
-    model = Learns()
+    model = Keeps()
     with ElasticDataLoader(NEW, batch_size=4, records_per_shard=8, data_changed="new_epoch", **more) as after:
         after.attach(model.optimizer)
         model.load(saved)
         after.load_state_dict(token)
         model.run(after, 7)
-        token, saved = after.state_dict(), copied(model.state())
-    model = Learns()
+        token, saved = after.state_dict(), model.state()
+    model = Keeps()
     with ElasticDataLoader(
         NEW, batch_size=4, records_per_shard=8, data_changed="new_epoch", **more
     ) as last:  # of the same data: nothing is abandoned
@@ -281,7 +247,7 @@ def test_a_job_goes_on_with_other_data_in_its_next_epoch_and_the_verdict_says_wh
         last.load_state_dict(token)
         model.run(last)
         assert last.service.finished
-    times = Counter(model.learnt)
+    times = model.learnt
     assert sum(times[value] for value in OLD) == 4 * batches
     assert {times[value] for value in NEW} == {3 - epoch}
     earlier, final = audit([tmp_path])
@@ -296,7 +262,7 @@ def test_other_data_for_which_no_epoch_is_left_are_told_so(
     batches: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with loader(OLD) as before:
-        model = Learns()
+        model = Keeps()
         before.attach(model.optimizer)
         model.run(before, batches)
         state = before.state_dict()
@@ -306,7 +272,7 @@ def test_other_data_for_which_no_epoch_is_left_are_told_so(
 
 
 def test_data_that_come_back_have_an_era_of_their_own(tmp_path: Path) -> None:
-    model, token = Learns(), None
+    model, token = Keeps(), None
     for data, batches in ((OLD, 3), (NEW, 4), (OLD, 1 << 30)):
         with ElasticDataLoader(
             data, batch_size=4, num_epochs=4, shuffle=True, audit_dir=tmp_path, data_changed="new_epoch"
@@ -421,7 +387,7 @@ def test_a_job_that_is_told_to_have_fewer_epochs_than_its_checkpoint_has_those_o
     tmp_path: Path,
 ) -> None:
     more: dict[str, Any] = {"batch_size": 4, "records_per_shard": 8, "audit_dir": tmp_path}
-    model = Learns()
+    model = Keeps()
     with ElasticDataLoader(OLD, num_epochs=3, **more) as before:
         before.attach(model.optimizer)
         model.run(before, 14)
@@ -434,6 +400,6 @@ def test_a_job_that_is_told_to_have_fewer_epochs_than_its_checkpoint_has_those_o
             after.load_state_dict(middle)
         after.load_state_dict(end)
         model.run(after)
-    assert set(Counter(model.learnt).values()) == {2}
+    assert set(model.learnt.values()) == {2}
     (verdict,) = audit([tmp_path])
     assert (verdict.outcome, verdict.records, verdict.acknowledged) == (Outcome.PROVEN, 96, 96)

@@ -50,7 +50,7 @@ def test_saved_by_two_restored_by_three_and_by_one(
     (tmp_path / "go").touch()
     master = start_master().address
     saved: set[str] = set()
-    for world, stop_at in ((2, 50), (3, 125), (1, None)):
+    for world, stop_at in ((2, 50), (3, 75), (1, None)):
         diary = run(tmp_path, master, world, stop_at)
         loaded = {note["loaded"] for note in diary if "loaded" in note}
         assert len(loaded) == 1, "ranks began with different weights"

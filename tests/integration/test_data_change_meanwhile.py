@@ -5,7 +5,6 @@ A model that keeps what it was trained on says which records it has.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from image_files import write_coco, write_manifest, write_voc
+from learning_kit import Keeps
 
 from edl_torch import ElasticDataLoader, Mixture
 from edl_torch.audit.verdict import Outcome, audit
@@ -23,24 +23,8 @@ from edl_torch.readers.base import reader_fingerprint
 from edl_torch.readers.map_dataset import MapDatasetReader
 
 
-class Learns:
-    """A model that keeps which values it was trained on, by a parameter that moves with each step."""
-
-    def __init__(self) -> None:
-        self.module = torch.nn.Linear(1, 1)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
-        self.learnt: Counter[float] = Counter()
-
-    def step(self, batch: Any) -> None:
-        values = torch.as_tensor(batch).double().reshape(-1, 1)
-        self.optimizer.zero_grad()
-        self.module(values.float()).square().mean().backward()
-        self.optimizer.step()
-        self.learnt.update(values.flatten().tolist())
-
-
-def train(data: Any, at: Path, change: Callable[[], None], *, after: int = 12, **more: Any) -> Learns:
-    model = Learns()
+def train(data: Any, at: Path, change: Callable[[], None], *, after: int = 12, **more: Any) -> Keeps:
+    model = Keeps()
     options: dict[str, Any] = {"batch_size": 2, "audit_dir": at / "audit", "num_epochs": 2, **more}
     if isinstance(data, Mixture):
         del options["num_epochs"]
@@ -128,7 +112,7 @@ def test_a_transform_that_writes_into_the_data_is_no_proof_where_they_are_read_a
 
 
 def test_what_was_changed_after_the_token_that_a_job_goes_back_to_does_not_count(tmp_path: Path) -> None:
-    values, model = np.arange(48.0), Learns()
+    values, model = np.arange(48.0), Keeps()
     more: dict[str, Any] = {"batch_size": 4, "audit_dir": tmp_path}
     with ElasticDataLoader(values, **more) as batches:
         batches.attach(model.optimizer)
@@ -139,7 +123,7 @@ def test_what_was_changed_after_the_token_that_a_job_goes_back_to_does_not_count
                 reverse(values)
     assert audit([tmp_path])[0].outcome is Outcome.INEXACT
     reverse(values)
-    again = Learns()
+    again = Keeps()
     again.learnt = kept
     again.module.load_state_dict(model.module.state_dict())
     with ElasticDataLoader(values, **more) as batches:
@@ -206,7 +190,7 @@ def test_a_slow_look_is_taken_seldom_and_at_the_end(tmp_path: Path, before_close
             return super().fingerprint()
 
     now = [100.0]
-    values, model = np.arange(48.0), Learns()
+    values, model = np.arange(48.0), Keeps()
     with ElasticDataLoader(Slow(values), batch_size=4, audit_dir=tmp_path) as batches:
         batches.service.session.description.clock = lambda: now[0]
         batches.attach(model.optimizer)

@@ -28,18 +28,9 @@ RECORDS, BATCH = 24, 2
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, signals, /proc")
 
-_at_fork: list[Callable[[], object]] = []
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=lambda: _at_fork and _at_fork.pop()())
-
 
 def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
-
-
-def interrupted(record: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGINT)
-    return record
 
 
 def learn(loader: ElasticDataLoader, on_batch: Callable[[int], object]) -> list[int]:
@@ -83,15 +74,6 @@ def test_a_loop_whose_workers_get_ctrl_c_too_is_begun_again(
         assert learn(loader, interrupt_all) == [1] * RECORDS
 
 
-def test_ctrl_c_among_workers_that_start_comes_when_they_have() -> None:
-    _at_fork.append(lambda: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        with made(num_workers=2, multiprocessing_context="fork") as loader:  # 3.14's default is another
-            assert learn(loader, lambda taken: None) == [1] * RECORDS
-    finally:
-        _at_fork.clear()
-
-
 def test_ctrl_c_as_workers_are_told_to_begin_anew_costs_their_next_pass_nothing() -> None:
     def on_event(frame: FrameType, event: str, argument: Any) -> None:
         if frame.f_code.co_name == "_get_data" and frame.f_back and frame.f_back.f_code.co_name == "_reset":
@@ -110,11 +92,6 @@ def test_ctrl_c_as_workers_are_told_to_begin_anew_costs_their_next_pass_nothing(
         sys.setprofile(None)
         for _ in loader.epochs():
             assert sorted(torch.cat(list(loader)).tolist()) == list(range(RECORDS))
-
-
-def test_a_worker_leaves_ctrl_c_to_its_trainer() -> None:
-    with made(num_workers=1, transform=interrupted) as loader:
-        assert sorted(int(record) for batch in loader for record in batch) == list(range(RECORDS))
 
 
 @pytest.mark.filterwarnings("ignore:the loop was left:UserWarning")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,7 +13,7 @@ from collections import Counter
 import preloaded
 import pytest
 from fences import Onlooker, fenced
-from master_kit import EDL
+from master_kit import EDL, write_rows_reader
 
 from edl_torch.client.grpc.client import MasterClient
 from edl_torch.core.calls import (
@@ -233,26 +231,12 @@ def test_without_a_state_folder_it_says_once_that_it_is_not_durable(start_master
     assert master.log.count("not durable") == 1
 
 
-ROWS = """
-class Rows:
-    def __init__(self, data_origin, rows):
-        self.rows = {data_origin: rows}
-
-    def create_shards(self, mode):
-        return self.rows
-
-    def read_records(self, task):
-        return ()
-"""
-
-
 def test_a_dataset_of_the_command_line_must_be_that_of_the_journal(tmp_path, monkeypatch, make_master):
-    (tmp_path / "rows_reader.py").write_text(ROWS)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    reader = write_rows_reader(tmp_path, monkeypatch)
 
     def arguments(rows, epochs):
-        reader = ("--custom-data-reader", "rows_reader:Rows", "--custom-data-reader-params", f"rows={rows}")
-        return "--training-data", "t", "--num-epochs", str(epochs), *reader
+        data = ("--training-data", "t", *reader, "--custom-data-reader-params", f"rows={rows}")
+        return *data, "--num-epochs", str(epochs)
 
     master = make_master(*arguments(30, 2), durable=True)
     master.start()

@@ -153,16 +153,6 @@ def test_every_start_method(start_method: str) -> None:
     fake.outcomes["training"].check_complete(2)
 
 
-def test_the_context_may_be_an_object() -> None:
-    import multiprocessing
-
-    with trainer(FakeMaster()) as (_, dataset):
-        loader = ElasticDataLoader(
-            dataset, num_workers=1, multiprocessing_context=multiprocessing.get_context("fork")
-        )
-        assert sorted(flat(take(iter(loader), 100))) == all_records()
-
-
 class Sample:
     """Something that a weak reference can be made of."""
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from loader_kit import ColumnReader, NumberReader, elastic, flat, trainer
+from loader_kit import ColumnReader, NumberReader, elastic, trainer
 from lockstep_kit import Rank, run_ranks
 from torch.utils.data import DataLoader, get_worker_info
 
@@ -188,24 +186,6 @@ def test_worker_init_fn_finds_the_users_dataset_and_may_set_attributes() -> None
         assert tags == {100, 101}
 
 
-class NeedyReader(NumberReader):
-    """Needs a module to read."""
-
-    imports = ("edl_needed_to_read",)
-
-
-def is_imported(sample: Any) -> bool:
-    return "edl_needed_to_read" in sys.modules
-
-
-def test_forked_workers_need_not_import_what_reading_imports(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "edl_needed_to_read.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    with trainer(FakeMaster(), NeedyReader({"a": 4}), dataset={"transform": is_imported}) as (_, dataset):
-        assert list(elastic(dataset, num_workers=1, collate_fn=list)) == [[True] * 4]
-    del sys.modules["edl_needed_to_read"]
-
-
 def seeds(sample: Any) -> tuple[int, int, float, float]:
     return int(sample), torch.initial_seed(), random.random(), float(np.random.rand())
 
@@ -232,35 +212,3 @@ def test_workers_are_seeded_as_torch_does() -> None:
 
 def seeds_only(samples: list[int]) -> int:
     return torch.initial_seed()
-
-
-def augment(number: Any) -> tuple[int, float, float, float]:
-    return int(number), random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-def test_keyed_augmentation_does_not_depend_on_workers_but_on_the_epoch() -> None:
-    def run(num_workers: int) -> list[list[Any]]:
-        arguments = {"transform": augment, "seed_transforms": True, "shuffle": True}
-        with trainer(FakeMaster(), dataset=arguments, num_epochs=2, seed=5) as (_, dataset):
-            loader = elastic(dataset, num_workers=num_workers, collate_fn=list)
-            return [sorted(flat(loader)) for _ in range(2)]
-
-    state = torch.get_rng_state()
-    assert run(0) == run(2) == run(1)
-    first, second = run(0)
-    assert [s[0] for s in first] == [s[0] for s in second]
-    assert not {s[1:] for s in first} & {s[1:] for s in second}
-    assert len({s[1] for s in first}) == len(first)
-    torch.set_rng_state(state)
-
-
-def test_keyed_augmentation_leaves_the_users_random_numbers_alone() -> None:
-    arguments = {"transform": augment, "seed_transforms": True}
-    with trainer(FakeMaster(), {"a": 8}, dataset=arguments) as (_, dataset):
-        loop = iter(elastic(dataset, collate_fn=list))
-        next(loop)
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)
-        expected = augment(0)
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)
-        next(loop)
-        assert augment(0) == expected

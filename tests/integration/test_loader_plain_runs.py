@@ -82,17 +82,6 @@ def test_passes_that_begin_with_one_seed_read_everything_each(
     fake.outcomes["training"].check_complete(3)
 
 
-def test_loaders_with_a_generator_of_one_seed_read_everything_each() -> None:
-    fake = FakeMaster()
-    with trainer(fake, COUNTS, num_epochs=3) as (service, dataset):
-        for _ in range(3):
-            generator = torch.Generator().manual_seed(0)
-            loader = DataLoader(dataset, 4, num_workers=2, generator=generator)
-            assert train_through(service, loader, 1) == [all_records(COUNTS)]
-        assert service.finished
-    fake.outcomes["training"].check_complete(3)
-
-
 # A worker of torch's that ends while its queue's daemon thread is in C++ may abort ("terminate called without
 # an active exception"), and torch's finalizer says so.
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
@@ -182,19 +171,6 @@ def test_late_workers_of_an_older_iteration_get_no_records(tmp_path: Path) -> No
             trained += numbers(batch)
             service.report_batch_done()
         assert sorted(trained) == all_records(COUNTS)
-        assert service.finished
-    fake.outcomes["training"].check_complete(1)
-
-
-def test_late_workers_get_no_records_after_a_pass_without_workers_began(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    fake = FakeMaster()
-    with trainer(fake, COUNTS) as (service, dataset):
-        old = iter(DataLoader(dataset, 4, num_workers=1, worker_init_fn=StartLate(gate)))
-        loop = iter(DataLoader(dataset, 4))
-        gate.touch()
-        assert list(old) == []
-        assert train_through(service, loop, 1) == [all_records(COUNTS)]
         assert service.finished
     fake.outcomes["training"].check_complete(1)
 
@@ -393,18 +369,6 @@ def test_more_than_was_fetched_cannot_be_reported() -> None:
 # Passes of several kinds -----------------------------------------------------------------------------------
 
 
-def test_a_second_pass_with_more_workers_is_a_pass_of_its_own() -> None:
-    fake = FakeMaster()
-    with trainer(fake, num_epochs=4) as (service, dataset):
-        for workers in (1, 2, 3, 0):
-            trained = []
-            for batch in DataLoader(dataset, 4, num_workers=workers):
-                trained += numbers(batch)
-                service.report_batch_done()
-            assert sorted(trained) == all_records()
-        assert service.finished
-
-
 def test_a_loop_over_shards_with_partial_batches() -> None:
     fake = FakeMaster()
     with trainer(fake, batch_size=4, records_per_shard=6) as (service, _):
@@ -420,14 +384,6 @@ def test_a_loop_over_shards_with_partial_batches() -> None:
                     assert acknowledged(fake, service) == once(done)
         assert sorted(done) == all_records()
     fake.outcomes["training"].check_complete(1)
-
-
-def test_with_several_workers_a_failed_batch_cannot_be_named() -> None:
-    with trainer(FakeMaster()) as (service, dataset):
-        loop = iter(DataLoader(dataset, 4, num_workers=2))
-        take(loop, 2)  # the second is the other worker's
-        with pytest.raises(InvalidArgument, match="use ElasticDataLoader"):
-            service.report_batch_done(err_msg="NaN")
 
 
 @pytest.mark.parametrize("num_workers", [None, 0, 2], ids=["fetch_shard", "plain", "plain, 2 workers"])

@@ -626,7 +626,7 @@ def prefetched(loader: Any, ahead: int) -> Iterator[torch.Tensor]:
 def test_what_a_wrapper_has_read_ahead_is_in_several_steps_where_it_is(
     ahead: int, twice: int | None, attach: bool, tmp_path: Path
 ) -> None:
-    """Where the pass is at its end nobody tells which of its last batches the loop has."""
+    """Where it has read several ahead nobody tells, at the end of a pass, which of them the loop has."""
 
     def loop(loader: Any, model: Counts, optimizer: Any) -> None:
         for number, batch in enumerate(prefetched(loader, ahead)):
@@ -636,7 +636,7 @@ def test_what_a_wrapper_has_read_ahead_is_in_several_steps_where_it_is(
     model, verdict = judged(tmp_path, loop, attach=attach, lookahead=ahead)
     assert model.has_each() == (twice is None)
     several = "" if twice is None else f", {BATCH} of {RECORDS} in several steps"
-    assert headline(verdict) == f"PROVEN{several}"
+    assert headline(verdict) == f"PROVEN{several}" if ahead == 1 else verdict.outcome is Outcome.DELIVERED
 
 
 @each_attachment

@@ -16,7 +16,7 @@ from edl_torch.readers.recordio.source import RecordIOSource
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-RECORDS, BLOCK = 4_000, 125
+RECORDS, BLOCK = 2_000, 125
 
 
 def parquet(folder: Path) -> ParquetReader:

@@ -19,7 +19,6 @@ from mixture_process import BATCH, RECORDS, WEIGHTS
 from test_mixtures import Book, Found, loader, proven, records_of, turns_of
 
 from edl_torch.cli.main import main
-from edl_torch.errors import MasterUnavailable
 from edl_torch.testing import wait_until
 
 TRAINER = Path(__file__).with_name("mixture_process.py")
@@ -36,6 +35,7 @@ class Job:
 
     def __init__(self, master: MasterProcess, folder: Path, *, by_turns: bool) -> None:
         self.master = master
+        self.client = master.client(master_timeout_s=60)
         self.by_turns = by_turns
         self.folder = folder
         self.trainers: list[Any] = []
@@ -65,22 +65,14 @@ class Job:
         self.trainers[number].wait(20)
 
     def acknowledged(self) -> int:
-        with self.master.client() as client:
-            found = client.status().datasets
+        found = self.client.status().datasets
         return found[0].acknowledged if found else 0
 
     def wait_for(self, records: int) -> None:
-        def reached() -> bool:
-            try:
-                return self.acknowledged() >= records
-            except MasterUnavailable:
-                return False
-
-        wait_until(reached, timeout_s=60)
+        wait_until(lambda: self.acknowledged() >= records, timeout_s=60, poll_s=0.05)
 
     def set_weights(self, weights: dict[str, float]) -> None:
-        with self.master.client() as client:
-            self.starts.append(client.set_weights("training", weights, key=uuid.uuid4().hex).start)
+        self.starts.append(self.client.set_weights("training", weights, key=uuid.uuid4().hex).start)
 
     def printed(self, number: int) -> Counter[Found]:
         found: Counter[Found] = Counter()
@@ -110,7 +102,7 @@ def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
     start_master: Callable[..., MasterProcess], tmp_path: Path, seed: int, by_turns: bool
 ) -> None:
     noise = random.Random(seed)
-    job = Job(start_master("--grace-s", "0.2", durable=True), tmp_path, by_turns=by_turns)
+    job = Job(start_master("--grace-s", "0.1", durable=True), tmp_path, by_turns=by_turns)
     for _ in range(3):
         job.start(noise.choice((0, 0, 2)))
     events = ["weights"] * 3 + ["trainer"] * 3 + ["master"] * 2

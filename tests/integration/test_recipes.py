@@ -27,6 +27,7 @@ from edl_torch.testing import wait_until
 
 SLURM = Path(__file__).parents[2] / "deploy" / "slurm"
 PROGRAM = Path(__file__).with_name("slurm_program.py")
+TORCHRUN = Path(__file__).parents[1] / "preloaded_torchrun.py"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups, /proc")
 
@@ -104,10 +105,13 @@ class Machine:
             "EDL_MASTER_ADDR": f"127.0.0.1:{quiet_port()}",
             "HOME": str(home),
             "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{home}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PROGRAM": str(PROGRAM),
             "SKYPILOT_NUM_GPUS_PER_NODE": ranks,
         }
+        torchrun = home / "torchrun"  # whose workers find torch imported
+        torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} {TORCHRUN} "$@"\n')
+        torchrun.chmod(0o755)
         script = home / "task.sh"
         script.write_text(task["run"])
         with (home / "log").open("wb") as log:

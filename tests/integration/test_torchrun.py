@@ -25,7 +25,8 @@ pytestmark = [
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path, least=2)  # so that the first does not begin alone, and again with the others
+    # At least two, so that the first does not begin alone, and again with the others.
+    cluster = Cluster(tmp_path, least=2, last_call_s=1)
     yield cluster
     cluster.close()
     for agent in cluster.agents:  # shown where the test has failed

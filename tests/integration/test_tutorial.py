@@ -10,15 +10,13 @@ import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import preloaded
 import pytest
 import torch
-from cases import cases
-from ddp_counts import RECORDS
+from ddp_counts import CASES, RECORDS
 
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.main import main
@@ -142,21 +140,23 @@ RANK = Path(__file__).with_name("ddp_counts.py")
 TORCHRUN = Path(__file__).parents[1] / "preloaded_torchrun.py"
 
 
-@cases(
-    "gradients, before",
-    [("copy", "keep"), ("view", "zero"), ("copy", "ignored"), ("view", "back")],
-    [*product(["copy", "view"], ["keep", "zero", "unweighed"]), ("copy", "ignored"), ("view", "back")],
-)
-def test_windows_of_ddp_are_proven_where_the_model_has_each_record(
-    tmp_path: Path, gradients: str, before: str
-) -> None:
-    run = [sys.executable, str(TORCHRUN), "--standalone", "--nproc-per-node=2"]
-    done = preloaded.run(
-        [*run, str(RANK), str(tmp_path), gradients, before], timeout=110, capture_output=True
-    )
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks have left of all cases."""
+    folder = tmp_path_factory.mktemp("ddp")
+    run = [sys.executable, str(TORCHRUN), "--standalone", "--nproc-per-node=2", str(RANK), str(folder)]
+    done = preloaded.run(run, timeout=110, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    learnt = torch.load(tmp_path / "learnt.pt", weights_only=True)
-    (verdict,) = audit([tmp_path / "audit"])
+    return folder
+
+
+@pytest.mark.parametrize(("gradients", "before"), CASES)
+def test_windows_of_ddp_are_proven_where_the_model_has_each_record(
+    trained: Path, gradients: str, before: str
+) -> None:
+    folder = trained / f"{gradients}-{before}"
+    learnt = torch.load(folder / "learnt.pt", weights_only=True)
+    (verdict,) = audit([folder / "audit"])
     is_exact = learnt.tolist() == [1.0] * RECORDS
     assert is_exact == (before == "keep")
     assert (verdict.outcome is Outcome.PROVEN) == is_exact

@@ -38,7 +38,7 @@ from edl_torch import (
 from edl_torch.client.torchrun import init_process_group
 from edl_torch.testing import wait_until
 
-RECORDS, EPOCHS, BATCH = 1050, 2, 4
+RECORDS, EPOCHS, BATCH = 750, 2, 4
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", 5))  # steps
 SLOW_S = 0.25
 TOLD = 143  # as if the signal had ended it: it has not finished

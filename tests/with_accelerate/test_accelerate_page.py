@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from accelerate_program import Remembers
+from accelerate_program import Remembers, Settings
+from framework_pages import Page, leave_other_jobs, models_of
 from kill_matrix import EVERY, each_job
 from memory_jobs import (
     KILLED,
@@ -26,57 +26,45 @@ from memory_jobs import (
     tell_and_check,
 )
 from memory_model import EPOCHS, RECORDS, Tally, each
-from memory_program import Settings
-from page_program import PageProgram
 
-PROGRAM = PageProgram("accelerate.md")
+PAGE = Page("accelerate.md")
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
+def forget() -> None:
+    """Let Accelerate begin anew."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
 def test_five_lines_at_most_are_another() -> None:
-    PROGRAM.check_five_lines_at_most_are_another()
+    PAGE.check_five_lines_at_most_are_another()
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    leave_other_jobs(monkeypatch)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    forget()
 
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Remembers]:
     """Those that programs make, of the module that they import."""
-    made: list[Remembers] = []
-
-    def make() -> Remembers:
-        made.append(Remembers())
-        return made[-1]
-
-    module = ModuleType("model")
-    module.photos = torch.arange(RECORDS)  # type: ignore[attr-defined]
-    module.loss_of = lambda model, batch: model(batch).sum()  # type: ignore[attr-defined]
-    module.Model = make  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "model", module)
     monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: Tally(*parameters))
-    monkeypatch.chdir(tmp_path)
-    return made
+    return models_of(monkeypatch, tmp_path, Remembers, loss_of=lambda model, batch: model(batch).sum())
 
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_the_program_runs(sign: str, models: list[Remembers]) -> None:
-    found = PROGRAM.run(PROGRAM.text(sign))
-    assert models[0].learnt == each(EPOCHS + 1)
-    if sign == "+":
-        found["loader"].close()
+    PAGE.check_program_runs(sign, models)
 
 
 def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[Remembers]) -> None:
-    (look,) = re.findall(r"## Notices\n.*?```python\n(.*?)```", PROGRAM.page, re.S)
-    before, save = PROGRAM.text("+").rsplit("    accelerator.save_state", 1)
+    (look,) = re.findall(r"## Notices\n.*?```python\n(.*?)```", PAGE.text, re.S)
+    before, save = PAGE.program("+").rsplit("    accelerator.save_state", 1)
     text = f"import sys\n{before}{indent(look, ' ' * 8)}    accelerator.save_state{save}"
+    code = compile(text, "the program that looks", "exec")
     loss_of = sys.modules["model"].loss_of
 
     def told(model: Any, batch: torch.Tensor) -> torch.Tensor:
@@ -84,15 +72,15 @@ def test_the_program_that_looks_at_notices_ends_on_one_and_goes_on(models: list[
             signal.raise_signal(signal.SIGTERM)  # in the first batch of the second epoch
         return loss_of(model, batch)
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"__name__": "script"}
     sys.modules["model"].loss_of = told  # type: ignore[attr-defined]
     with pytest.raises(SystemExit) as end:
-        PROGRAM.run(text, found)
+        exec(code, found)
     assert end.value.code == 143
     found["loader"].close()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    found = PROGRAM.run(text)
+    forget()
+    found = {"__name__": "script"}
+    exec(code, found)
     assert models[1].learnt == each(EPOCHS + 1)
     found["loader"].close()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
+from framework_pages import Page, models_of
 from kill_matrix import EVERY, each_job
-from lightning_program import Remembers
+from lightning_program import Remembers, Settings
 from memory_jobs import (
     KILLED,
     TOLD_TO_END,
@@ -19,36 +17,18 @@ from memory_jobs import (
     kill_under_torchrun_and_check,
     tell_and_check,
 )
-from memory_model import EPOCHS, RECORDS, each
-from memory_program import Settings
-from page_program import PageProgram
+from memory_model import EPOCHS
 
-PROGRAM = PageProgram("lightning.md")
+PAGE = Page("lightning.md")
 
 
 def test_five_lines_at_most_are_another() -> None:
-    PROGRAM.check_five_lines_at_most_are_another()
+    PAGE.check_five_lines_at_most_are_another()
 
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_the_program_runs(sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    models: list[Remembers] = []
-    module = ModuleType("model")
-    module.photos = torch.arange(RECORDS)  # type: ignore[attr-defined]
-
-    def make() -> Remembers:
-        models.append(Remembers())
-        return models[-1]
-
-    module.Model = make  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "model", module)
-    monkeypatch.chdir(tmp_path)
-    found = PROGRAM.run(PROGRAM.text(sign))
-    assert models[0].learnt == each(EPOCHS + 1)
-    if sign == "+":
-        found["loader"].close()
+    PAGE.check_program_runs(sign, models_of(monkeypatch, tmp_path, Remembers))
 
 
 # Jobs that are killed, and go on from their checkpoints -----------------------------------------------------

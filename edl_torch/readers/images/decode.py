@@ -67,12 +67,6 @@ def read_image(path: str, min_side: int | None = None) -> Image:
     return decode_image(data, path, min_side)
 
 
-def read_image_in(folder: str, file: str, min_side: int | None = None) -> Image:
-    """`read_image` of a file in a dataset's folder. Raises SourceUnavailable where the folder is gone."""
-    with within(folder):
-        return read_image(os.path.join(folder, file), min_side)
-
-
 def checked_min_side(min_side: int | None) -> int | None:
     """The argument of a reader. Raises InvalidArgument."""
     if min_side is None or (isinstance(min_side, int) and not isinstance(min_side, bool) and min_side > 0):

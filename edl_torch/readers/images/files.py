@@ -12,7 +12,7 @@ from typing import Any
 
 from edl_torch.fingerprint import Part
 from edl_torch.readers.base import Begun, IndexedReader
-from edl_torch.readers.images.decode import Image, decode_image, missing_image, read_image_in
+from edl_torch.readers.images.decode import Image, decode_image, missing_image, read_image, within
 from edl_torch.readers.shared.looks import SummedFile, arguments, sizes, some_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Data, Object, Storage, is_url
@@ -119,16 +119,12 @@ class FolderFiles:
     def image(self, number: int) -> Image:
         """Read and decode one. Raises BadRecord; of data elsewhere SourceChanged and SourceUnavailable."""
         if self._storage is None:
-            return read_image_in(self.root, self.names[number], self.min_side)
+            with within(self.root):
+                return read_image(self.path(number), self.min_side)
         return self.decoded(number, self._storage.read(*self.whole(number)))
 
-    def begin(self, numbers: Sequence[int]) -> Ahead | None:
-        """Ask for the bytes of these; None for those of this machine."""
-        wanted = self.requests(numbers)
-        return None if wanted is None else self.ahead(wanted)
-
     def requests(self, numbers: Sequence[int]) -> list[tuple[Object, int, int]] | None:
-        """What `begin` asks for."""
+        """What a store is asked for to read these; None for those of this machine."""
         return None if self._storage is None else [self.whole(number) for number in numbers]
 
     def decoded(self, number: int, data: Data) -> Image:
@@ -169,7 +165,8 @@ class ImageFilesReader(IndexedReader):
         if type(self).load is not ImageFilesReader.load:  # a subclass makes its records in another way
             return None
         files = [self.file_of(index) for index in indices]
-        ahead = self.image_files.begin(files)
+        wanted = self.image_files.requests(files)
+        ahead = None if wanted is None else self.image_files.ahead(wanted)
         if ahead is None:
             return None
 

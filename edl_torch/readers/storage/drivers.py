@@ -241,13 +241,7 @@ class Objects:
         from obstore.store import HTTPStore, from_url
 
         self._root = root
-        self._errors = obstore.exceptions
-        self._get, self._head, self._list, self._by_folder = (
-            obstore.get,
-            obstore.head,
-            obstore.list,
-            obstore.list_with_delimiter,
-        )
+        self._obstore, self._errors = obstore, obstore.exceptions
         self._web = is_web(root)
         chosen = _obstore_options(root, options)
         self._secrets = [value for value in chosen.values() if isinstance(value, str) and len(value) >= 8]
@@ -297,7 +291,8 @@ class Objects:
         while True:
             try:
                 with self._meaning(f"{self._root}/{prefix}"):
-                    for page in self._list(self._lister, prefix or None, offset=after, chunk_size=_PAGE):
+                    found = self._obstore.list(self._lister, prefix or None, offset=after, chunk_size=_PAGE)
+                    for page in found:
                         yield _page_of(page, cut)
                         after, cuts = page[-1]["path"], _Cuts()
                 return
@@ -310,13 +305,13 @@ class Objects:
         while True:
             try:
                 with self._meaning(f"{self._root}/{prefix}"):
-                    return self._by_folder(self._lister, prefix or None)
+                    return self._obstore.list_with_delimiter(self._lister, prefix or None)
             except Transient as exc:
                 cuts.wait(exc)
 
     def look(self, name: str) -> Object:
         with self._meaning(name):
-            meta = self._head(self._store, self._path(name))
+            meta = self._obstore.head(self._store, self._path(name))
         return Object(name, meta["size"], tag_of(meta["e_tag"]))
 
     def read(self, one: Object, start: int, length: int) -> Data:
@@ -325,7 +320,7 @@ class Objects:
         whole = start == 0 and length == one.size  # a server may know no ranges
         options: Any = None if whole else {"range": (start, start + length)}
         try:
-            answer = self._get(self._store, self._path(one.name), options=options)
+            answer = self._obstore.get(self._store, self._path(one.name), options=options)
             meta, data = answer.meta, memoryview(answer.bytes())  # copied by nobody who can do without
         except FileNotFoundError:
             raise one.changed("it is gone") from None
@@ -337,21 +332,17 @@ class Objects:
     def put(self, name: str, data: bytes, new: bool = False) -> bool:
         if self._web:
             raise ReaderError(f"'{name}': a web server takes no files")
-        import obstore
-
         with self._meaning(name):
             try:
                 mode: Any = "create" if new else "overwrite"
-                obstore.put(self._store, self._path(name), data, use_multipart=False, mode=mode)
+                self._obstore.put(self._store, self._path(name), data, use_multipart=False, mode=mode)
             except self._errors.AlreadyExistsError:
                 return False
         return True
 
     def remove(self, name: str) -> None:
-        import obstore
-
         with self._meaning(name):
-            obstore.delete(self._store, self._path(name))
+            self._obstore.delete(self._store, self._path(name))
 
     def _path(self, name: str) -> str:
         path = name[len(self._root) :].strip("/")

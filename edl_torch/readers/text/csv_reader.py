@@ -33,12 +33,11 @@ from edl_torch.readers.text.csv_values import (
 )
 from edl_torch.readers.text.row_index import CHUNK_BYTES
 from edl_torch.readers.text.text_reader import Gathered, Indexing, TextFile, TextFilesReader
-from edl_torch.shard import IndexArray, Task, TaskType
+from edl_torch.shard import IndexArray, Task
 
 _DELIMITERS = ";\t|,"
 _HEAD = 100  # records that a heading is told by
 _SAMPLE = 1000  # records that types are inferred from, spread over all files
-_MANIFEST_ONLY = {"root", "classes", "has_header", "min_side"}
 
 
 class CsvReader(TextFilesReader):
@@ -162,11 +161,6 @@ class CsvReader(TextFilesReader):
                 parsed = [dict(zip(self.columns, values, strict=True)) for values in parsed]
             batch = columns_of(parsed, self._layout)
         return tuple(batch.values()) if self._layout.as_tuples else batch
-
-    @classmethod
-    def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Constructor arguments for a `.csv` or `.tsv` file (or with `.gz`), or a folder of nothing else."""
-        return None if given.keys() & _MANIFEST_ONLY else super().arguments_for(data, mode, given)
 
     def _records(self, file: TextFile, start: int, block: Gathered) -> Iterator[Any]:
         """By Arrow if it is there and nothing is wrong; it and the parser of rows agree."""

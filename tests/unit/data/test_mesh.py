@@ -56,7 +56,8 @@ def test_each_rank_has_the_whole_model_where_no_dimension_is_left() -> None:
     assert parts(Mesh((2, 2), ("replicate", "shard")), ("replicate", "shard")) is None
     assert parts(Mesh((4,), ("dp",))) is None
     assert parts(Mesh((4,), ("shard",))) is None
-    assert parts(Mesh((4,))) is None
+    assert parts(Mesh((4,))) is None, "a mesh without names has one dimension, that of the data"
+    assert parts(Mesh((4,), ("tp",)), ("dp",)) is None
     assert parts(Mesh((4, 1), ("dp", "tp"))) is None
 
 
@@ -80,12 +81,6 @@ def test_names_that_the_mesh_has_not_are_refused(mesh: Mesh, dp: Any, words: str
 def test_a_mesh_that_is_not_over_all_ranks_is_refused(first: int, world_size: int) -> None:
     with pytest.raises(InvalidArgument, match=f"all {world_size} ranks of the job"):
         parts(Mesh((2, 2), ("dp", "tp"), first), world_size=world_size)
-
-
-def test_the_dimension_of_a_mesh_without_names_is_that_of_the_data() -> None:
-    assert parts(Mesh((1,))) is None
-    assert parts(Mesh((4,), ("tp",)), "dp") is None
-    assert parts(Mesh((4,), ("tp",)), ("dp",)) is None
 
 
 # By which address a rank's votes go: the way to the store, where nobody has chosen another ------------------

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,14 @@ def test_an_iterator_that_is_gone_is_over_and_its_count_is_remembered() -> None:
     del iteration
     gc.collect()
     assert table.is_over(run), "though nothing is known of it any more"
+
+
+@pytest.mark.parametrize(("drop_last", "least"), [(False, 6), (True, 8)])
+def test_where_the_last_batch_is_dropped_none_may_be_short(drop_last: bool, least: int) -> None:
+    iterator, iteration = begun(Iterations(), drop_last=drop_last)
+    next(iterator), next(iterator)
+    streams = [SimpleNamespace(granted=granted, ended=True) for granted in (6, 4)]
+    assert iteration.records(streams) == (least, 8)
 
 
 def test_without_batches_each_sample_is_one() -> None:

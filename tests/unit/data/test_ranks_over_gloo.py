@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Doing
-from edl_torch.data.ranks import gloo, parts_group
+from edl_torch.data.ranks import gloo, process_group
 from edl_torch.data.ranks.gloo import ReliablePair
 from edl_torch.data.ranks.parts_group import FRAME_BYTES, IN_STRUCTURE_BYTES, Packed, ProcessGroupParts
 from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
@@ -138,16 +138,19 @@ def test_ranks_meet_again_where_others_have_met_before(job: Job) -> None:
     assert job.run(2, work) == [["0", "0"]] * 2
 
 
-def test_a_rank_that_is_gone_is_an_error(job: Job) -> None:
+@pytest.mark.parametrize("parts", [False, True], ids=["a vote", "a broadcast"])
+def test_a_rank_that_is_gone_is_an_error(job: Job, parts: bool) -> None:
     met = threading.Barrier(2)
 
     def work(rank: int) -> None:
-        peers = ProcessGroupPeers(timeout_s=TIMEOUT_S)
+        peers = ProcessGroupPeers(timeout_s=TIMEOUT_S, parts=[[0, 1]] if parts else None)
         met.wait(TIMEOUT_S)
-        if rank == 0:
+        if rank == 1 and peers.parts is not None:
+            peers.parts.receive()
+        elif rank == 1:
             peers.vote(Ballot(doing=Doing.STEP)).wait()
 
-    error, _ = job.run(2, work)
+    _, error = job.run(2, work)
     assert isinstance(error, PeerFailed)
     assert "another rank of this job is gone or does not answer" in str(error)
 
@@ -282,18 +285,6 @@ def test_tensors_come_as_they_were(job: Job, elements: int) -> None:
         assert torch.equal(broadcast.batch["y"], batch["y"])
 
 
-def test_a_holder_that_is_gone_is_an_error(job: Job) -> None:
-    met = threading.Barrier(2)
-
-    def work(rank: int) -> None:
-        parts = ProcessGroupParts([0, 1], rank, TIMEOUT_S, pin_memory=False)
-        met.wait(TIMEOUT_S)
-        if rank:
-            parts.receive()
-
-    assert isinstance(job.run(2, work)[1], PeerFailed)
-
-
 # One pair between two ranks -----------------------------------------------------------------------------
 
 
@@ -369,11 +360,12 @@ def test_who_is_expected_to_answer_does_so_once() -> None:
 @pytest.mark.parametrize("has_accelerator", [False, True])
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_memory_is_pinned_where_that_was_said_and_means_something(
-    pin_memory: bool, has_accelerator: bool, monkeypatch: pytest.MonkeyPatch
+    pin_memory: bool, has_accelerator: bool, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts_group, "connect", lambda ranks, place, timeout_s: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_accelerator)
-    parts = ProcessGroupParts([0, 1], 0, TIMEOUT_S, pin_memory=pin_memory)
+    monkeypatch.setattr(process_group, "parts_of", lambda mesh, dp, size: [[0]])
+    parts = peers_over(None, "dp", pin_memory=pin_memory).parts  # type: ignore[arg-type]
+    assert parts is not None
     assert parts._pin_memory is (pin_memory and has_accelerator)
 
 

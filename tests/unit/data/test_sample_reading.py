@@ -173,15 +173,19 @@ def test_a_window_is_read_once_for_leases_that_come_in_order() -> None:
     assert len(reader.ranges) == 2 * len(ALL_SHARDS), "what was let go is read again"
 
 
-def test_a_window_of_another_epoch_or_shard_is_read_anew() -> None:
-    plan = PLANS["in shard"]
+IN_SHARD = PLANS["in shard"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "epoch", "shard"),
+    [(IN_SHARD, 1, 1), (IN_SHARD, 2, 0), (Plan(replace(IN_SHARD.spec, seed=4)), 1, 0)],
+    ids=["shard", "epoch", "plan"],
+)
+def test_a_window_of_another_one_is_read_anew(plan: Plan, epoch: int, shard: int) -> None:
     reading = Reading(Stored())
-    for shard in (1, 0):
-        assert list(reading(plan, part(plan, shard)).values()) == in_order(plan, part(plan, shard))
-    other = Grant(task=7, attempt=1, slice=Slice(epoch=2, shard=0, skip=0, limit=plan.records_in(2, 0)))
-    assert list(reading(plan, other).values()) == in_order(plan, other)
-    plan = Plan(replace(plan.spec, seed=4))
-    assert list(reading(plan, other).values()) == in_order(plan, other)
+    reading(IN_SHARD, part(IN_SHARD, stop=3))
+    rest = Grant(task=7, attempt=1, slice=Slice(epoch=epoch, shard=shard, skip=3, limit=3))
+    assert list(reading(plan, rest).values()) == in_order(plan, rest)
 
 
 @pytest.mark.parametrize(("order", "kind"), KINDS)

@@ -26,7 +26,7 @@ from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.record_jobs import can_pick
 from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.errors import BadRecord, ServiceClosed
-from edl_torch.readers import ImageFolderReader
+from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.testing import FakeMaster
 
 
@@ -316,11 +316,18 @@ def test_image_folders_and_lists_of_images_say_their_labels(tmp_path: Path) -> N
     assert ImageFolderReader(tmp_path / "dog").targets is None
 
 
-def test_the_three_part_form_is_told_of_it_too() -> None:
-    from edl_torch.readers import MapDatasetReader
-
+@pytest.mark.parametrize(
+    ("order", "mixed"),
+    [
+        ({"shuffle_shards": True}, "2.0"),
+        ({}, "2.0"),
+        ({"shuffle_window": 2}, "2.8"),  # the classes that lie together are mixed: 1 + 7 / 4
+        ({"shuffle_shards": True, "shuffle_window": 2}, "3.5"),
+    ],
+)
+def test_the_three_part_form_is_told_of_it_too(order: dict[str, Any], mixed: str) -> None:
     reader = MapDatasetReader(Labelled(SORTED))
-    with DataShardService(32, FakeMaster(), reader, records_per_shard=128, shuffle_shards=True) as service:
+    with DataShardService(32, FakeMaster(), reader, records_per_shard=128, **order) as service:
         loader = ElasticDataLoader(ShardedDataset(service, reader, shuffle=True))
-        with pytest.warns(UserWarning, match="sorted by label"):
+        with pytest.warns(UserWarning, match=f"sorted by label.* a batch has some {mixed} of the 8 classes"):
             next(iter(loader))

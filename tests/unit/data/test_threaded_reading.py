@@ -371,8 +371,9 @@ def test_a_reading_whose_threads_cannot_start_raises_and_leaves_nothing(
 
 def test_a_reading_that_was_closed_keeps_no_sample() -> None:
     made: list[weakref.ref[Sample]] = []
-    reading = in_threads(Safe(), planned(), 2, Book(quarantines=True), lambda _: noted(made), collate=as_list)
-    batch = next(reading)
+    book = Book(quarantines=True)
+    reading = in_threads(Safe({1}), planned(), 2, book, lambda _: noted(made), collate=as_list)
+    batch = next(reading)  # of two blocks, of which a sample is left
     assert repr(reading).startswith("<ThreadedReading <ReaderThreads alive=2 of=2 waiting=")
     assert repr(reading).endswith("> blocks=2 transforms_in='all'>")
     reading.close()

@@ -149,7 +149,7 @@ def test_wanted_event_reaches_the_other_trainer(server, calls):
     b.call(calls.register("b", size=2))
     wanted = []
     a.attend("a", 1, Listening(1, wanted.append))
-    wait_until(lambda: a._heartbeats["a"].attending)
+    wait_until(lambda: a._heartbeats["a"].listener.standing)
     a.call(calls.lease(1, "a"))
     b.call(calls.lease(1, "b", epoch=0), 0.01)
     assert wait_until(lambda: wanted) == ["d"]
@@ -209,9 +209,9 @@ def test_stream_is_opened_again_after_it_ended(server, calls):
     client.call(calls.register())
     client.attend("s", 1, Listening(1))
     attendance = client._heartbeats["s"]
-    first = wait_until(lambda: attendance.attending and attendance._stream)
+    first = wait_until(lambda: attendance.listener.standing and attendance._stream)
     first.cancel()
-    wait_until(lambda: attendance._stream is not first and attendance.attending)
+    wait_until(lambda: attendance._stream is not first and attendance.listener.standing)
     assert sessions_of(server.dispatcher, "d") == {"s"}
 
 

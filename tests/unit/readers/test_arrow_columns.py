@@ -25,7 +25,6 @@ from edl_torch.readers.arrow import (
     text_values,
     valid,
 )
-from edl_torch.testing.check_reader import batch_row_equals
 
 pa = pytest.importorskip("pyarrow")
 
@@ -94,11 +93,6 @@ def test_nulls_are_filled_with_what_was_named(values, kind, fill, expected):
     assert found.dtype == column([value for value in values if value is not None], kind).dtype
 
 
-def test_a_fill_of_another_type_is_refused():
-    with pytest.raises(DataFormatError, match=r"fill_nulls\['x'\] = 'none' is no value.*int64"):
-        column([1, None], pa.int64(), fill_nulls={"x": "none"})
-
-
 def test_strings_bytes_decimals_and_times_are_objects():
     assert column(["ä", None, ""], pa.string()).tolist() == ["ä", None, ""]
     assert column(["ä", None], pa.large_string()).tolist() == ["ä", None]
@@ -135,22 +129,6 @@ def test_two_columns_of_one_name_are_refused():
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(DataFormatError, match="the name x"):
         numpy_columns(table)
-
-
-def test_rows_have_the_values_of_the_columns():
-    table = pa.table(
-        {
-            "i": pa.array([1, 2]),
-            "f": pa.array([None, 0.5]),
-            "s": pa.array(["a", None]),
-            "t": pa.array([5, None], pa.timestamp("ns")),
-            "v": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
-        }
-    )
-    found, batch = list(rows(table)), numpy_columns(table)
-    assert [type(found[0][name]) for name in "ifs"] == [int, float, str]
-    assert found[0]["t"] == np.datetime64(5, "ns")
-    assert all(batch_row_equals(batch, at, row) for at, row in enumerate(found))
 
 
 def test_rows_before_a_null_without_a_value_are_delivered():

@@ -22,6 +22,7 @@ from edl_torch.readers import CsvReader, RecordIODataReader, TarReader
 from edl_torch.readers.shared import mapped
 from edl_torch.readers.shared.files import FileStamp, OpenFile, file_lock
 from edl_torch.readers.shared.mapped import BESIDE, Array, cached_index
+from edl_torch.readers.shared.sources import index_of
 from edl_torch.readers.storage import Storage
 from edl_torch.readers.text.row_index import BLOCK, RowIndex, RowRules, build_row_index
 
@@ -218,14 +219,15 @@ def test_without_a_folder_to_write_in_the_index_is_temporary(
     assert "EDL_INDEX_DIR" in caplog.text
 
 
-def test_data_that_changes_while_it_is_indexed_is_refused(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", [cached_index, index_of], ids=["kept", "too small to be kept"])
+def test_data_that_changes_while_it_is_indexed_is_refused(data: Path, tmp_path: Path, index: Any) -> None:
     def build() -> Mapping[str, Array]:
         data.write_bytes(b"changed under us")
         return {"n": np.zeros(1)}
 
     with pytest.raises(SourceChanged, match="has changed"):
-        cached_index(FileStamp.of(data), "kind1", build, storage=Storage(index_dir=tmp_path / "i"))
-    assert not list((tmp_path / "i").iterdir())
+        index(FileStamp.of(data), "kind1", build, storage=Storage(index_dir=tmp_path / "i"))
+    assert not list(tmp_path.glob("i/*"))
 
 
 def test_a_stamp_tells_that_its_file_is_gone(data: Path) -> None:

@@ -116,13 +116,6 @@ def test_picked_records_come_by_getitems_in_the_order_asked_for():
     assert max(map(len, dataset.calls)) <= 32
 
 
-def test_a_bad_record_among_picked_ones_is_the_one_that_raises():
-    records = iter(MapDatasetReader(Batched(bad=40)).read_each("Batched", np.array([3, 40, 5])))
-    assert next(records) == 9
-    with pytest.raises(OSError, match="record 40 is bad"):
-        next(records)
-
-
 @pytest.mark.parametrize(
     ("name", "numbers"), [("Batched", [1, 100, 2]), ("Batched", [1, -1]), ("other", [1])]
 )
@@ -147,12 +140,7 @@ class Endless(IterableDataset):
         return iter(())
 
 
-@pytest.mark.parametrize("dataset", [Endless(), iter([]), object()])
+@pytest.mark.parametrize("dataset", [Endless(), iter([]), object(), {0: 1}])
 def test_other_objects_are_refused(dataset):
     with pytest.raises(InvalidArgument, match="no map-style dataset"):
         MapDatasetReader(dataset)
-
-
-def test_a_mapping_is_refused():
-    with pytest.raises(InvalidArgument, match="is no map-style dataset"):
-        MapDatasetReader({0: 1})

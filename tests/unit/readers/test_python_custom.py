@@ -54,11 +54,6 @@ def test_shards_are_numbered_and_the_last_short_one_is_kept(write):
     assert shards == {"shard_0": (0, 4), "shard_1": (4, 4), "shard_2": (8, 2)}
 
 
-def test_without_records_per_task_the_file_is_one_source(write):
-    path = write(SIZES)
-    assert PythonCustomReader(path).create_shards() == {path: (0, 10)}
-
-
 def test_records_are_their_numbers(write):
     reader = PythonCustomReader(write(SIZES), records_per_task=4)
     assert list(reader.read_records(Task(shard=Shard(name="shard_1", start=5, end=8)))) == [5, 6, 7]

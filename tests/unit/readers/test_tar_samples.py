@@ -24,7 +24,6 @@ from readers_kit import (
     of_webdataset,
 )
 from tar_files import add
-from webdataset.tariterators import base_plus_ext
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers import TarReader
@@ -115,24 +114,6 @@ def stripped(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def test_members_are_those_of_tarfile(content: list[tuple[str, bytes, int]], form: int) -> None:
     data = packed(content, form)
     assert by_us(data) == stripped(by_tarfile(data))
-
-
-@given(MEMBERS, st.sampled_from(sorted(PYTHON_FORMATS.values())))
-def test_samples_begin_where_keys_change(content: list[tuple[str, bytes, int]], form: int) -> None:
-    data = packed(content, form)
-    expected, key, end = [], None, 0
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-        for member in tar:
-            end = tar.offset
-            found, _ = base_plus_ext(member.name)
-            is_part = member.isreg() and not member.name.startswith("__")
-            if is_part and found is not None and found != key:
-                key = found
-                expected.append(member.offset)
-    if any(name.startswith("__") for name, _, _ in content):
-        return
-    starts, _ = sample_starts(Windowed(lambda a, b: data[a:b], len(data)), len(data))
-    assert starts.tolist() == [*expected, end]
 
 
 @given(MEMBERS, st.sampled_from(sorted(PYTHON_FORMATS.values())), st.data())
