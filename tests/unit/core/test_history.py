@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -229,7 +230,7 @@ def test_epochs_and_the_end_are_events() -> None:
 
 
 def test_bad_records_and_checkpoints_that_repeat_are_one_event() -> None:
-    job = Job("a", registration=Registration(**{**_fields(BIG), "max_bad_records": 10}))
+    job = Job("a", registration=replace(BIG, max_bad_records=10))
     grant = first_of(job.trainers["a"])
     for position in (0, 1):
         failure = Failure(task=grant.task, attempt=grant.attempt, position=position, reason="torn")
@@ -354,7 +355,3 @@ def test_every_kind_of_event_has_words() -> None:
     for kind in EventKind:
         job.dispatcher.history.add(kind, 0.0)
     assert all(event.line for event in job.dispatcher.status(0.0).events)
-
-
-def _fields(registration: Registration) -> dict[str, Any]:
-    return {name: getattr(registration, name) for name in registration.__slots__}

@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
+from core_kit import Trainer
 from test_mixture import Chairman
 
 from edl_torch.core.calls import (
@@ -25,12 +26,7 @@ from edl_torch.core.calls import (
     Failure,
     GiveBack,
     Grant,
-    LeaseCall,
-    RegisterCall,
-    ReportCall,
-    RestoreCall,
     SetWeightsCall,
-    SnapshotCall,
 )
 from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
@@ -122,16 +118,15 @@ def registration(parts: tuple[int, ...], *, limited: bool, without: bool, turn: 
     )
 
 
-@dataclass
-class Member:
+class Member(Trainer):
     """A trainer: what it knows of the order, and what it holds."""
 
-    session: str
     plan: Plan
-    fence: Any
-    asked: int = 0
-    reported: int = 0
-    grants: dict[int, tuple[Grant, int]] = field(default_factory=dict)  # and the next position
+
+    def __init__(self, master: Dispatcher, session: str) -> None:
+        super().__init__(master, session)
+        self.grants: dict[int, tuple[Grant, int]] = {}  # and the next position
+        self.known: dict[str, int] = {}  # numbers of the last calls that it was answered
 
 
 class Job:
@@ -168,21 +163,18 @@ class Job:
 
     def join(self) -> None:
         self.numbers += 1
-        session = f"s{self.numbers}"
-        call = RegisterCall(
-            session=session,
-            worker_id="w",
-            batch_size=4,
-            registration=registration(self.given, limited=self.limited, without=self.without, turn=self.turn),
+        member = Member(self.master, f"s{self.numbers}")
+        answer = member.register(
+            registration(self.given, limited=self.limited, without=self.without, turn=self.turn)
         )
-        answer = self.master.register(call, 0.0)
         self.book.learn(answer.spec.segments)
-        self.members.append(Member(session, Plan(answer.spec), answer.fence))
+        member.plan = Plan(answer.spec)
+        self.members.append(member)
 
     def die(self) -> None:
         if len(self.members) > 1:
             gone = self.members.pop(self.noise.randrange(len(self.members)))
-            self.master.leave(gone.session, gone.fence.member)
+            self.master.leave(gone.session, gone.member)
 
     def edit(self) -> None:
         """All trainers end, and go on with a program that has other components."""
@@ -194,7 +186,7 @@ class Job:
         else:
             return
         for member in self.members:
-            self.master.leave(member.session, member.fence.member)
+            self.master.leave(member.session, member.member)
         self.members.clear()
         self.given = self.parts()
         ledger = self.master.find_ledger("m")
@@ -222,23 +214,15 @@ class Job:
         (found,) = (one for one in segments if one.start == index)
         return found
 
-    def common(self, member: Member) -> dict[str, Any]:
-        known = {"asked": member.asked, "reported": member.reported}
-        return {"session": member.session, "dataset": "m", "fence": member.fence, **known}
-
     def lease(self) -> None:
         member = self.noise.choice(self.members)
-        call = LeaseCall(
-            **self.common(member),
-            request=member.asked + 1,
-            epoch=NEW_PASS if self.finished else 0,
-            count=self.noise.choice((1, 1, 3)),
-            segment=member.plan.newest_segment,
-        )
+        epoch, segment = NEW_PASS if self.finished else 0, member.plan.newest_segment
+        count = self.noise.choice((1, 1, 3))
+        call = member.lease_call("m", count, epoch=epoch, segment=segment, **member.known)
         answer = self.master.lease(call, 0.0)
         if self.noise.random() < 0.2:  # the answer was lost
             assert self.master.lease(call, 0.0) == answer
-        member.asked += 1
+        member.known["asked"] = call.request
         member.plan.learn(answer.segments)
         self.book.learn(answer.segments)
         for grant in answer.grants:
@@ -263,20 +247,17 @@ class Job:
         each = [
             (place, (name.partition(":")[0], n) == BAD) for place, (name, n) in enumerate(indices, position)
         ]
-        call = ReportCall(
-            **self.common(member),
-            request=member.reported + 1,
-            acknowledgements=tuple(
-                Acknowledgement(**named, start=place, upto=place + 1) for place, is_bad in each if not is_bad
-            ),
-            failures=tuple(
-                Failure(**named, position=place, reason="torn") for place, is_bad in each if is_bad
-            ),
-        )
+        outcomes = [
+            Failure(**named, position=place, reason="torn")
+            if is_bad
+            else Acknowledgement(**named, start=place, upto=place + 1)
+            for place, is_bad in each
+        ]
+        call = member.report_call(*outcomes, dataset="m", **member.known)
         assert not self.master.report(call, 0.0).stale
         if self.noise.random() < 0.2:  # the answer was lost
             assert not self.master.report(call, 0.0).stale
-        member.reported += 1
+        member.known["reported"] = call.request
         first, _ = member.plan.indices_of(replace(grant.slice, skip=position, limit=upto - position))
         for index, (name, number), turn in zip(
             range(first, SIZE), indices, indices.passes.tolist(), strict=False
@@ -292,9 +273,9 @@ class Job:
         if member.grants:
             task, (grant, position) = member.grants.popitem()
             back = GiveBack(task=task, attempt=grant.attempt, start=position)
-            call = ReportCall(**self.common(member), request=member.reported + 1, give_backs=(back,))
+            call = member.report_call(back, dataset="m", **member.known)
             self.master.report(call, 0.0)
-            member.reported += 1
+            member.known["reported"] = call.request
 
     def reweigh(self) -> None:
         status = self.master.dataset_status("m")
@@ -340,7 +321,7 @@ class Job:
 
     def snapshot(self) -> None:
         member = self.noise.choice(self.members)
-        token = self.master.snapshot(SnapshotCall(**self.common(member)), 0.0)
+        token = self.master.snapshot(member.call("m", **member.known), 0.0)
         self.tokens.append((token, list(self.book.changes), dict(self.done), self.given, self.without))
 
     def go_back(self) -> None:
@@ -360,9 +341,7 @@ class Job:
             same = given if fits else self.parts()
             self.given = self.noise.choice((same, self.parts()))
             self.start_anew()
-        first = self.members[0]
-        call = RestoreCall(**self.common(first), request=self.numbers, token=token)
-        self.numbers += 1
+        call = self.members[0].restore_call(token, "m", **self.members[0].known)
         epoch, shard, offset = json.loads(token)["cursor"]
         index = self.turn_from(SIZE if epoch else 16 * shard + offset)
         now = self.book.changes, self.done
@@ -375,14 +354,14 @@ class Job:
                 return
             self.without, self.given = False, self.parts()  # it is given its data again
             self.start_anew()
-            call = replace(call, **self.common(self.members[0]))
+            call = self.members[0].restore_call(token, "m", **self.members[0].known)
         lineage = self.master.restore(call, 0.0)
         if index < SIZE and (self.given != given or (self.without and self.book.has_share(LEAVES, index))):
             self.book.change(self.segment_at(index), self.given)
         for member in self.members:  # those that do not start anew are refused
             member.fence = replace(member.fence, lineage=lineage)
             member.grants.clear()
-            member.asked = member.reported = 0
+            member.known.clear()
 
     def start_anew(self) -> None:
         """On a master that knows nothing."""

@@ -93,6 +93,25 @@ def test_behind_a_wrapper_a_padding_batch_that_is_read_ahead_puts_no_statistics_
         assert torch.equal(norm.running_mean, learnt)
 
 
+def test_a_padding_batch_leaves_running_statistics_as_they_were_when_the_loop_goes_on_or_ends() -> None:
+    fake = FakeMaster()
+    norm = torch.nn.BatchNorm1d(1)
+    with loader_of(8, fake) as other, loader_of(8, fake) as loader:
+        loader.keep_stepping()
+        loader.freeze_statistics(norm)
+        theirs, mine = iter(other), iter(loader)
+        next(theirs)
+        norm(next(mine).float()[:, None])
+        learnt = norm.running_mean.clone()
+        padding = next(mine)
+        for goes_on in (lambda: next(mine), mine.close):
+            assert loader.weight == 0
+            norm(padding.float()[:, None])
+            assert not torch.equal(norm.running_mean, learnt)
+            goes_on()
+            assert torch.equal(norm.running_mean, learnt)
+
+
 def test_alone_it_reads_like_any_other() -> None:
     fake = FakeMaster()
     with loader_of(10, fake, num_epochs=2) as loader:

@@ -31,11 +31,6 @@ class Steps(Batches):
         self.done()
         return len(self)
 
-    @property
-    def going_back(self) -> int:
-        """How many go back where the loop is left now."""
-        return len(self.ahead) + self.has_in_hand
-
     def withdrawn(self, newest: int) -> None:
         self.take_back([*self.unfinished, *self.ahead][len(self) - newest :])
 
@@ -278,6 +273,15 @@ def test_nothing_may_be_learnt_of_a_batch_that_has_failed_though_the_loop_still_
     assert (failed.counts_not, failed.has_learnt) == ("bad", True)
     assert batches.in_hand is not None
     assert (batches.in_hand.instead_of, batches.in_hand.counts_not) == (failed, "bad")
+
+
+def test_another_lineage_forgets_what_a_wrapper_that_counts_has_read_ahead() -> None:
+    steps = Steps(1)
+    steps.attach()
+    steps.handed()
+    steps.handed()
+    steps.clear()
+    assert (steps.keep, len(steps.ahead)) == (0, 0)
 
 
 def test_no_batch_is_in_hand_and_no_padding_is_to_be_weighed_where_all_are_void() -> None:

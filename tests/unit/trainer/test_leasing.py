@@ -100,6 +100,15 @@ def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() 
 # Passes that are over ---------------------------------------------------------------------------------------
 
 
+def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
+    supply = LeaseQueue(ahead=True)
+    first = supply.open(Mode.ELASTIC)
+    second = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1)), second)
+    assert supply.draw("worker 0", first) is None
+    assert supply.draw("worker 0", second) == lease(1)
+
+
 def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
     supply = LeaseQueue(ahead=True)
     supply.error = MasterUnavailable("away")
@@ -200,6 +209,16 @@ def test_who_waits_for_another_loop_of_its_own_thread_is_told(
 def test_who_gets_records_does_not_ask_whom_else_there_is(shell: Shell) -> None:
     shell.siblings = (SiblingSession(session="other", records=64, same_thread=True),)
     assert shell.train_through() == 64
+
+
+def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.read()
+    assert not shell.run(shell.elastic.more_to_read())
+    asked = len(asks(shell))
+    assert not shell.run(shell.elastic.more_to_read())
+    assert not shell.run(shell.elastic.look_for_more())
+    assert len(asks(shell)) == asked
 
 
 # Ahead ------------------------------------------------------------------------------------------------------

@@ -37,6 +37,13 @@ def test_a_late_worker_does_not_end_an_elastic_pass(shell: Shell) -> None:
     assert shell.elastic.is_open(number)
 
 
+def test_a_plain_pass_ends_an_elastic_one(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    shell.begin_plain()
+    assert not shell.elastic.is_open(number)
+    assert shell.elastic.superseded == number
+
+
 def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(shell: Shell) -> None:
     number = shell.begin_plain("worker 0", "i7", 1, number=7, newest=9)
     assert shell.begin_plain("worker 0", "i6", 1, number=6, newest=9) == NO_PASS
@@ -212,6 +219,15 @@ def test_of_several_workers_no_batch_can_be_named(shell: Shell) -> None:
         shell.run(shell.trainer.fail_batch(None, "NaN"))
 
 
+def test_a_bad_record_is_in_no_batch(master: Master, shell: Shell) -> None:
+    shell.begin_plain()
+    grant = shell.draw()
+    shell.run(shell.trainer.fail_record(grant.task, 1, "torn"))
+    assert shell.report() == 0
+    assert reports_of(master)[-1].acknowledgements == (ack(1, 1), ack(1, 5, 2))
+    assert (master.status.quarantined, master.status.acknowledged) == (1, 4)
+
+
 def test_leases_taken_back_end_the_pass(master: Master) -> None:
     """Batches of them are on their way, and a report does not say which one it means."""
     master = Master(progress_timeout_s=30.0, lease_timeout_s=600.0)
@@ -303,6 +319,13 @@ def test_an_abandoned_pass_warns_of_nothing(master: Master, shell: Shell) -> Non
     assert not shell.state.supply.current.is_open
 
 
+def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) -> None:
+    read_all(shell)
+    shell.run(shell.trainer.open())
+    assert len(shell.warnings) == 1
+    assert master.status.leased == 0
+
+
 def test_finishing_twice_finishes_once(shell: Shell) -> None:
     for passes in (1, 2):
         read_all(shell)
@@ -320,13 +343,3 @@ def test_a_pass_of_an_older_kind_is_not_finished_as_a_plain_one(master: Master, 
     shell.run(shell.trainer.plain.finish())
     assert shell.elastic.is_open(1)
     assert master.status.leased == 8
-
-
-def test_reprs_show_state(shell: Shell) -> None:
-    assert repr(shell.trainer.plain) == "<PlainPasses streams=0 silent=0 None>"
-    shell.begin_plain()
-    shell.draw()
-    assert (
-        repr(shell.trainer.plain) == "<PlainPasses streams=1 silent=0 <StreamCounts streams=1 unreported=8>>"
-    )
-    assert repr(shell.trainer).startswith("<Trainer s <State MEMBER <LeaseQueue pass=1 open epoch=0 ready=0>")

@@ -245,11 +245,3 @@ def test_a_session_that_was_given_up_goes_back_as_the_new_member(master: Master,
     restoring.finish()
     assert [call.fence.member for call in master.of("restore")] == [1, 2]
     assert shell.state.fence.lineage == 2
-
-
-def test_repr_shows_state(shell: Shell) -> None:
-    assert repr(shell.trainer.position).startswith("<Position 'training' Fence(ledger=''")
-    assert repr(shell.trainer.registrar).startswith("<Registrar NEW Fence(ledger=''")
-    assert repr(shell.trainer.confirmer) == "<Confirmer <Liveness standing=False doubts=0>>"
-    shell.run(shell.trainer.registrar.plan())
-    assert repr(shell.trainer.confirmer) == "<Confirmer in one process with the master>"

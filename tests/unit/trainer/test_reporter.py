@@ -10,12 +10,12 @@ from trainer_kit import Running, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.core.calls import Acknowledgement, Failure, ReportAnswer
 from edl_torch.errors import AccountingError, EdlError, MasterUnavailable, SessionLost, StaleLease
-from edl_torch.trainer.outbox import Report
 from edl_torch.trainer.vocabulary import (
     Answered,
     Call,
     Dropped,
     Evidence,
+    Granted,
     Refused,
     Register,
     Reporting,
@@ -458,6 +458,8 @@ def test_without_an_audit_nothing_is_written_down() -> None:
     shell.state.outbox.note(acknowledgements=[ack(1, 4)])
     shell.run(shell.trainer.reporter.flush())
     assert shell.facts == []
+    shell.begin_elastic()
+    assert shell.told(Granted) == []
 
 
 # The outbox alone -------------------------------------------------------------------------------------------
@@ -476,10 +478,3 @@ def test_one_report_is_on_its_way_at_a_time(embedded: Case) -> None:
     with pytest.raises(AccountingError, match="Telling is SENDING: it cannot become SENDING"):
         embedded.outbox.take(embedded.state.fence)
     assert embedded.outbox.phase is Telling.SENDING
-
-
-def test_repr_shows_state(remote: Case) -> None:
-    remote.outbox.note(acknowledgements=[ack(1, 4)])
-    assert repr(remote.outbox) == "<Outbox IDLE request=0 unanswered=1>"
-    assert repr(remote.reporter) == "<Reporter <Outbox IDLE request=0 unanswered=1>>"
-    assert repr(Report()) == "<Report 0 0 0>"

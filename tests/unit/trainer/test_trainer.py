@@ -7,7 +7,30 @@ from trainer_kit import Master, ScriptedMaster, Shell, ack, reports_of
 
 from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Slice
+from edl_torch.trainer.outbox import Report
 from edl_torch.trainer.vocabulary import DataChanged, Logged, Register, Reporting, Wait
+
+
+def test_every_part_shows_its_state(master: Master) -> None:
+    shell = Shell(master, "0123456789", attended=False)
+    trainer, state = shell.trainer, shell.state
+    assert repr(trainer).startswith("<Trainer 01234567 <State NEW <LeaseQueue pass=0 closed ready=0>")
+    assert repr(trainer.position).startswith("<Position 'training' Fence(ledger=''")
+    assert repr(trainer.registrar).startswith("<Registrar NEW Fence(ledger=''")
+    assert repr(trainer.confirmer) == "<Confirmer <Liveness standing=False doubts=0>>"
+    assert repr(shell.elastic) == "<ElasticPasses IDLE exhausted=False <LeaseQueue pass=0 closed ready=0>>"
+    assert repr(trainer.plain) == "<PlainPasses streams=0 silent=0 None>"
+    shell.begin_plain()
+    shell.draw()
+    state.outbox.note(acknowledgements=[ack(1, 4)])
+    assert [repr(part) for part in (trainer.confirmer, trainer.plain, trainer.leasing, trainer.reporter)] == [
+        "<Confirmer in one process with the master>",
+        "<PlainPasses streams=1 silent=0 <StreamCounts streams=1 unreported=8>>",
+        "<Leasing <LeaseQueue pass=1 open epoch=0 ready=0>>",
+        "<Reporter <Outbox IDLE request=0 unanswered=1>>",
+    ]
+    assert repr(Report()) == "<Report 0 0 0>"
+
 
 # The end ----------------------------------------------------------------------------------------------------
 
@@ -26,10 +49,6 @@ def test_closing_gives_back_all_that_was_not_trained_on(master: Master, shell: S
     assert master.status.acknowledged == 0
     assert sorted(back.task for back in reports_of(master)[-1].give_backs) == [1, 2, 3]
     assert shell.told(Reporting)[-1].returned == ((1, 0, 8),), "the second was not stepped on"
-
-
-def test_repr_shows_the_beginning_of_a_long_session(master: Master) -> None:
-    assert repr(Shell(master, "0123456789").trainer).startswith("<Trainer 01234567 <State NEW ")
 
 
 def test_closing_before_the_first_use_makes_no_call(master: Master, shell: Shell) -> None:
