@@ -35,15 +35,19 @@ class Steps(Batches):
         self.take_back([*self.unfinished, *self.ahead][len(self) - newest :])
 
 
-def test_a_step_after_the_end_may_have_been_on_all_that_was_read_ahead() -> None:
+@pytest.mark.parametrize(("backwards", "kept"), [(1, 1), (2, 0)])
+def test_a_last_step_was_on_all_that_was_read_ahead_where_so_many_backward_passes_came(
+    backwards: int, kept: int
+) -> None:
+    """Fewer have not reached each of them: it waits for a step, as of an optimizer that trains on some."""
     steps = Steps(2)
     number = steps.attach()
     for _ in range(4):
         steps.handed()
     steps.stepped_after_the_end(number)
-    steps.gathered_to_the_end(number)
+    steps.gathered_to_the_end(number, backwards)
     steps.begin_pass()
-    assert steps.keep == 0
+    assert steps.keep == kept
 
 
 def loop_behind(steps: Steps, number: int, batches: int, behind: int, accumulates: int = 1) -> None:
