@@ -160,6 +160,13 @@ def differ(one: str, other: str) -> bool:
     return not (then.parts or both) or bool(_beside(old, new) and _beside(new, old))
 
 
+def lacks(now: str, then: str) -> bool:
+    """Whether an attribute that was looked at then cannot be looked at now: while an object is used, what is
+    looked at becomes more, and not less. Neither is UNKNOWN."""
+    new = dict(Fingerprint.decode(now).attributes)
+    return any(look and not new.get(name) for name, look in Fingerprint.decode(then).attributes)
+
+
 def known_by(texts: Iterable[str], strengths: Iterable[str] = ()) -> str:
     """Return how strongly fingerprints that do not differ show that the data were the same.
 
@@ -197,7 +204,8 @@ def describe_change(before: str, now: str) -> str:
         return f"fingerprint {old.parts[0][0]!r} then, {new.parts[0][0]!r} now"
     if {name for name, _ in (*old.parts, *old.attributes, *new.parts, *new.attributes)} == {VALUES}:
         return "the values are others than then"
-    said = _listed(old, new) if old.run == new.run == 1 else _first_run(old, new)
+    is_listed = old.run == new.run == 1 or old.parts == new.parts
+    said = _listed(old, new) if is_listed else _first_run(old, new)
     if not (old.parts or new.parts):
         said = f"attributes of the dataset: {said}"
     else:
@@ -223,9 +231,10 @@ def _looked_at(found: Fingerprint) -> str:
 
 def _listed(old: Fingerprint, new: Fingerprint) -> str:
     then, now = dict((*old.parts, *old.attributes)), dict((*new.parts, *new.attributes))
+    of_object = dict(old.attributes)
     kinds = {
         "added": [name for name in now if name not in then],
-        "removed": [name for name in then if name not in now],
+        "removed": [n for n in then if n not in now or (n in of_object and then[n] and not now[n])],
         # Evidence that one of them lacks says nothing: other entries were sampled.
         "changed": [n for n, e in now.items() if e and then.get(n) and then[n] != e],
     }

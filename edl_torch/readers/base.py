@@ -29,7 +29,7 @@ from edl_torch.errors import (
     SourceChanged,
     SourceUnavailable,
 )
-from edl_torch.fingerprint import UNKNOWN, Fingerprint, describe_change, differ, strength_of
+from edl_torch.fingerprint import UNKNOWN, Fingerprint, describe_change, differ, lacks, strength_of
 from edl_torch.shard import IndexArray, Source, Task, TaskType
 from edl_torch.system.termination import is_of_a_handler
 
@@ -132,14 +132,15 @@ def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAININ
     return sources_of(shards, type(reader).__name__)
 
 
-def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> str:
-    """Ask a reader for its fingerprint, as text; '' where it has none. Raises ReaderError, and
-    InvalidArgument for what is neither a Fingerprint nor a version."""
+def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False, again: bool = False) -> str:
+    """Ask a reader for its fingerprint, as text; '' where it has none; `again` for one that is compared with
+    its last. Raises ReaderError, and InvalidArgument for what is neither a Fingerprint nor a version."""
     ask = getattr(reader, "fingerprint", None)
     try:
         if callable(ask):
-            takes = whole and "whole" in inspect.signature(ask).parameters
-            ask = ask(whole=True) if takes else ask()
+            takes = inspect.signature(ask).parameters
+            given = {name: True for name, is_so in (("whole", whole), ("again", again)) if is_so}
+            ask = ask(**{name: value for name, value in given.items() if name in takes})
         found: Fingerprint | str | None = ask
     except OSError as exc:
         raise ReaderError(f"{type(reader).__name__}: its data cannot be looked at: {exc}") from exc
@@ -178,10 +179,12 @@ def changed_since(reader: AbstractDataReader, then: str) -> str:
     if not then or strength_of(then) == "given" or not getattr(reader, "looks_again", False):
         return ""
     try:
-        now = reader_fingerprint(reader)
+        now = reader_fingerprint(reader, again=True)
     except ReaderError as exc:
         return str(exc)
-    return describe_change(then, now) if differ(then, now) else ""
+    if now == UNKNOWN:
+        return "nothing of what was looked at then is there now"
+    return describe_change(then, now) if differ(then, now) or lacks(now, then) else ""
 
 
 def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:

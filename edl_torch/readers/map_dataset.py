@@ -82,10 +82,13 @@ class MapDatasetReader(IndexedReader):
         """The dataset's `targets`, the class of each record, where it has them, as torchvision's have."""
         return getattr(self.dataset, "targets", None)
 
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint | None:
-        """What was given, else of what the dataset is made of; None where that tells nothing."""
+    def fingerprint(self, *, whole: bool = False, again: bool = False) -> Fingerprint | None:
+        """What was given, else of what the dataset is made of; None where that tells nothing. One that is
+        taken `again` has constants as they were in the last that was not."""
         if self._given is not None:
             return self._given
+        if not again:
+            self._constants = {}
         # Its records may differ each time: there is no whole to look at.
         return fingerprint_of(self.dataset, self._constants)
 

@@ -63,12 +63,13 @@ _A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks li
 def fingerprint_of(dataset: Any, constants: dict[str, str]) -> Fingerprint | None:
     """Return the fingerprint of a dataset by what it is made of; None where that tells nothing.
 
-    `constants` are those of the first look at it, empty before.
+    `constants` are those of the first look at it, empty before. They stay, whatever has become of them.
     """
     made_of = _MadeOf(constants)
     made_of.look_at(dataset, "")
     parts, strength = made_of.parts, made_of.strength
-    parts += made_of.tables if any(look for _, look in parts) else []
+    gone = constants.items() - {*made_of.tables}
+    parts += [*made_of.tables, *sorted(gone)] if any(look for _, look in parts) else []
     if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
         parts = _grouped(parts)  # thousands of arrays
     if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
@@ -182,7 +183,7 @@ class _MadeOf:
     def _look_inside(self, value: Any, name: str, count: int) -> None:
         """Look at an attribute of what has so many records. Raises ReaderError for an error of its own."""
         try:
-            if _has_entries(value, count) or _is_dataset(value):
+            if _has_entries(value, count) or _is_dataset(value) or _is_wrapped(value, name):
                 if isinstance(value, list) and _is_to_be_filled(value):
                     self.parts.append((name, ""))
                     self._untold = max(self._untold, _Untold.WHERE)
@@ -193,7 +194,7 @@ class _MadeOf:
                     self.parts.append((name, f"{len(value)} in it"))
                 for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
                     self._look_inside(one, f"{name}[{key}]", count)
-            elif inside := _inside(value):
+            elif inside := _inside(value, name):
                 if isinstance(value, tuple):  # it is not filled as it is used
                     self.parts.append((name, f"{len(value)} in it"))
                 for place in chosen(len(inside), _MOST_INSIDE):
@@ -292,11 +293,20 @@ def _is_stack(value: Any, count: int) -> bool:
     return all(_has_entries(one, count) or (_is_dataset(one) and len(one) == count) for one in each)
 
 
-def _inside(value: Any) -> list[Any]:
-    """The datasets and arrays in a list, as `ConcatDataset` and `TensorDataset` have."""
+def _is_wrapped(value: Any, name: str) -> bool:
+    """Whether it is a list or an array in the place of a dataset, which has a length of its own: in
+    `Subset`."""
+    is_one = isinstance(value, list | tuple | range) or (_is_array(value) and bool(value.shape))
+    return is_one and name.rpartition(".")[2] == "dataset" and len(value) > 0
+
+
+def _inside(value: Any, name: str) -> list[Any]:
+    """The datasets and arrays in a list, as `ConcatDataset` and `TensorDataset` have; the former also lists
+    in the place of datasets."""
     if not isinstance(value, list | tuple):
         return []
-    return [one for one in value if _is_map_style(one) and not isinstance(one, list | tuple | range)]
+    others = () if name.rpartition(".")[2] == "datasets" else (list, tuple, range)
+    return [one for one in value if _is_map_style(one) and not isinstance(one, others)]
 
 
 def _is_to_be_filled(value: Sequence[Any]) -> bool:

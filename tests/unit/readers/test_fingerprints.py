@@ -40,7 +40,7 @@ from edl_torch import ElasticDataLoader
 from edl_torch.errors import InvalidArgument, ReaderError
 from edl_torch.fingerprint import check, describe_change, differ, known_by, strength_of
 from edl_torch.readers import ParquetReader, RecordIODataReader, TarReader
-from edl_torch.readers.base import AbstractDataReader, reader_fingerprint
+from edl_torch.readers.base import AbstractDataReader, changed_since, reader_fingerprint
 from edl_torch.readers.images.coco import CocoCaptionsReader, CocoDetectionReader
 from edl_torch.readers.images.folder import ImageFolderReader
 from edl_torch.readers.images.manifest import ImageManifestReader
@@ -559,6 +559,11 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         Held(indices=[1, 2], dataset=Held(data=ARRAY)),
         Held(indices=[1, 2], dataset=Held(data=OTHER)),
     ),
+    **{
+        f"a part of {type(one).__name__}": (Subset(one, [1, 2]), Subset(other, [1, 2]))
+        for one, other in (([1, 2, 3], [1, 2, 4]), (torch.arange(3), torch.arange(3, 6)))
+    },
+    "lists in a row": (ConcatDataset([[1] * 9, [2] * 9]), ConcatDataset([[1] * 9, [3] * 9])),
     "several datasets": (
         Held(400, datasets=[Held(data=ARRAY), Held(data=OTHER)]),
         Held(400, datasets=[Held(data=OTHER), Held(data=ARRAY)]),
@@ -753,9 +758,46 @@ def test_what_a_loop_makes_of_a_number_later_is_the_programs() -> None:
     """As a schedule does, with each epoch; the checkpoint of it is restored with the number as it was."""
     reader = MapDatasetReader(dataset := Made(ARRAY))
     then = reader_fingerprint(reader)
-    dataset[0], dataset.set_epoch(4), setattr(dataset, "_threshold", 9)
-    assert reader_fingerprint(reader) == reader_fingerprint(pickle.loads(pickle.dumps(reader))) == then
+    for threshold in (9, None):
+        dataset[0], dataset.set_epoch(4), setattr(dataset, "_threshold", threshold)
+        assert [changed_since(each, then) for each in (reader, pickle.loads(pickle.dumps(reader)))] == [
+            ""
+        ] * 2
     assert reader_fingerprint(MapDatasetReader(Made(ARRAY))) == then
+
+
+def test_a_reader_that_is_registered_again_has_the_numbers_of_then() -> None:
+    reader = MapDatasetReader(dataset := Made(ARRAY))
+    then = reader_fingerprint(reader)
+    dataset._threshold = 9
+    assert "changed '_threshold'" in describe_change(then, reader_fingerprint(reader))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "use", "said"),
+    [
+        (Held(4, rows=[1, 2, 3, 4]), lambda d: d.rows.insert(0, 0), "nothing of what was looked at then"),
+        (Held(4, rows=[1] * 4, y=[1] * 4), lambda d: d.rows.insert(0, 0), "removed 'rows'"),
+        (Held(4, rows=[1] * 4, y=[1] * 4), lambda d: d.rows.__setitem__(2, None), "removed 'rows'"),
+        (
+            Held(4, rows=[1] * 4, kinds={"a": 0, "b": 1}),
+            lambda d: d.kinds.update(a=1, b=0),
+            "removed 'kinds'",
+        ),
+        (
+            Held(samples=[(f"{n}.png", 0) for n in range(1500)], labels=[0] * 1500),
+            lambda d: d.labels.append(1),
+            "removed 'labels'",
+        ),
+    ],
+    ids=["the only list", "a list that grows", "a list that has None", "a table of classes", "of many files"],
+)
+def test_what_was_looked_at_when_a_job_began_is_still_there(dataset: Held, use: Any, said: str) -> None:
+    reader = MapDatasetReader(dataset)
+    then = reader_fingerprint(reader)
+    assert changed_since(reader, then) == ""
+    use(dataset)
+    assert said in changed_since(reader, then)
 
 
 def test_a_table_that_begins_with_folders_is_not_compared_as_hosts_differ_in_them() -> None:
@@ -790,6 +832,9 @@ KNOWN: dict[str, tuple[Any, str]] = {
     "a list of labels": (Held(files=PATHS, remap=[1, 0]), "partly"),
     "tuples of plain values": (Held(files=PATHS, size=(224, 224), mean=(0.5,)), "names"),
     "parts of files": (ConcatDataset([Held(files=PATHS), Held(files=PATHS)]), "names"),
+    "a part of a list": (Subset([1, 2, 3], [1, 2]), "sampled"),
+    "a part of a list of objects": (Subset([object()] * 3, [1, 2]), "partly"),
+    "lists in a row": (ConcatDataset([[1, 2, 3], [4, 5]]), "sampled"),
     "parts of arrays": (ConcatDataset([Held(data=ARRAY), Held(data=OTHER)]), "sampled"),
     "an array of labels": (Held(files=PATHS, remap=np.array([1, 0])), "partly"),
     "relative files": (Held(files=[f"{n}.png" for n in range(200)]), "names"),
@@ -1025,6 +1070,7 @@ def test_a_dataset_is_the_same_when_it_is_made_again_moved_and_used(seed: int) -
         now = reader_fingerprint(MapDatasetReader(again))
         check(now)
         assert not differ(before, now)
+        assert changed_since(MapDatasetReader(again), before) == ""
 
 
 @pytest.mark.parametrize("wrap", [Held, Forwards])
