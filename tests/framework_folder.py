@@ -6,6 +6,7 @@ A folder is not called as its framework: Python would take it for the package wh
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,20 @@ def hooks_of(folder: Path, name: str, *packages: str, **environment: str) -> tup
         return Skipped.from_parent(parent, path=module_path) if missing else None
 
     return skip, bear_warnings_in(folder)
+
+
+def job_fixture(program: str) -> Any:
+    """Return the fixture `start_job` for a folder's conftest.py: it makes jobs of `program`, the module with
+    one rank of it, under a master with a journal in `tmp_path / "state"`."""
+
+    @pytest.fixture
+    def start_job(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
+        from framework_jobs import jobs_of
+
+        with jobs_of(program, tmp_path) as start:
+            yield start
+
+    return start_job
 
 
 def bear_warnings_in(folder: Path) -> Any:

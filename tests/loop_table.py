@@ -196,6 +196,9 @@ TABLE = {
     "what it has passed on is in hand until more is asked of it": Row(
         script="attach a b pass pass pass leave held=ab step =ab", lookahead=None
     ),
+    "and still is where the wrapper asks for itself": Row(
+        script="attach a b pass c leave held=", lookahead=None
+    ),
     "what it has read and passed none on of goes back": Row(
         script="a b . open = held=", batches=2, lookahead=None
     ),
@@ -204,6 +207,9 @@ TABLE = {
     ),
     "with an optimizer so does what was not stepped on": Row(
         script="attach a b . pass step =a pass open =a held=", batches=2, lookahead=None
+    ),
+    "nor do steps after the end count more than it has passed on": Row(
+        script="attach a b . pass step =a step =a pass step =ab", batches=2, lookahead=None
     ),
     "what failed is the batch that was passed on": Row(
         script="attach a b c pass pass fail bad=b = step =a", lookahead=None

@@ -44,8 +44,8 @@ _UNSEEN = (
 )
 _DOUBTS = {
     "written": (
-        "parameters of {} were written after {} step(s), by what is no step of an attached optimizer: "
-        "loader.attach(optimizer) for each that trains them, loader.load_state_dict(…) with each "
+        "parameters of {} were written after {} step(s), or replaced, by what is no step of an attached "
+        "optimizer: loader.attach(optimizer) for each that trains them, loader.load_state_dict(…) with each "
         f"model.load_state_dict(…), or, where nothing learnt is lost: {_WORD}"
     ),
     "again": (
@@ -306,12 +306,13 @@ def _goes_on(group: _Group, taken: Sequence[_Learner]) -> bool:
 def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:
     """Whether a learner began with what one of these had when it took the token.
 
-    Other weights may have been in place just then, as averaged ones are for an evaluation. Parameters may be
-    added between the restore and the first step.
+    Other weights may have been in place just then, as averaged ones are for an evaluation: these are not the
+    model. Parameters may be added between the restore and the first step.
     """
     for one in taken:
-        steps = next((seen.steps for seen in reversed(one.seen) if seen.at == "token"), None)
-        for saved in (seen for seen in one.seen if seen.steps == steps):
+        tokens = (seen.steps for seen in reversed(one.seen) if seen.at in ("token", "swapped"))
+        steps = next(tokens, None)
+        for saved in (seen for seen in one.seen if seen.steps == steps and seen.at != "swapped"):
             began = [seen for seen in learner.seen if not seen.steps and seen.shape == saved.shape]
             if began and is_copy(began[-1], saved):
                 return True

@@ -371,7 +371,7 @@ class _LogReader:
                 here, seen = self._chapters[-1], self._chapters[-1].seen
                 late = (values["ledger"], values["lineage"]) != (here.ledger, here.lineage)
                 here.snapshots.append(from_object(Snapshot, values | {"late": late, "line": line}))
-                if seen and seen[-1].at == "token":
+                if seen and seen[-1].at in ("token", "swapped"):
                     seen[-1] = replace(seen[-1], line=line)
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -16,11 +16,8 @@ from edl_torch.checking.check import KINDS, CheckReport, Flaw, check, cost_of_ep
 from edl_torch.checking.sheet import cells, draw, save
 from edl_torch.cli.datasets import ProgressLine, open_data
 from edl_torch.errors import InvalidArgument
-from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.storage.names import is_url
-from edl_torch.shard import Source, TaskType
-
-CLEAN, FINDINGS = 0, 1
+from edl_torch.shard import TaskType
 
 _MOST_SOURCES = 10  # in the table; JSON has them all
 _MEANING = {
@@ -34,13 +31,13 @@ def run(options: argparse.Namespace) -> int:
     """Check, print, draw. Returns 0: nothing is wrong, 1: findings, 2: the data cannot be used."""
     if options.dry_run:
         print(_dry_run(options))
-        return CLEAN
+        return 0
     report, drawn = _check(options)
     listed = max(0, options.list)
     print(write_json(report, options.data) if options.json else write_table(report, listed))
     if drawn is not None and not options.json:
         print(f"sample: {drawn} record(s) drawn to {options.sample}")
-    return FINDINGS if report.findings else CLEAN
+    return 1 if report.findings else 0
 
 
 def _dry_run(options: argparse.Namespace) -> str:
@@ -87,7 +84,9 @@ def _check(options: argparse.Namespace) -> tuple[CheckReport, int | None]:
         )
     if options.sample is None:
         return report, None
-    return report, _draw(options, reader, sources, mode, report)
+    sheet = cells(reader, sources, mode, options.sample_count, report.findings.kept("unreadable"))
+    save(draw(sheet), options.sample)
+    return report, len(sheet)
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:
@@ -110,19 +109,6 @@ def _workers(options: argparse.Namespace, records: int) -> int:
     allowed = getattr(os, "sched_getaffinity", None)  # the cores that this process may use
     cores = (os.cpu_count() or 1) if allowed is None else len(allowed(0))
     return min(cores, max(1, records // 64))
-
-
-def _draw(
-    options: argparse.Namespace,
-    reader: AbstractDataReader,
-    sources: Sequence[Source],
-    mode: TaskType,
-    report: CheckReport,
-) -> int:
-    bad = report.findings.kept("unreadable")
-    drawn = cells(reader, sources, mode, options.sample_count, bad)
-    save(draw(drawn), options.sample)
-    return len(drawn)
 
 
 def write_json(report: CheckReport, data: str) -> str:

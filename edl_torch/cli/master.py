@@ -70,8 +70,14 @@ class _Checked:
         from edl_torch.core.registration import new_spec
         from edl_torch.master.addresses import check_address
         from edl_torch.protocols import servicers
+        from edl_torch.rpc.credentials import ServerCredentials
 
-        credentials = _server_credentials(options)
+        credentials = ServerCredentials.read(
+            token_file=options.token_file,
+            tls_cert=options.tls_cert,
+            tls_key=options.tls_key,
+            tls_client_ca=options.tls_client_ca,
+        )
         foreign = servicers(vars(options))
         state, file, insecure = options.state, options.address_file, options.insecure
         if state is not None and os.path.exists(state) and not os.path.isdir(state):
@@ -126,15 +132,4 @@ def _serve(
             with_process=options.with_process,
             foreign=given.foreign,
         )
-    )
-
-
-def _server_credentials(options: argparse.Namespace) -> ServerCredentials:
-    from edl_torch.rpc.credentials import ServerCredentials
-
-    return ServerCredentials.read(
-        token_file=options.token_file,
-        tls_cert=options.tls_cert,
-        tls_key=options.tls_key,
-        tls_client_ca=options.tls_client_ca,
     )

@@ -28,7 +28,6 @@ from edl_torch.errors import MasterUnavailable
 
 if TYPE_CHECKING:
     from edl_torch.client.grpc.client import MasterClient
-    from edl_torch.rpc.credentials import Credentials
 
 STATUS_TIMEOUT_S = 5.0
 MOST_BAD_RECORDS = 20  # in the table; JSON has them all
@@ -55,19 +54,13 @@ def client_of(options: argparse.Namespace) -> MasterClient:
     """Return a client of the master that the options, or the environment, name."""
     from edl_torch.client.environment import master_address_from_env
     from edl_torch.client.grpc.client import MasterClient
-
-    address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
-    credentials = _credentials(options)
-    return MasterClient(address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials)
-
-
-def _credentials(options: argparse.Namespace) -> Credentials | None:
-    """What the options say, or None: then the environment does."""
     from edl_torch.rpc.credentials import Credentials
 
+    address = options.addr or master_address_from_env() or DEFAULT_ADDRESS
     names = ("token_file", "tls_ca", "tls_cert", "tls_key", "tls_name", "tls", "insecure")
     given = {name: getattr(options, name) for name in names}
-    return Credentials.read(**given) if any(given.values()) else None
+    credentials = Credentials.read(**given) if any(given.values()) else None  # then the environment says
+    return MasterClient(address, "status", master_timeout_s=STATUS_TIMEOUT_S, credentials=credentials)
 
 
 def as_json(status: MasterStatus) -> str:

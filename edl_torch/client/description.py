@@ -87,7 +87,6 @@ class Description:
         self._fingerprint: str | None = None
         self._components: tuple[Component, ...] = ()  # of a mixture
         self._look_s = self._looked_at = 0.0
-        self._look_is_due = False
         self.clock = time.monotonic
         self._check()
 
@@ -243,17 +242,15 @@ class Description:
         self._look_s = self._looked_at - began
         return found
 
-    def changed(self, *, is_last: bool = False) -> str:
+    def changed(self, *, at_any_cost: bool = False) -> str | None:
         """Say what differs in the data from when they were registered; "" where no difference is seen.
 
-        A look that takes long is taken seldom: it costs a hundredth of the time. The last one makes up
-        for one that was not taken.
+        A look that takes long is taken seldom: it costs a hundredth of the time. None where it is put off.
         """
-        if is_last and not self._look_is_due:
-            return ""
         is_soon = self.clock() - self._looked_at < _RARELY * self._look_s
-        self._look_is_due = self._look_s > _CHEAP_S and is_soon and not is_last
-        return "" if self._look_is_due else self._timed(self._changed)
+        if self._look_s > _CHEAP_S and is_soon and not at_any_cost:
+            return None
+        return self._timed(self._changed)
 
     def _changed(self) -> str:
         reader = self.fallback_reader or self.reader

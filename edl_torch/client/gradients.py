@@ -69,6 +69,7 @@ class _Held:
     perhaps: list[Batch] = field(default_factory=list)  # of which nobody can say that
     last: list[Batch] = field(default_factory=list)  # that were in its last step
     is_used: bool = False  # a step has used what is there, and it was not thrown away
+    backwards_after_end: int = 0  # backward passes that have reached them after the end of the pass
     was_idle: bool = False  # whether its last step in this pass was on no gradient, or on 0
     # What autograd tells of the parameters that are hooked
     parameters: list[Any] = field(default_factory=list)
@@ -131,6 +132,11 @@ class _Held:
         self.is_used = False
         self.batches, self.perhaps = [], []
 
+    def take_over(self, batches: Iterable[Batch], *, is_used: bool) -> None:
+        """Note what another optimizer has left in gradients that are this one's now."""
+        self.batches += [batch for batch in batches if batch not in self.batches]
+        self.is_used |= is_used
+
     def doubt(self, batches: Iterable[Batch]) -> None:
         """Note that nobody can say whether these batches are in the gradients."""
         batches = list(batches)
@@ -146,6 +152,34 @@ class _Held:
         return not (_any(self.parameters) or _any(trained(self.optimizer())))
 
 
+class _Left:
+    """What an optimizer that is attached no more has left in gradients of its parameters."""
+
+    def __init__(self, of: weakref.ref[Gradients], held: _Held) -> None:
+        self.of, self.batches, self.is_used = of, held.batches, held.is_used
+        parameters: tuple[Any, ...] = (*held.parameters, *trained(held.optimizer()))
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        self._gradients = [  # with torch's count of writes
+            (weakref.ref(parameter), weakref.ref(gradient), gradient._version)
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+            if gradient is not None
+        ]
+
+    def is_there(self, parameters: Collection[int] | None = None) -> bool:
+        """Whether it is in place, of parameters with these ids: it was added to once at most since, and not
+        made 0."""
+        for reference, gradient, count in self._gradients:
+            parameter = reference()
+            if parameter is not None and (parameters is None or id(parameter) in parameters):
+                there = gradient()
+                if there is not None and there is parameter.grad and there._version <= count + 1:
+                    return True
+        return False
+
+
+_left: list[_Left] = []  # in this process: a loop that is tried again may have another loader
+
+
 class Gradients:
     """Those of one session's attached optimizers."""
 
@@ -157,8 +191,6 @@ class Gradients:
         self._kept: list[weakref.ref[Any]] | None = (
             None  # all gradients, as a loop began without an optimizer
         )
-        # Of the optimizer that was detached last: its parameters, which this does not keep alive, and batches
-        self._former: tuple[list[weakref.ref[Any]], list[Batch], bool] = [], [], False
 
     def __repr__(self) -> str:
         return f"<Gradients of {[type(optimizer).__name__ for optimizer in self.optimizers()]}>"
@@ -192,21 +224,23 @@ class Gradients:
         if unclear and any(left_there is None or id(gradient) in left_there for gradient in gradients):
             held.batches += unclear
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
-        former, left, was_used = self._former
-        others = [(trained(other.optimizer()), other.batches, other.is_used) for other in self._held.values()]
-        for theirs, batches, is_used in [*others, ([parameter() for parameter in former], left, was_used)]:
+        for other in self._held.values():
+            theirs = (*trained(other.optimizer()), *other.parameters)  # it may be no more
             if not mine.isdisjoint(map(id, theirs)):
-                held.batches += [batch for batch in batches if batch not in held.batches]
-                held.is_used |= is_used
+                held.take_over(other.batches, is_used=other.is_used)
+        for left in [left for left in _left if left.is_there(mine)]:
+            # A batch of another session is none that this one can tell of: it is as if a step had used it.
+            own = left.batches if left.of() is self else []
+            held.take_over(own, is_used=left.is_used or len(own) < len(left.batches))
         if (held.batches or held.is_used) and held.is_zero():  # the loop has thrown them away
             held.drop()
         elif self._batches.in_hand is None and not held.batches:  # a loop over other data has left them
             held.is_used |= _any(parameters)
-        self._held[number], self._former = held, ([], [], False)
+        self._held[number] = held
         self._hook(held, some([*filter(has_place, parameters)], HOOKED))
         if self._looks_first or self._batches.lookahead:
             self._look_first(held)
-        if has_in_hand:
+        if has_in_hand and not held.is_zero():
             self._add(held)
         self.look()
 
@@ -248,8 +282,9 @@ class Gradients:
         """Look at parameters of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            parameters = [weakref.ref(parameter) for parameter in trained(held.optimizer())]
-            self._former = parameters, held.batches, held.is_used
+            _left[:] = [left for left in _left if left.is_there()]
+            if held.batches or held.is_used:
+                _left.append(_Left(weakref.ref(self), held))
             for hook in held.hooks:
                 hook.remove()
         self.look()
@@ -273,7 +308,7 @@ class Gradients:
         """See, as a pass begins, whether gradients of all attached optimizers can be seen: then a batch
         without is in doubt."""
         for held in self._held.values():
-            held.was_idle = False
+            held.was_idle, held.backwards_after_end = False, 0
         self._batches.sees = bool(self._parameters())
 
     def _arrived(self, held: _Held, has_graph: bool = False) -> None:
@@ -301,6 +336,7 @@ class Gradients:
         batches = self._batches
         batches.in_doubt = held.was_idle = False  # the loop hides no gradients
         batch = batches.in_hand
+        held.backwards_after_end += batches.ended
         if batches.ended and (ahead := batches.read_to_the_end()):  # a wrapper holds them
             batch = next((one for one in ahead if one not in held.last), ahead[-1])
         if batch is None:
@@ -460,7 +496,7 @@ class Gradients:
             return False
         if now is _GONE:
             return held.is_gone()
-        return not held.is_used and held.is_zero()
+        return held.is_zero()
 
     # Passes -----------------------------------------------------------------------------------------------
 
@@ -469,7 +505,7 @@ class Gradients:
         self.let_go()
         for number, held in self._held.items():
             if not (held.batches or held.perhaps):
-                self._batches.gathered_to_the_end(number)
+                self._batches.gathered_to_the_end(number, held.backwards_after_end)
 
     def lost(self) -> list[Batch]:
         """Return, as a pass has begun, batches gathered for a step that have left no gradient.

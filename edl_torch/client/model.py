@@ -77,10 +77,12 @@ class Model:
         self.may_be_written()
         self._known, self._number, self._is_trained = [], 0, False
 
-    def may_be_written(self) -> None:
-        """Let parameters change until the next step: the data went back, or another loop steps on them."""
+    def may_be_written(self, parameters: Sequence[Any] | None = None) -> None:
+        """Let parameters change until the next step, of optimizers that train some of these, or all: the data
+        went back, or another loop steps on them."""
         for kept in self.kept.values():
-            kept.forget()
+            if parameters is None or kept.shares(parameters):
+                kept.forget()
 
     def was_written(self) -> bool:
         """Whether something wrote parameters since the last step. It is said once."""
@@ -90,13 +92,27 @@ class Model:
                 kept.forget()
         return any(found)
 
+    @property
+    def has_others_in_place(self) -> bool:
+        """Whether parameters are now other than the last step left them."""
+        return any(kept.was_written() for kept in self.kept.values())
+
+    def was_replaced(self, parameters: Sequence[Any]) -> bool:
+        """Whether some trained parameters are no more, and others are among these, which a new optimizer
+        trains: a layer was put in the place of one that had learnt."""
+        known = [reference() for reference in self._known] if self._is_trained else []
+        mine = {id(parameter) for parameter in parameters}
+        return None in known and any(id(parameter) in mine for parameter in known)
+
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
-        """Return what the parameters of these optimizers are now; None where there is nothing to look at."""
+        """Return what the parameters of these optimizers are now; None where there is nothing to look at, and
+        `at` is no doubt: those may be gone whose parameters were written."""
         parameters = _parameters(optimizers)
-        if not parameters and not self.word:
+        if not parameters and not self.word and at not in self.doubts:
             return None
         self.is_due = self.is_due and at != "begin"
-        self._recognise(parameters)
+        if parameters:
+            self._recognise(parameters)
         shapes = tuple((tuple(p.shape), str(p.dtype), str(p.device)) for p in parameters)
         shape, sharded, eps, values, sums = _UNSEEN, False, 0.0, b"", b""
         try:
@@ -183,10 +199,13 @@ class Kept:
         """Whether a parameter was written since, and not put back."""
         if self._left is None or self._left == (now := self._now()):
             return False
-        return any(
+        written = any(
             one[2] != other[2] if one[2] is not None and other[2] is not None else one != other
             for one, other in zip(self._left, now, strict=True)
         )
+        if not written:
+            self._left = now  # the next step adds to these counts
+        return written
 
     def _now(self) -> list[tuple[int, int, bytes | None]]:
         """Of each parameter torch's count of writes, its place, and values."""

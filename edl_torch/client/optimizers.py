@@ -136,6 +136,8 @@ class Optimizers:
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             session.model.kept[number] = Kept(trained(optimizer))
+            if session.model.was_replaced(trained(optimizer)):
+                session.doubt("written")
 
         def kept() -> dict[int, Kept]:
             return {} if session.model is None else session.model.kept
@@ -219,6 +221,7 @@ class Optimizers:
         """Look at parameters of an optimizer no more."""
         self._session.gradients.forget(number)
         if self._session.model is not None:
+            self._session.look_for_writes()
             self._session.model.kept.pop(number, None)
 
     def _any_steps(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -249,7 +252,7 @@ class Optimizers:
             return
         if self._session.is_attached_elsewhere(optimizer):
             if self._session.model is not None:
-                self._session.model.may_be_written()
+                self._session.model.may_be_written(trained(optimizer))
             return
         is_unknown = not self._attached and optimizer not in self._detached
         if is_unknown and self._session.has_padding and _trains(named) and _has_gradients(optimizer):

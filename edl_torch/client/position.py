@@ -35,7 +35,8 @@ class SessionPosition:
         Synchronous ranks do it together, and get one token.
         """
         self.was_used = True
-        self._session.see_model("token")
+        model = self._session.model
+        self._session.see_model("swapped" if model is not None and model.has_others_in_place else "token")
         self._session.see_data()
         if self._session.lockstep is None:
             return self._session.run(self._pure.snapshot())

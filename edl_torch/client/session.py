@@ -126,6 +126,7 @@ class Session:
             lambda: self.end_abandoned(silently=True),
             lambda: bool(self._abandoned) or self.closed,
         )
+        self._has_unseen = True  # records may have been read since the data were looked at
         self.passes = self.trainer.elastic
         self.gradients = Gradients(self.trainer)
         self.model = None if audit_dir is None else Model()
@@ -228,10 +229,12 @@ class Session:
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
 
-    def see_data(self, *, is_last: bool = False) -> None:
-        """Look whether the data are as they were registered."""
-        if self.joined and (said := self.description.changed(is_last=is_last)):
+    def see_data(self, *, is_over: bool = False, at_any_cost: bool = False) -> None:
+        """Look whether the data are as they were registered; `is_over`: and nothing is being read of them."""
+        said = self.description.changed(at_any_cost=at_any_cost) if self.joined else None
+        if said:
             self.do(self.trainer.state.data_changed, said)
+        self._has_unseen = not is_over or said is None
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -401,6 +404,9 @@ class Session:
                 other.trainer.state.batches.left_for_another()
         self.gradients.left()
         is_first = not self.trainer.state.supply.current.number
+        if self._has_unseen and not is_first:  # the loop has left the last pass
+            self.see_data()
+        self._has_unseen = True
         number = self.run(self.trainer.open(epoch))
         if is_first and self._audit is not None:
             self._tell_of_namesake(self._audit)
@@ -529,7 +535,7 @@ class Session:
         if not self.cut:
             self.look_for_writes()
             self.see_model("end")
-            self.see_data()
+            self.see_data(is_over=True)
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:
@@ -575,8 +581,10 @@ class Session:
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
+                self.look_for_writes()
                 self.see_model("end")
-                self.see_data(is_last=True)
+                if self._has_unseen:
+                    self.see_data(at_any_cost=True)
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)

@@ -282,13 +282,14 @@ class Batches:
         self._in_pass.clear()
         self._expected = set(self._names)
 
-    def gathered_to_the_end(self, number: int) -> None:
-        """Note, as the loop has left a pass, that optimizer `number` has no gradients.
+    def gathered_to_the_end(self, number: int, backwards: int) -> None:
+        """Note, as the loop has left a pass, that optimizer `number` has no gradients; so many backward
+        passes have reached it after the end.
 
         It may have stepped once on all that a silent wrapper had read ahead: nobody can say of which.
         """
-        mine = self._in_pass.get(number)
-        if self.ended and self.reads_far and mine is not None and mine.steps_after_end:
+        mine, may_be_all = self._in_pass.get(number), backwards >= self._newest - self._at_the_end
+        if self.ended and self.reads_far and may_be_all and mine is not None and mine.steps_after_end:
             self._touched = self._stepped[number] = self._newest
 
     def end_pass(self) -> None:

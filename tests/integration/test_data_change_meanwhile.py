@@ -6,6 +6,7 @@ A model that keeps what it was trained on says which records it has.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,26 @@ def test_values_in_memory_that_are_changed_in_the_middle_are_no_proof(tmp_path: 
     said = "the values are others than then" if kind in ("array", "tensor", "list") else "attributes of the "
     said = "nothing of what was looked at then is there now" if kind == "grown" else said
     assert f"the data were changed while they were read ({said}" in "".join(inexact(verdict))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("changes_in", [0, 1])
+def test_data_that_change_under_a_loop_that_never_asks_for_the_end_are_no_proof(
+    tmp_path: Path, changes_in: int, keep: bool
+) -> None:
+    values, model, kept = np.arange(48.0), Keeps(), []
+    with ElasticDataLoader(values, batch_size=4, num_epochs=2, audit_dir=tmp_path) as batches:
+        batches.attach(model.optimizer)
+        for epoch in range(2):
+            if keep:
+                kept.append(iter(batches))
+            for number, batch in enumerate(islice(kept[-1] if keep else batches, 12)):
+                model.step(batch)
+                if (epoch, number) == (changes_in, 5):
+                    reverse(values)
+    assert set(model.learnt.values()) != {2}
+    (said,) = inexact(audit([tmp_path])[0])
+    assert "the values are others than then" in said
 
 
 def test_a_component_of_a_mixture_that_is_changed_in_the_middle_is_no_proof(tmp_path: Path) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-import warnings
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch._dynamo  # else the first optimizer does, in every attempt
 from accelerate import Accelerator
 from framework_jobs import TOLD, Death, note_step
-from memory_model import BATCH, EPOCHS, RECORDS, Tally, fresh_counts, learnt
+from memory_model import RECORDS, Tally, fresh_counts, learnt
+from memory_program import Settings, join_ranks, loader_of, note_result
 
-from edl_torch import ElasticDataLoader
-from edl_torch.client.torchrun import init_process_group
 from edl_torch.integrations.accelerate import prepare
 
 
@@ -38,19 +34,6 @@ class Remembers(torch.nn.Module):
         return learnt(self.counts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a job is. Its processes step together if `ranks`, at most so many, is not 1."""
-
-    ranks: int = 1
-    workers: int = 0
-    accumulate: int = 1
-    every: int = 0  # batches between states; 0: an epoch
-    records: int = RECORDS
-    step_s: float = 0.0  # how long a batch takes at least
-    death: Death = field(default_factory=Death)
-
-
 def newest(folder: Path) -> Path | None:
     """The state that was saved last, whole."""
     found = sorted(folder.glob("state-*"), key=lambda path: int(path.name.partition("-")[2]))
@@ -58,29 +41,15 @@ def newest(folder: Path) -> Path | None:
 
 
 def run(folder: Path, settings: Settings) -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    synchronous = settings.ranks > 1
-    if synchronous:
-        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
-            os.environ.setdefault(name, value)
+    if settings.synchronous:
         os.environ["ACCELERATE_USE_CPU"] = "true"
-        init_process_group("gloo")
+    join_ranks(settings)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=settings.accumulate)
     death = settings.death.of(accelerator.process_index, accelerator.num_processes)
     death.at("start")
-    with ElasticDataLoader(
-        torch.arange(settings.records),
-        batch_size=BATCH,
-        shuffle=True,
-        num_epochs=EPOCHS,
-        num_workers=settings.workers,
-        synchronous=synchronous,
-        records_per_shard=5,
-        audit_dir=folder / "audit",
-    ) as loader:
+    with loader_of(folder, settings) as loader:
         memory = Remembers(settings.records)
-        model, optimizer = accelerator.prepare(memory, Tally(memory.counts, mean=synchronous))
+        model, optimizer = accelerator.prepare(memory, Tally(memory.counts, mean=settings.synchronous))
         batches = prepare(accelerator, loader, optimizer)
         state = newest(folder)
         saved = 0 if state is None else int(state.name.partition("-")[2])
@@ -105,9 +74,9 @@ def run(folder: Path, settings: Settings) -> None:
                 time.sleep(settings.step_s)
                 with accelerator.accumulate(model):
                     loss = model(batch)
-                    accelerator.backward(batches.weigh(loss.mean()) if synchronous else loss.sum())
+                    accelerator.backward(batches.weigh(loss.mean()) if settings.synchronous else loss.sum())
                     death.at("backward")
-                    if synchronous:
+                    if settings.synchronous:
                         batches.scale_gradients(optimizer)
                     optimizer.step()
                     death.at("step")
@@ -124,11 +93,7 @@ def run(folder: Path, settings: Settings) -> None:
             death.at("epoch over")
             save()
         if accelerator.is_main_process:
-            found = {
-                "learnt": [int(count) for count in memory.counts],
-                "finished": loader.progress().finished,
-            }
-            (folder / "result.json").write_text(json.dumps(found))
+            note_result(folder, memory.counts, loader)
         accelerator.wait_for_everyone()
 
 

@@ -15,9 +15,9 @@ import deepspeed.ops
 import torch
 import torch._dynamo  # the engine imports it, which takes long
 from framework_jobs import Death, note_step
-from memory_model import BATCH, EPOCHS, RECORDS
+from memory_model import BATCH, RECORDS
+from memory_program import loader_of
 
-from edl_torch import ElasticDataLoader
 from edl_torch.integrations.deepspeed import prepare
 
 
@@ -103,16 +103,7 @@ def run(folder: Path, settings: Settings) -> None:
     optimizer = Counter(groups, records=BATCH * ranks * settings.accumulate)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     checkpoints = str(folder / "checkpoints")
-    with ElasticDataLoader(
-        torch.arange(settings.records),
-        BATCH,
-        num_epochs=EPOCHS,
-        shuffle=True,
-        num_workers=settings.workers,
-        synchronous=settings.ranks > 1,
-        records_per_shard=5,
-        audit_dir=folder / "audit",
-    ) as loader:
+    with loader_of(folder, settings) as loader:
         batches = prepare(engine, loader)
         engine.load_checkpoint(checkpoints)
         saved = engine.global_steps

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-from framework_folder import hooks_of
+from framework_folder import hooks_of, job_fixture
 
 pytest_pycollect_makemodule, pytest_collection_modifyitems = hooks_of(Path(__file__).parent, "lightning")
-
-
-@pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[Callable[[Any], Any]]:
-    """Makes a job, under a master with a journal in `tmp_path / "state"`."""
-    from framework_jobs import jobs_of
-
-    with jobs_of("lightning_program", tmp_path) as start:
-        yield start
+start_job = job_fixture("lightning_program")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-import warnings
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,9 @@ import torch
 import torch._dynamo  # else the first optimizer does, in every attempt
 from framework_jobs import Death, note_step
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from memory_model import BATCH, EPOCHS, RECORDS, Tally, fresh_counts, learnt
+from memory_model import BATCH, RECORDS, Tally, fresh_counts, learnt
+from memory_program import Settings, join_ranks, loader_of, note_result
 
-from edl_torch import ElasticDataLoader
-from edl_torch.client.torchrun import init_process_group
 from edl_torch.integrations.lightning import ElasticCallback
 
 
@@ -48,19 +44,6 @@ class Remembers(pl.LightningModule):
     def learnt(self) -> Counter[int]:
         """How often each record was learnt."""
         return learnt(self.counts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a job is. Its ranks step together if `ranks`, which is how many there are at most, is not 1."""
-
-    ranks: int = 1
-    workers: int = 0
-    accumulate: int = 1
-    every: int = 0  # steps between checkpoints; 0: an epoch
-    records: int = RECORDS
-    step_s: float = 0.0  # how long a batch takes at least
-    death: Death = field(default_factory=Death)
 
 
 class Dies(Callback):
@@ -119,25 +102,10 @@ class Validates(Remembers):
 
 
 def run(folder: Path, settings: Settings) -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
+    join_ranks(settings)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    synchronous = settings.ranks > 1
-    if synchronous:
-        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
-            os.environ.setdefault(name, value)
-        init_process_group("gloo")
-    with ElasticDataLoader(
-        torch.arange(settings.records),
-        batch_size=BATCH,
-        shuffle=True,
-        num_epochs=EPOCHS,
-        num_workers=settings.workers,
-        synchronous=synchronous,
-        records_per_shard=5,
-        audit_dir=folder / "audit",
-    ) as loader:
-        model = Validates(loader if synchronous else None, settings.records)
+    with loader_of(folder, settings) as loader:
+        model = Validates(loader if settings.synchronous else None, settings.records)
         every = (
             {"every_n_train_steps": settings.every} if settings.every else {"save_on_train_epoch_end": True}
         )
@@ -158,11 +126,7 @@ def run(folder: Path, settings: Settings) -> None:
         held_out = torch.utils.data.DataLoader(torch.arange(6), batch_size=BATCH)
         trainer.fit(model, loader, held_out, ckpt_path="last")
         if trainer.global_rank == 0:
-            found = {
-                "learnt": [int(count) for count in model.counts],
-                "finished": loader.progress().finished,
-            }
-            (folder / "result.json").write_text(json.dumps(found))
+            note_result(folder, model.counts, loader)
 
 
 if __name__ == "__main__":

@@ -307,16 +307,15 @@ def test_whole_epochs_of_less_than_a_batch_are_dropped_each_by_itself(tmp_path):
 
 def test_remainders_of_a_whole_batch_are_lost(tmp_path):
     writer = Writer(tmp_path)
-    for task, shard in ((1, 0), (2, 1)):
+    text = ""
+    for task, shard, upto in ((1, 0, 6), (2, 1, 7)):
         writer.take(task, shard, 0, 8)
-        writer.say(task, 6)
-    text = writer.log.path.read_text()
-    remainders = [
-        {"event": "remainder", "epoch": 0, "shard": s, "start": 6, "upto": 8, "ms": 0} for s in (0, 1)
-    ]
-    writer.log.path.write_text(text + "".join(f"{json.dumps(remainder)}\n" for remainder in remainders))
+        writer.say(task, upto)
+        remainder = {"event": "remainder", "epoch": 0, "shard": shard, "start": upto, "upto": 8, "ms": 0}
+        text += f"{json.dumps(remainder)}\n"
+    writer.log.path.write_text(writer.log.path.read_text() + text)
     verdict = one(tmp_path)
-    assert (verdict.dropped, verdict.lost) == (0, 4)
+    assert (verdict.dropped, verdict.lost) == (0, BATCH)
 
 
 # Several jobs under one name --------------------------------------------------------------------------------

@@ -141,23 +141,39 @@ def agree(verdict: Verdict, naive: Naive) -> bool:
     return bool(faults)
 
 
+PLAIN, ONE_EPOCH_AFTER_THE_OTHER = (spec_of(False, False, False, 1, barrier, 1) for barrier in (False, True))
+
+
+def story(text: str) -> list[tuple[str, int]]:
+    """A history as a text: what happens, and to which trainer."""
+    return [
+        (event, int(place)) for event, _, place in (part.strip().rpartition(" ") for part in text.split(","))
+    ]
+
+
 @given(specs, histories)
+@example(PLAIN, story("train 0, kill unheard 0, fetch 0, return_remainder 0"))
+# Of records reported without an answer the token alone does not say that they were dropped.
 @example(
-    spec_of(False, False, False, 1, False, 1),
-    [("train", 0), ("kill unheard", 0), ("fetch", 0), ("return_remainder", 0)],
+    ONE_EPOCH_AFTER_THE_OTHER,
+    story("fetch 1, give up unheard 1, fetch 0, fetch 0, return_remainder 0, train 0"),
 )
-@example(  # of records reported without an answer the token alone does not say that they were dropped
-    spec_of(False, False, False, 1, True, 1),
-    [("fetch", 1), ("give up unheard", 1), ("fetch", 0), ("fetch", 0), ("return_remainder", 0), ("train", 0)],
-)
-@example(  # the token of a superseded trainer, which does not know what its lineage had dropped
-    spec_of(False, False, False, 1, False, 1),
-    [("fetch", 1), ("train", 0), ("return_remainder", 1), ("train", 1), ("overtake", 0), ("overtake", 0)],
-)
-@example(  # … or had in quarantine
-    spec_of(False, False, False, 1, False, 1),
-    [("fetch", 1), ("train", 0), ("quarantine", 1), ("train", 1), ("overtake", 0), ("overtake", 0)],
-)
+# The token of a superseded trainer, which does not know what its lineage had dropped, or in quarantine.
+@example(PLAIN, story("fetch 1, train 0, return_remainder 1, train 1, overtake 0, overtake 0"))
+@example(PLAIN, story("fetch 1, train 0, quarantine 1, train 1, overtake 0, overtake 0"))
+# Of two reports that nobody answered one was in vain; a repeated one may have been heard before.
+@example(PLAIN, story("fetch 0, give up unheard 0, fetch 1, give up heard 1"))
+@example(PLAIN, story("fetch 0, give up heard 0"))
+@example(PLAIN, story("fetch 0, kill unheard 0"))
+# What was given back counts if the checkpoint came after it, and not in a lineage that was left.
+@example(PLAIN, story("fetch 0, leave 0, checkpoint 0, restart 0"))
+@example(PLAIN, story("fetch 0, checkpoint 0, leave 0, restart 0"))
+@example(PLAIN, story("fetch 0, leave 0, restore none 0"))
+# A restore rolls back; of two from one token the later is the final one.
+@example(PLAIN, story("train 0, checkpoint 0, train 1, train 0, restore 1"))
+@example(PLAIN, story("train 0, checkpoint 0, restore 0, train 0, train 0, restore 0"))
+@example(PLAIN, story("train 0, quarantine 0, return_remainder 0, checkpoint 1, restore 0"))
+@example(PLAIN, story("train 0, checkpoint counted 0"))
 def test_the_log_of_any_job_is_proven_and_counted_as_the_ledger_counts(spec, events):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), spec)

@@ -96,7 +96,9 @@ def present(client):
 
 
 @pytest.mark.parametrize(
-    ("address", "wait"), [("nobody", status), ("silent", status), ("silent", present)], ids=str
+    ("address", "wait"),
+    [("nobody", status), ("silent", status), ("silent", present)],
+    ids=lambda one: getattr(one, "__name__", one),
 )
 def test_close_ends_a_call_that_waits(address, wait, request):
     client = MasterClient(request.getfixturevalue(address), master_timeout_s=600)

@@ -143,7 +143,10 @@ def test_a_trainer_that_leaves_gives_back_its_tasks(master: TheirMaster, connect
 # Errors are never the end ----------------------------------------
 
 
-def test_a_report_whose_answer_was_lost_counts_once(master: TheirMaster, connect: Connect) -> None:
+def test_calls_that_fail_are_repeated_and_a_report_whose_answer_was_lost_counts_once(
+    master: TheirMaster, connect: Connect
+) -> None:
+    master.refuse.update(get_task=2, report_training_params=2)
     master.lose["report_task_result"] = 2
     with DataShardService(8, connect(master), dataset_size=SIZE) as service:
         fetched(service)

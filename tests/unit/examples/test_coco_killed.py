@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import generate
 import preloaded
 import pytest
 import torch
 import train
+from coco_kit import arguments, differing, weights
 
 from edl_torch.testing import wait_until
 
@@ -21,26 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TRAIN = ROOT / "examples" / "coco" / "train.py"
 KILLED = HERE / "killed_train.py"
-EPOCHS, IMAGES, BATCH = 2, 30, 8
 BATCHES = 19  # an epoch: 150 captions
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("killed") / "data"
-    generate.generate(folder, generate.Recipe(images=IMAGES, val=4, size=32))
-    return folder
-
-
-def arguments(dataset: Path, output: Path, *more: str) -> list[str]:
-    return [
-        *("--images", str(dataset / "images/train"), "--annotations", str(dataset / "captions_train.json")),
-        *("--val-images", str(dataset / "images/val")),
-        *("--val-annotations", str(dataset / "captions_val.json")),
-        *("--output", str(output), "--epochs", str(EPOCHS), "--batch-size", str(BATCH), "--width", "16"),
-        *("--image-size", "32", "--device", "cpu", "--threads", "1", "--workers", "0", "--seed", "5"),
-        *more,
-    ]
 
 
 def command(script: Path, *given: str) -> list[str]:
@@ -61,31 +42,8 @@ def run(script: Path, *given: str) -> subprocess.CompletedProcess[str]:
 def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The weights of a run that nobody killed."""
     output = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        forget_masters(patch)
-        assert train.main(arguments(dataset, output)) == 0
+    assert train.main(arguments(dataset, output)) == 0
     return weights(output)
-
-
-@pytest.fixture(autouse=True)
-def no_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_masters(monkeypatch)
-
-
-def forget_masters(patch: pytest.MonkeyPatch) -> None:
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        patch.delenv(name, raising=False)
-
-
-def weights(output: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(output / "checkpoint.pt", weights_only=True)["model"]
-    return found
-
-
-def differing(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> list[str]:
-    """The weights that are not bit for bit the same."""
-    assert ours.keys() == theirs.keys()
-    return [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
 @pytest.mark.parametrize(

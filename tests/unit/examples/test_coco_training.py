@@ -10,64 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import generate
 import options
 import pytest
 import torch
 import train
-
-TINY = [
-    "--epochs",
-    "2",
-    "--batch-size",
-    "8",
-    "--width",
-    "16",
-    "--image-size",
-    "32",
-    "--device",
-    "cpu",
-    "--threads",
-    "1",
-]
-
-
-@pytest.fixture(autouse=True)
-def no_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("training") / "data"
-    generate.generate(folder, generate.Recipe(images=30, val=4, size=32))
-    return folder
-
-
-def arguments(dataset: Path, output: Path, *more: str) -> list[str]:
-    files = [
-        *("--images", str(dataset / "images/train"), "--annotations", str(dataset / "captions_train.json")),
-        *(
-            "--val-images",
-            str(dataset / "images/val"),
-            "--val-annotations",
-            str(dataset / "captions_val.json"),
-        ),
-        *("--scenes", str(dataset / "scenes_val.json"), "--output", str(output)),
-    ]
-    return [*files, *TINY, *more]
-
-
-def weights(output: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(output / "checkpoint.pt", weights_only=True)["model"]
-    return found
-
-
-def assert_same_weights(left: Path, right: Path) -> None:
-    ours, theirs = weights(left), weights(right)
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+from coco_kit import TINY, arguments, differing, weights
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:
@@ -88,7 +35,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signa
 def test_run_delivers_every_annotation_once_and_writes_its_results(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main(arguments(dataset, tmp_path, "--workers", "0")) == 0
+    assert train.main(arguments(dataset, tmp_path)) == 0
     printed = capsys.readouterr().out
     assert "delivered 300 of 300 annotations, each once" in printed
     assert "held-out loss" in printed
@@ -102,8 +49,8 @@ def test_run_delivers_every_annotation_once_and_writes_its_results(
 
 def test_same_seed_gives_the_same_weights_and_another_seed_others(dataset: Path, tmp_path: Path) -> None:
     for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
-        assert train.main(arguments(dataset, tmp_path / name, "--workers", "0", "--seed", seed)) == 0
-    assert_same_weights(tmp_path / "a", tmp_path / "b")
+        assert train.main(arguments(dataset, tmp_path / name, "--seed", seed)) == 0
+    assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == []
     assert not torch.equal(weights(tmp_path / "a")["words.weight"], weights(tmp_path / "c")["words.weight"])
 
 
@@ -115,16 +62,16 @@ def test_interrupted_run_goes_on_to_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert train.main(arguments(dataset, tmp_path / "whole", "--workers", "0")) == 0
+    assert train.main(arguments(dataset, tmp_path / "whole")) == 0
     with monkeypatch.context() as patch:
         interrupt_at(step, patch)
-        assert train.main(arguments(dataset, tmp_path / "parts", "--workers", "0")) == 130
+        assert train.main(arguments(dataset, tmp_path / "parts")) == 130
     error = capsys.readouterr().err
     assert error.startswith("stopped: go on with --resume")
     assert error.count("\n") == 1
-    assert train.main(arguments(dataset, tmp_path / "parts", "--workers", "0", "--resume")) == 0
+    assert train.main(arguments(dataset, tmp_path / "parts", "--resume")) == 0
     assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert differing(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == []
 
 
 def test_signal_before_the_first_batch_leaves_a_checkpoint_to_go_on_from(
@@ -138,8 +85,8 @@ def test_signal_before_the_first_batch_leaves_a_checkpoint_to_go_on_from(
             return original(*given)
 
         patch.setattr(train, "make_loader", interrupted)
-        assert train.main(arguments(dataset, tmp_path, "--workers", "0")) == 130
-    assert train.main(arguments(dataset, tmp_path, "--workers", "0", "--resume")) == 0
+        assert train.main(arguments(dataset, tmp_path)) == 130
+    assert train.main(arguments(dataset, tmp_path, "--resume")) == 0
     assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
 
 
@@ -152,7 +99,7 @@ def test_a_second_signal_does_not_wait_for_the_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(train.Trainer, "look_around", twice)
-        assert train.main(arguments(dataset, tmp_path, "--workers", "0")) == 130
+        assert train.main(arguments(dataset, tmp_path)) == 130
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -169,11 +116,11 @@ def test_loader_processes_change_nothing_in_the_count_when_interrupted(
 def test_resuming_a_finished_run_only_evaluates_it(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main(arguments(dataset, tmp_path, "--workers", "0")) == 0
+    assert train.main(arguments(dataset, tmp_path)) == 0
     before = weights(tmp_path)
     (tmp_path / "captions.png").unlink()
     capsys.readouterr()
-    assert train.main(arguments(dataset, tmp_path, "--workers", "0", "--resume")) == 0
+    assert train.main(arguments(dataset, tmp_path, "--resume")) == 0
     assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
     assert (tmp_path / "captions.png").exists()
     assert torch.equal(before["words.weight"], weights(tmp_path)["words.weight"])
@@ -183,7 +130,7 @@ def test_images_are_held_out_where_no_validation_file_is_named(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = ["--images", str(dataset / "images/train"), "--annotations", str(dataset / "captions_train.json")]
-    more = ["--val-share", "0.2", "--workers", "0", "--output", str(tmp_path)]
+    more = ["--val-share", "0.2", "--output", str(tmp_path)]
     assert train.main([*files, *TINY, *more]) == 0
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     held = metrics["held_out"]["pictures"]
@@ -197,7 +144,7 @@ def test_missing_picture_is_named_in_one_line(
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert train.main(arguments(dataset, tmp_path, "--workers", "0", "--images", str(empty))) == 2
+    assert train.main(arguments(dataset, tmp_path, "--images", str(empty))) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert "the file is missing" in error
@@ -217,16 +164,8 @@ def given(tmp_path: Path) -> list[str]:
         "annotations": [{"id": i, "image_id": i, "caption": "a star"} for i in range(40)],
     }
     captions.write_text(json.dumps(content))
-    return [
-        "--images",
-        str(images),
-        "--annotations",
-        str(captions),
-        "--output",
-        str(tmp_path / "out"),
-        "--device",
-        "cpu",
-    ]
+    files = ("--images", str(images), "--annotations", str(captions), "--output", str(tmp_path / "out"))
+    return [*files, "--device", "cpu"]
 
 
 def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -261,79 +200,47 @@ def test_arguments_that_cannot_be_used(
     assert message in error_of(arguments, capsys)
 
 
-def test_missing_image_folder(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nowhere does not exist" in error_of([*given, "--images", "nowhere"], capsys)
-
-
-def test_missing_annotations(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nothing.json does not exist" in error_of([*given, "--annotations", "nothing.json"], capsys)
-
-
-def test_missing_held_out_annotations(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "val.json does not exist" in error_of([*given, "--val-annotations", "val.json"], capsys)
-
-
-def test_held_out_images_without_captions(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--val-images needs --val-annotations" in error_of([*given, "--val-images", "x"], capsys)
-
-
-def test_annotations_of_another_kind(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = tmp_path / "instances.json"
-    wrong.write_text('{"images": [], "annotations": [{"id": 1, "bbox": [0, 0, 1, 1]}], "categories": []}')
-    assert "instances.json is not a COCO captions file" in error_of(
-        [*given, "--annotations", str(wrong)], capsys
-    )
+CAPTIONS = {
+    "images": [{"id": 1, "file_name": "1.jpg"}],
+    "annotations": [{"image_id": 1, "caption": "a star"}],
+}
 
 
 @pytest.mark.parametrize(
-    ("images", "annotation", "message"),
+    ("more", "message"),
     [
-        ([{"file_name": "1.jpg"}], {"image_id": 1}, "its images need a number 'id' each"),
-        ([{"id": 1, "file_name": "1.jpg"}], {}, "its annotations need a number 'image_id' each"),
+        (["--images", "nowhere"], "nowhere does not exist"),
+        (["--annotations", "nothing.json"], "nothing.json does not exist"),
+        (["--val-annotations", "val.json"], "val.json does not exist"),
+        (["--val-images", "x"], "--val-images needs --val-annotations"),
+        (["--annotations", "boxes.json"], "boxes.json is not a COCO captions file"),
+        (["--annotations", "nameless.json"], "its images need a number 'id' each"),
+        (["--annotations", "ownerless.json"], "its annotations need a number 'image_id' each"),
+        (["--annotations", "junk"], "junk is not JSON"),
+        (["--output", "junk/out"], "cannot write into the output folder"),
+        (["--resume"], "checkpoint.pt does not exist"),
+        (["--resume", "gone.pt"], "gone.pt does not exist"),
+        (["--resume", "junk"], "junk is not a checkpoint"),
     ],
 )
-def test_annotations_without_numbers(
-    images: list[dict[str, Any]],
-    annotation: dict[str, Any],
+def test_files_that_cannot_be_used(
+    more: list[str],
     message: str,
     given: list[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    wrong = tmp_path / "captions.json"
-    wrong.write_text(json.dumps({"images": images, "annotations": [{"caption": "a star"} | annotation]}))
-    assert message in error_of([*given, "--annotations", str(wrong)], capsys)
-
-
-def test_annotations_that_are_no_json(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = tmp_path / "captions.csv"
-    wrong.write_text("file_name,caption\n")
-    assert "captions.csv is not JSON" in error_of([*given, "--annotations", str(wrong)], capsys)
-
-
-def test_output_that_cannot_be_written(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert "cannot write into the output folder" in error_of(
-        [*given, "--output", str(tmp_path / "file/out")], capsys
-    )
-
-
-def test_checkpoint_that_is_missing(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "checkpoint.pt does not exist" in error_of([*given, "--resume"], capsys)
-    assert "gone.pt does not exist" in error_of([*given, "--resume", "gone.pt"], capsys)
-
-
-def test_checkpoint_that_is_none(
-    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "c.pt").write_bytes(b"junk")
-    assert "c.pt is not a checkpoint" in error_of([*given, "--resume", str(tmp_path / "c.pt")], capsys)
+    wrong = {
+        "boxes.json": {"images": [], "annotations": [{"id": 1, "bbox": [0, 0, 1, 1]}], "categories": []},
+        "nameless.json": CAPTIONS | {"images": [{"file_name": "1.jpg"}]},
+        "ownerless.json": CAPTIONS | {"annotations": [{"caption": "a star"}]},
+    }
+    for name, content in wrong.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "junk").write_text("file_name,caption\n")
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of([*given, *more], capsys)
 
 
 def test_help_lists_every_argument(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,18 @@ async def test_older_stream_that_breaks_late_does_no_harm(calls):
 
 
 @on_loop
+async def test_a_session_that_says_nothing_and_has_no_stream_is_given_up(calls):
+    host = new_host(lease_timeout_s=0.05)
+    host.start()
+    await settle()  # until the reaper waits for somebody to come
+    await host.call(calls.register("a", size=2))
+    await host.call(calls.lease(1, "a"), 0)
+    await host.changed(5)
+    assert host.dispatcher.dataset_status("d").todo == 2
+    await host.close()
+
+
+@on_loop
 async def test_looks_of_a_waiting_call_do_not_keep_a_silent_session_alive(calls):
     host = new_host(lease_timeout_s=0.1)
     host.start()

@@ -20,7 +20,7 @@ from edl_torch.client.torchrun.job import Job
 from edl_torch.core.status import BUCKETS, ComponentStatus, DatasetStatus, Histogram, Measures, TrainerState
 from edl_torch.errors import MasterStartError
 from edl_torch.master.embedded import LocalMaster
-from edl_torch.master.web import show
+from edl_torch.master.web import show, web_port
 from edl_torch.master.web.metrics import LABEL_CHARS, METRICS, MOST, MOST_DATASETS, OTHERS, exposition
 
 pytest.importorskip("prometheus_client")
@@ -179,9 +179,10 @@ def test_the_page_is_that_of_the_master(calls) -> None:
         urllib.request.urlopen(f"{url}api/status", timeout=10)
 
 
-def test_an_address_of_other_machines_is_refused() -> None:
-    with pytest.raises(MasterStartError, match="can be reached from other machines"):
+def test_an_address_of_other_machines_needs_to_be_asked_for() -> None:
+    with pytest.raises(MasterStartError, match=r"can be reached from other machines.*--insecure"):
         show(LocalMaster(), "0.0.0.0:0")
+    assert web_port(LocalMaster().status, lambda: 0, "0.0.0.0:0", insecure=True)
 
 
 def test_the_second_service_of_a_process_goes_without_a_page(monkeypatch, caplog) -> None:

@@ -35,6 +35,12 @@ def test_hive_folders_become_columns(tmp_path):
     assert reader.read_record(first, 0)["colour"] == "light blue"
 
 
+def test_a_key_with_one_value_is_a_column_too(tmp_path):
+    path = write_parquet(tmp_path / "day=3" / "a.parquet")
+    for data in (tmp_path, f"{tmp_path}/*/a.parquet"):
+        assert ParquetReader(data, ["id", "day"]).read_record(path, 6) == {"id": 6, "day": 3}
+
+
 def test_a_partition_without_value_is_null(tmp_path):
     write_parquet(tmp_path / "k=7" / "a.parquet")
     null = write_parquet(tmp_path / "k=__HIVE_DEFAULT_PARTITION__" / "a.parquet")

@@ -131,6 +131,15 @@ def test_a_file_that_was_put_away_stays_open_for_its_user(tmp_path: Path) -> Non
     assert two.read(0, 100).endswith(b"two")
 
 
+def test_the_index_of_a_file_that_was_asked_for_its_dialect_is_not_taken_for_a_named_one(
+    tmp_path: Path,
+) -> None:
+    path = write_recordio(tmp_path / "x", [bytes(3000)] * 100, form=("go", "none"))
+    assert RecordIODataReader(path, index_dir="beside").count == 100
+    with pytest.raises(DataFormatError, match="chunk 0 at offset 0"):
+        RecordIODataReader(path, index_dir="beside", dialect="python")
+
+
 def test_small_files_leave_no_index(tmp_path: Path) -> None:
     RecordIODataReader(write_recordio(tmp_path / "x"), index_dir=tmp_path / "index")
     assert not (tmp_path / "index").exists()

@@ -35,15 +35,19 @@ class Steps(Batches):
         self.take_back([*self.unfinished, *self.ahead][len(self) - newest :])
 
 
-def test_a_step_after_the_end_may_have_been_on_all_that_was_read_ahead() -> None:
+@pytest.mark.parametrize(("backwards", "kept"), [(1, 1), (2, 0)])
+def test_a_last_step_was_on_all_that_was_read_ahead_where_so_many_backward_passes_came(
+    backwards: int, kept: int
+) -> None:
+    """Fewer have not reached each of them: it waits for a step, as of an optimizer that trains on some."""
     steps = Steps(2)
     number = steps.attach()
     for _ in range(4):
         steps.handed()
     steps.stepped_after_the_end(number)
-    steps.gathered_to_the_end(number)
+    steps.gathered_to_the_end(number, backwards)
     steps.begin_pass()
-    assert steps.keep == 0
+    assert steps.keep == kept
 
 
 def loop_behind(steps: Steps, number: int, batches: int, behind: int, accumulates: int = 1) -> None:
@@ -273,6 +277,15 @@ def test_nothing_may_be_learnt_of_a_batch_that_has_failed_though_the_loop_still_
     assert (failed.counts_not, failed.has_learnt) == ("bad", True)
     assert batches.in_hand is not None
     assert (batches.in_hand.instead_of, batches.in_hand.counts_not) == (failed, "bad")
+
+
+def test_another_lineage_forgets_what_a_wrapper_that_counts_has_read_ahead() -> None:
+    steps = Steps(1)
+    steps.attach()
+    steps.handed()
+    steps.handed()
+    steps.clear()
+    assert (steps.keep, len(steps.ahead)) == (0, 0)
 
 
 def test_no_batch_is_in_hand_and_no_padding_is_to_be_weighed_where_all_are_void() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trainer_kit import Master, Shell, back, reports_of
 
-from edl_torch.core.calls import Grant, LeaseAnswer, PassState
+from edl_torch.core.calls import NEW_PASS, Grant, LeaseAnswer, PassState
 from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
 from edl_torch.trainer.inflight import LeaseQueue, Mode
@@ -97,7 +97,37 @@ def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() 
     assert supply.close() == []
 
 
+def test_void_leases_are_not_drawn() -> None:
+    supply = LeaseQueue(ahead=True)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1), lease(2)), number)
+    supply.void((1,))
+    assert supply.draw("worker 0", number) == lease(2)
+    supply.take_in(answer(lease(3, bundle=1), lease(4, bundle=1), lease(5)), number)
+    supply.draw("worker 0", number)
+    supply.clear()
+    assert supply.draw("worker 0", number) is None
+    assert supply.close() == []
+
+
 # Passes that are over ---------------------------------------------------------------------------------------
+
+
+def test_a_pass_that_has_read_nothing_joins_the_next_epoch() -> None:
+    supply = LeaseQueue(ahead=False)
+    number = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(state=PassState.EPOCH_OVER, epoch=3), number)
+    assert not supply.current.is_over
+    assert supply.current.epoch == NEW_PASS
+
+
+def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
+    supply = LeaseQueue(ahead=True)
+    first = supply.open(Mode.ELASTIC)
+    second = supply.open(Mode.ELASTIC)
+    supply.take_in(answer(lease(1)), second)
+    assert supply.draw("worker 0", first) is None
+    assert supply.draw("worker 0", second) == lease(1)
 
 
 def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
@@ -200,6 +230,16 @@ def test_who_waits_for_another_loop_of_its_own_thread_is_told(
 def test_who_gets_records_does_not_ask_whom_else_there_is(shell: Shell) -> None:
     shell.siblings = (SiblingSession(session="other", records=64, same_thread=True),)
     assert shell.train_through() == 64
+
+
+def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    shell.read()
+    assert not shell.run(shell.elastic.more_to_read())
+    asked = len(asks(shell))
+    assert not shell.run(shell.elastic.more_to_read())
+    assert not shell.run(shell.elastic.look_for_more())
+    assert len(asks(shell)) == asked
 
 
 # Ahead ------------------------------------------------------------------------------------------------------

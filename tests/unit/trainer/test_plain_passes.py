@@ -319,6 +319,13 @@ def test_an_abandoned_pass_warns_of_nothing(master: Master, shell: Shell) -> Non
     assert not shell.state.supply.current.is_open
 
 
+def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) -> None:
+    read_all(shell)
+    shell.run(shell.trainer.open())
+    assert len(shell.warnings) == 1
+    assert master.status.leased == 0
+
+
 def test_finishing_twice_finishes_once(shell: Shell) -> None:
     for passes in (1, 2):
         read_all(shell)

@@ -21,6 +21,14 @@ def restore(shell: Shell, token: str | None) -> None:
 # The token --------------------------------------------------------------------------------------------------
 
 
+def test_a_token_waits_until_all_is_reported(master: Master) -> None:
+    shell = Shell(master, in_process=False, attended=False)
+    shell.begin_elastic()
+    assert shell.hand(shell.draw())
+    snapshot(shell)
+    assert master.status.acknowledged == 8
+
+
 def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Master, shell: Shell) -> None:
     taking = shell.start(shell.trainer.position.snapshot()).to("status")
     taking.fail(UnknownDataset("who?"))

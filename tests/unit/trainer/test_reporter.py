@@ -15,6 +15,7 @@ from edl_torch.trainer.vocabulary import (
     Call,
     Dropped,
     Evidence,
+    Granted,
     Refused,
     Register,
     Reporting,
@@ -457,6 +458,8 @@ def test_without_an_audit_nothing_is_written_down() -> None:
     shell.state.outbox.note(acknowledgements=[ack(1, 4)])
     shell.run(shell.trainer.reporter.flush())
     assert shell.facts == []
+    shell.begin_elastic()
+    assert shell.told(Granted) == []
 
 
 # The outbox alone -------------------------------------------------------------------------------------------

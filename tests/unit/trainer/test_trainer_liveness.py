@@ -76,6 +76,13 @@ def test_leases_that_were_presented_are_sure_from_when_they_were(liveness: Liven
     assert not liveness.sure(135.0)
 
 
+def test_a_stream_that_does_not_stand_breaks_once(liveness: Liveness) -> None:
+    for _ in range(3):
+        liveness.broke()
+    assert liveness.doubts == 1
+    assert not liveness.standing
+
+
 def test_a_loop_that_rested_long_is_in_doubt_where_the_master_asks_for_progress() -> None:
     liveness = Liveness()
     liveness.stood(100.0, lease_timeout_s=600.0, progress_timeout_s=30.0)
@@ -325,6 +332,17 @@ def test_a_lease_whose_answer_was_on_its_way_when_others_were_presented_is_prese
     late = drawing.finish()
     assert late is not None
     assert not shell.hand(late), "another trainer may have it"
+
+
+def test_leases_that_were_asked_for_after_others_were_presented_need_no_question(
+    master: Master, shell: Shell
+) -> None:
+    first = shell.draw()
+    shell.break_stream()
+    assert shell.hand(first)
+    shell.request()
+    assert shell.hand(shell.draw())
+    assert len(master.of("confirm")) == 1
 
 
 def test_an_answer_that_the_trainer_slept_over_is_not_believed(master: Master, shell: Shell) -> None:

@@ -1,0 +1,262 @@
+"""Loops that throw away what the model has learnt of some batches: none is proven.
+
+The oracle is the model: its one parameter for each record moves by 1 each time that the record is learnt.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import Outcome, audit
+
+RECORDS, BATCH = 48, 4
+
+
+class Memory(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Parameter(torch.zeros(RECORDS))
+        self.head = torch.nn.Parameter(torch.zeros(RECORDS))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -(self.body[batch] + self.head[batch]).sum()
+
+
+class Job:
+    """A loader, a model and its optimizer, which `attaches` or attaches itself."""
+
+    def __init__(self, loader: ElasticDataLoader, attaches: bool) -> None:
+        self.loader, self.attaches = loader, attaches
+        self.model = Memory()
+        self.optimizer: Any = None
+        self.renew()
+
+    def renew(self, **more: Any) -> None:
+        """Another optimizer for what the model has now."""
+        if self.attaches and self.optimizer is not None:
+            self.loader.detach(self.optimizer)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0, **more)
+        if self.attaches:
+            self.loader.attach(self.optimizer)
+
+    def learn(self, batch: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.model(batch).backward()
+        self.optimizer.step()
+
+
+def loads_the_best_and_renews_the_optimizer(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        if number == 3:
+            best = copy.deepcopy(job.model.state_dict())
+        if number == 5:
+            job.model.load_state_dict(best)
+            job.renew()
+        job.learn(batch)
+
+
+def renews_the_head_and_the_optimizer(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        if number == 5:
+            job.model.head = torch.nn.Parameter(torch.zeros(RECORDS))
+            job.renew()
+        job.learn(batch)
+
+
+def does_so_between_passes_that_it_leaves(job: Job) -> None:
+    best = copy.deepcopy(job.model.state_dict())
+    for epoch in range(3):
+        if epoch:
+            job.model.load_state_dict(best)
+            job.renew()
+        for number, batch in enumerate(islice(job.loader, 4)):
+            job.learn(batch)
+            if number == 1:
+                copy.deepcopy(job.model.state_dict())
+
+
+def loads_the_best_after_a_break(job: Job) -> None:
+    for number, batch in enumerate(job.loader, 1):
+        job.learn(batch)
+        if number == 5:
+            best = copy.deepcopy(job.model.state_dict())
+        if number == RECORDS // BATCH:
+            break
+    job.model.load_state_dict(best)
+
+
+def does_so_without_the_optimizer(job: Job) -> None:
+    loads_the_best_after_a_break(job)
+    job.optimizer = None
+
+
+def makes_gradients_zero_before_the_step(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        job.model(batch).backward()
+        if number:
+            job.optimizer.zero_grad(set_to_none=False)
+        job.optimizer.step()
+
+
+def makes_all_gradients_zero_before_the_step(job: Job) -> None:
+    for batch in job.loader:
+        job.model(batch).backward()
+        job.optimizer.zero_grad(set_to_none=False)
+        job.optimizer.step()
+
+
+def makes_the_optimizer_in_a_function_that_is_tried_again(job: Job) -> None:
+    """It is left between `backward()` and the step, and the gradient stays."""
+
+    def attempt(fails_at: int) -> None:
+        job.renew()
+        for number, batch in enumerate(job.loader):
+            job.model(batch).backward()
+            if number == fails_at:
+                return
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+
+    job.optimizer = None
+    attempt(5)
+    job.optimizer = None
+    attempt(-1)
+
+
+LOOPS: list[Callable[[Job], None]] = [
+    loads_the_best_and_renews_the_optimizer,
+    renews_the_head_and_the_optimizer,
+    does_so_between_passes_that_it_leaves,
+    loads_the_best_after_a_break,
+    does_so_without_the_optimizer,
+    makes_gradients_zero_before_the_step,
+    makes_all_gradients_zero_before_the_step,
+    makes_the_optimizer_in_a_function_that_is_tried_again,
+]
+
+
+@pytest.fixture(params=[True, False], ids=["attached", "by itself"])
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
+        yield Job(loader, request.param)
+
+
+@pytest.mark.filterwarnings("ignore:an optimizer stepped on gradients:UserWarning")
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_what_was_learnt_and_is_gone_is_not_proven(
+    job: Job, loop: Callable[[Job], None], tmp_path: Path
+) -> None:
+    loop(job)
+    learnt = torch.cat([job.model.body, job.model.head])
+    assert (learnt != 1).any()
+    job.loader.close()
+    assert audit([tmp_path])[0].outcome is not Outcome.PROVEN
+
+
+def test_another_optimizer_for_the_same_model_is_proven(job: Job, tmp_path: Path) -> None:
+    for number, batch in enumerate(job.loader):
+        if number == 5:
+            job.renew()
+        job.learn(batch)
+    assert (torch.cat([job.model.body, job.model.head]) == 1).all()
+    job.loader.close()
+    assert audit([tmp_path])[0].outcome is Outcome.PROVEN
+
+
+def test_a_model_that_is_loaded_back_does_not_hide_in_a_loop_over_two_loaders(tmp_path: Path) -> None:
+    """A step of the other loader's optimizer, which trains another model."""
+    with (
+        ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path / "one") as one,
+        ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path / "other") as other,
+    ):
+        jobs = Job(one, attaches=True), Job(other, attaches=True)
+        for number, batches in enumerate(zip(one, other, strict=True)):
+            if number == 3:
+                best = copy.deepcopy(jobs[0].model.state_dict())
+            for job, batch in zip(jobs, batches, strict=True):
+                job.learn(batch)
+            if number == 5:
+                jobs[0].model.load_state_dict(best)
+    outcomes = [audit([tmp_path / name])[0].outcome for name in ("one", "other")]
+    assert outcomes == [Outcome.DELIVERED, Outcome.PROVEN]
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_what_a_failed_attempt_has_left_in_the_gradients_is_learnt_twice(
+    tmp_path: Path, attaches: bool
+) -> None:
+    """The batch comes again, from another loader."""
+    model, token = Memory(), None
+    for attempt in range(2):
+        with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            if attaches:
+                loader.attach(optimizer)
+            if token is not None:
+                loader.load_state_dict(token)
+            for number, batch in enumerate(loader):
+                model(batch).backward()
+                if attempt == 0 and number == 5:
+                    break
+                optimizer.step()
+                optimizer.zero_grad()
+                token = loader.state_dict()
+    assert sorted(set(model.body.tolist())) == [1, 2]
+    assert audit([tmp_path])[0].outcome is not Outcome.PROVEN
+
+
+@pytest.mark.parametrize("swaps_back", [True, False])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_checkpoint_with_other_weights_than_the_last_step_left_is_none_of_the_model(
+    tmp_path: Path, swaps_back: bool, leaves: bool
+) -> None:
+    """The best ones, or averaged ones. Who goes on from those that were trained has one model."""
+    with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
+        job = Job(loader, attaches=True)
+        for number, batch in enumerate(loader):
+            if number == 3:
+                best = copy.deepcopy(job.model.state_dict())
+            job.learn(batch)
+            if number == 7:  # after eight steps the audit has what they left
+                trained = copy.deepcopy(job.model.state_dict())
+                if leaves:
+                    break
+                job.model.load_state_dict(best)
+                token = loader.state_dict()
+                job.model.load_state_dict(trained)
+                break
+        if leaves:
+            job.model.load_state_dict(best)
+            token = loader.state_dict()
+            job.model.load_state_dict(trained)
+    with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
+        heir = Job(loader, attaches=True)
+        heir.model.load_state_dict(trained if swaps_back else best)
+        loader.load_state_dict(token)
+        for batch in loader:
+            heir.learn(batch)
+    is_exact = bool((heir.model.body == 1).all())
+    assert is_exact is swaps_back
+    assert (audit([tmp_path])[0].outcome is Outcome.PROVEN) is is_exact
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_weights_that_are_swapped_for_an_evaluation_and_back_leave_the_next_step_as_it_is(
+    job: Job, tmp_path: Path, fused: bool
+) -> None:
+    job.renew(fused=fused)
+    for batch in job.loader:
+        job.learn(batch)
+        trained = copy.deepcopy(job.model.state_dict())
+        job.model.load_state_dict({name: value / 2 for name, value in trained.items()})
+        job.model.load_state_dict(trained)
+    job.loader.close()
+    assert audit([tmp_path])[0].outcome is Outcome.PROVEN
