@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from numbers import Number
 from types import MethodType
 from typing import Any
@@ -163,6 +163,8 @@ def _mapped_files(dataset: Any) -> list[FileStamp]:
         met.add(id(value))
         if isinstance(value, list | tuple):
             ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
+        elif isinstance(value, dict):
+            ahead += islice(value.values(), _MOST_INSIDE)
         elif isinstance(value, np.ndarray):
             if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
                 files[os.fspath(value.filename)] = None

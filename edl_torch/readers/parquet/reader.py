@@ -129,7 +129,7 @@ class ParquetReader(AbstractDataReader):
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size and footer, and pages of some files."""
-        also = arguments("columns", sorted(self.columns), sorted(self._fills.items()))
+        also = arguments("columns", list(self.columns), sorted(self._fills.items()))
         look = partial(whole_fingerprint, index=self._index) if whole else self._index.fingerprint
         return look(self._storage, also=also)
 

@@ -33,6 +33,8 @@ _WRITERS = {
 _OPENERS = {
     *("open", "fdopen", "urlopen", "connect", "imread", "read_image", "read_bytes", "read_text", "read_file"),
     *("load", "loadmat", "loadtxt", "fromfile", "memmap", "File", "read_csv", "read_table", "read_parquet"),
+    *("read_pickle", "read_json", "read_feather", "genfromtxt", "ZipFile", "TarFile", "load_file"),
+    *("load_dataset", "open_dataset", "dcmread", "VideoCapture", "VideoReader"),
 }
 _OF_A_RUN = {
     *("getpid", "getppid", "get_ident", "get_native_id", "gethostname", "id", "hash", "urandom", "uuid4"),
@@ -52,6 +54,8 @@ class Code(NamedTuple):
     literals: set[str]  # values that `__init__` has
     is_of_a_run: bool  # whether `__init__` asks for clocks, processes or identities
     opens: bool  # whether code that makes records opens files
+    filled: set[str]  # that code which makes records writes to
+    computed_once: set[str]  # cached properties that code which makes records names
 
 
 def makers_of(found: Any, called: set[str]) -> list[FunctionType]:
@@ -184,7 +188,10 @@ def code_of(kind: type, makers: Sequence[FunctionType]) -> Code:
     """Return what an object's code tells of its attributes."""
     named = {name for function in makers for name in _names_in(function.__code__)}
     made_with, literals, of_init = set[str](), set[str](), set[str]()
-    written = {name for function in makers for name in _named_by(function.__code__, "STORE_ATTR")}
+    filled = {name for function in makers for name in _named_by(function.__code__, "STORE_ATTR")}
+    members = [pair for base in kind.__mro__ for pair in vars(base).items() if pair[0] in named]
+    computed_once = {name for name, member in members if isinstance(member, functools.cached_property)}
+    written = {*filled}
     for base in kind.__mro__:
         for name, member in vars(base).items():
             if name in named and is_value(member):
@@ -205,7 +212,8 @@ def code_of(kind: type, makers: Sequence[FunctionType]) -> Code:
                     written |= _named_by(code, "STORE_ATTR")
     written |= {name for name in made_with | named if name.rpartition("__")[2].lstrip("_") in OF_A_PROCESS}
     opens = bool(_OPENERS & named.difference(*(vars(base) for base in kind.__mro__)))
-    return Code(made_with - written, named - written, literals, bool(_OF_A_RUN & of_init), opens)
+    is_of_a_run = bool(_OF_A_RUN & of_init)
+    return Code(made_with - written, named - written, literals, is_of_a_run, opens, filled, computed_once)
 
 
 def held_by(function: Any) -> list[tuple[str, Any]]:

@@ -11,6 +11,9 @@ hold records or say where they lie, and no entry looks like a path. It must not 
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 import os
 import re
 from collections import defaultdict
@@ -18,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import PurePath
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -46,11 +49,12 @@ from edl_torch.readers.shared.looks import (
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
 _MOST_MET = 600  # objects in all, as so many that each wrap one, as `Subset` does
 _SEEN = 64
+_FEW = 32  # plain values that a transform may have
 _DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
 _MOST_COPIED = 4096  # parts
 _MOST_CONSTANTS = 4096  # in a list or dict of a module
 # Objects of these hold no records: loggers, locks, patterns, kinds of numbers and devices.
-_NO_DATA = {"logging", "threading", "_thread", "re", "random", "torch", "numpy"}
+_NO_DATA = {"logging", "threading", "_thread", "re", "random", "torch", "numpy", "operator"}
 _LONGEST_NAME = 1024  # characters of what may be a path or a mode, and is hardly all of the records
 _PATH = re.compile(r"\w+://\S*|\S*[/\\]\S*|[^\n]*[/\\][^\n]*\.\w{1,8}|\S+\.[A-Za-z]\w{0,7}")
 # What other objects say, as without a connection.
@@ -180,6 +184,13 @@ class _MadeOf:
                 return True
         return False
 
+    def _held(self, value: Any, count: int) -> _Untold:
+        """What something that is called may hold, beside what is looked at in it."""
+        if not callable(value):
+            return _Untold.NOTHING
+        looked_at = [one for _, one in held_by(value) if _has_entries(one, count) or _is_dataset(one)]
+        return _hidden(value, count, looked_at + [one for one, *_ in self._met])
+
     def _look_inside(self, value: Any, name: str, count: int) -> None:
         """Look at an attribute of what has so many records. Raises ReaderError for an error of its own."""
         try:
@@ -204,7 +215,7 @@ class _MadeOf:
             elif _is_table(value, count):
                 self.tables.append((name, digest_of(value)))
             else:
-                self._untold = max(self._untold, _untold(value, count))
+                self._untold = max(self._untold, _untold(value, count), self._held(value, count))
         except _CLOSED:
             self._untold = _Untold.RECORDS
         except EdlError:
@@ -230,7 +241,7 @@ def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any
         f"{name}.{inner}": value
         for name, function in own.items()
         for inner, value in held_by(function)
-        if _has_entries(value, count) or _is_dataset(value) or (is_value(value) and inner not in OF_A_PROCESS)
+        if _has_entries(value, count) or _is_dataset(value) or (_is_one(value) and inner not in OF_A_PROCESS)
     }
     of_classes = {
         name: value
@@ -243,16 +254,19 @@ def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any
     named, written = named_in_code(found, makers, _may_be_data)
     every = named | of_classes | held | own
     values = {name: settled(value) for name, value in every.items() if is_value(value)}
+    kinds = {name: value for name, value in (held | own).items() if isinstance(value, type)}
+    values |= {name: name_of_function(value) for name, value in kinds.items()}
     computed = {
         name
-        for name in values.keys() & own.keys() & code.named - code.made_with
+        for name in (values.keys() - kinds.keys()) & own.keys() & code.named - code.made_with
         if (isinstance(own[name], int | float) or code.is_of_a_run)
         and repr(own[name]) not in code.literals | {repr(count)}
     }
     constants = values.keys() & (code.made_with | (code.named & own.keys()) | (held.keys() - own.keys()))
     constants |= {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
     every |= {name: _without_process(values.get(name, every[name])) for name in constants}
-    return every, constants - computed, _Untold.WHERE if computed or code.opens else _Untold.NOTHING
+    is_filled = any(own.get(name) is None for name in code.filled & own.keys() | code.computed_once)
+    return every, constants - computed, _Untold(bool(computed) or code.opens or is_filled)
 
 
 def _may_be_data(value: Any) -> bool:
@@ -276,6 +290,10 @@ def _without_process(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
     return value
+
+
+def _is_one(value: Any) -> bool:
+    return is_value(value) or isinstance(value, type)
 
 
 def _has_entries(value: Any, count: int) -> bool:
@@ -326,6 +344,44 @@ def _is_table(value: Any, count: int) -> bool:
     return are_bounds or all(is_name(each) or (is_fixed and is_value(each)) for each in value)
 
 
+def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
+    """What may be in what something that is called holds, as a function, a transform or a connection, beside
+    what is `known`. A few plain values are parameters, as the mean of each channel, and no records."""
+    found, ahead, met = _Untold.NOTHING, [called], [*known]
+    while ahead and len(met) < len(known) + _MOST_INSIDE:
+        one = ahead.pop()
+        if one is None or _is_one(one) or isinstance(one, ModuleType) or any(one is each for each in met):
+            continue
+        met.append(one)
+        kind = type(one)
+        if isinstance(one, str | os.PathLike):
+            if os.path.isabs(one) or _PATH.fullmatch(os.fspath(one)):
+                found = _Untold.WHERE
+        elif _is_array(one):
+            if math.prod(one.shape) > _FEW or one.shape[0] == count:
+                return _Untold.RECORDS
+        elif isinstance(one, Mapping | list | tuple | set | frozenset):
+            inside = [*one.values()] if isinstance(one, Mapping) else [*one]
+            is_plain = any(isinstance(each, str) or is_value(each) for each in inside)
+            are_many = len(one) > _FEW or len(one) == count
+            if (are_many and not all(map(callable, inside))) or (is_plain and isinstance(one, Mapping)):
+                return _Untold.RECORDS
+            ahead += inside
+        elif isinstance(one, functools.partial):
+            ahead += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, FunctionType):
+            ahead += [value for _, value in held_by(one)]
+        elif (wrapped := inspect.getattr_static(one, "__wrapped__", None)) is not None:
+            ahead.append(wrapped)
+        elif inspect.isroutine(one):
+            ahead += [getattr(one, "__self__", None), getattr(one, "__func__", None)]
+        elif hasattr(one, "__dict__") and not any(getattr(base, "__slots__", ()) for base in kind.__mro__):
+            ahead += vars(one).values()
+        elif kind.__module__.partition(".")[0] not in _NO_DATA:
+            return _Untold.RECORDS
+    return _Untold.RECORDS if ahead else found
+
+
 def _untold(value: Any, count: int) -> _Untold:
     """What may be in an attribute that has not one entry for each of so many records."""
     if isinstance(value, str | os.PathLike) and (text := os.fspath(value)):
@@ -346,7 +402,7 @@ def _digest(found: Any) -> tuple[str, bool]:
     """
     if _has(found, "column_names", "with_format"):  # Hugging Face `datasets`
         rows = found.with_format("arrow")  # as they are kept: nothing is decoded
-        form = _form(getattr(found, "format", None) or {})
+        form = _form(getattr(found, "format", None) or {}) + _decoded(getattr(found, "features", None) or {})
 
         def row_of(place: int) -> list[Any]:
             values = rows[place : place + 1].to_pylist()[0].values()
@@ -357,10 +413,14 @@ def _digest(found: Any) -> tuple[str, bool]:
         names = list(getattr(found, "columns", ()))
         kinds = [str(kind) for kind in np.atleast_1d(found.dtypes) if getattr(kind, "kind", "O") in "biufc"]
 
+        columns = [found.iloc[:, n] for n in range(len(names))] if found.ndim > 1 else [found]
+        categories = [column.cat for column in columns if hasattr(column.dtype, "categories")]
+
         def row(place: int) -> list[Any]:
             values, label = found.iloc[place], found.index[place]
             labels = [str(one) for one in (label if isinstance(label, tuple) else [label])]
-            return [names, kinds, labels, values.tolist() if hasattr(values, "tolist") else values]
+            codes = [[len(one.categories), one.codes.iloc[place]] for one in categories]
+            return [names, kinds, labels, values.tolist() if hasattr(values, "tolist") else values, *codes]
 
         return _of_some(found, row)
     if isinstance(found, list | tuple | range):
@@ -422,6 +482,20 @@ def _form(form: Mapping[str, Any]) -> list[Any]:
     given = sorted((form.get("format_kwargs") or {}).items())
     said = [(key, name_of_function(one) if callable(one) else str(one)) for key, one in given]
     return [form.get("type"), list(form.get("columns") or ()), *(p for p in said if p[0] not in OF_A_PROCESS)]
+
+
+def _decoded(feature: Any) -> list[Any]:
+    """How features of Hugging Face's decode what is kept, as images and sounds: of each what is not as
+    usual."""
+    if isinstance(feature, Mapping):
+        return [[name, *how] for name, one in feature.items() if (how := _decoded(one))]
+    if isinstance(feature, list | tuple):
+        return [how for one in feature for how in _decoded(one)]
+    if _has(feature, "decode_example"):
+        own = sorted(getattr(feature, "__dict__", {}).items())
+        is_said = {name: one for name, one in own if is_value(one) or isinstance(one, str)}
+        return [[name, one] for name, one in is_said.items() if name[0] != "_" and one is not True]
+    return _decoded(getattr(feature, "feature", None) or ())
 
 
 def _without_folder(value: Any) -> Any:

@@ -8,11 +8,13 @@ import enum
 import functools
 import itertools
 import logging
+import math
 import operator
 import os
 import pickle
 import random
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -255,6 +257,12 @@ def test_the_whole_fingerprint_sees_every_byte(tmp_path: Path, make: Make) -> No
         (table, CsvReader, {"columns": ["COLUMN0"]}, {"columns": ["COLUMN1"]}),
         (table, CsvReader, {"dtypes": {"COLUMN0": "float32"}}, {"dtypes": {"COLUMN0": "str"}}),
         (plain, ParquetReader, {"columns": ["COLUMN0"]}, {"columns": ["COLUMN1"]}),
+        (
+            plain,
+            ParquetReader,
+            {"columns": ["COLUMN0", "COLUMN1"]},
+            {"columns": ["COLUMN1", "COLUMN0"]},
+        ),
         (plain, ParquetReader, {"fill_nulls": {"COLUMN0": 0}}, {"fill_nulls": {"COLUMN0": 1}}),
         (lines, TextReader, {"encoding": "utf-8"}, {"encoding": "latin-1"}),
         (lines, TextReader, {"errors": "replace"}, {"errors": "ignore"}),
@@ -436,6 +444,16 @@ class Sliced(Frame):
         return Rows()
 
 
+class Decoded:
+    """A feature of Hugging Face's."""
+
+    def __init__(self, mode: str | None) -> None:
+        self.mode, self.decode = mode, True
+
+    def decode_example(self, value: Any) -> Any:
+        raise AssertionError("no record may be read")
+
+
 class Pictures(Sliced):
     """Of images by path, whose names alone need not look like a path's."""
 
@@ -592,6 +610,7 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         Held(data=ARRAY, get=lambda index, of=range(1, 201): of[index]),
     ),
     "a number that it was made with": (Made(ARRAY, 5), Made(ARRAY, 7)),
+    "a class that it was made with": (Made(ARRAY, np.float32), Made(ARRAY, np.float16)),
     "a keyword that it was made with": (Made(ARRAY), Made(ARRAY, fold=1)),
     "a number inside of it": (Held(200, base=Made(ARRAY, 5.5)), Held(200, base=Made(ARRAY, np.float32(0.5)))),
     "a stack by name": (StackDataset(x=ARRAY, y=[1] * 200), StackDataset(x=ARRAY, y=[2] * 200)),
@@ -641,6 +660,14 @@ DIFFERING |= {
     "names of fields": (np.zeros(9, [("a", "i4")]), np.zeros(9, [("c", "i4")])),
     "a kind of numbers": (np.arange(9, dtype="f4"), np.arange(9, dtype="f8")),
     "a kind of numbers of a table": tuple(pandas.Series(np.arange(9.0), dtype=kind) for kind in ("f4", "f8")),
+    "categories of a table": tuple(
+        pandas.DataFrame({"kind": pandas.Categorical(["b"] * 9, categories=known)})
+        for known in (["a", "b"], ["b", "a"])
+    ),
+    "one more category": tuple(
+        pandas.Series(pandas.Categorical(["b"] * 9, categories=known)) for known in (["b"], ["b", "c"])
+    ),
+    "how images are decoded": tuple(Sliced(9, features={"x": [Decoded(mode)]}) for mode in ("L", "RGB")),
     "an index": (INDEXED[0], INDEXED[1]),
     "a set of its module": tuple(coded("return i in K", K={3, one}) for one in (1, 2)),
     "a set of its class": tuple(type("Of", (OfItsClass,), {"table": {3, n}})(data=ARRAY) for n in (1, 2)),
@@ -1298,7 +1325,18 @@ NAMED: dict[str, tuple[Any, Any, str]] = {
     "a table of the second": (of_two_modules(2, 3), of_two_modules(4, 3), "global SCALE (1)"),
     "a number of the second": (of_two_modules(2, 3), of_two_modules(2, 3, 7), "global OFFSET"),
 }
+PADDED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+
+
+def padded(padding: int) -> Any:
+    """The same values, with other bytes between them."""
+    rows = np.full((9, PADDED.itemsize), padding, np.uint8).view(PADDED)[:, 0]
+    rows["a"], rows["b"] = range(9), range(9)
+    return rows
+
+
 SAME: dict[str, tuple[Any, Any]] = {
+    "bytes between the fields of an array": (padded(0), padded(7)),
     "a whole float": (Made(ARRAY, 5), Made(ARRAY, 5.0)),
     "an integer of numpy's": (Made(ARRAY, 5), Made(ARRAY, np.int64(5))),
     "a number that a method writes": (Made(ARRAY), Made(ARRAY, epoch=3)),
@@ -1361,7 +1399,61 @@ def test_many_datasets_that_wrap_others_are_looked_at() -> None:
     assert differ(many(500), many(501))
 
 
+class Filled(Held):
+    """What it reads first is read when it is asked for."""
+
+    def __getitem__(self, index: int) -> Any:
+        if self.rows is None:
+            self.rows = [*range(len(self))]
+        return self.rows[index]
+
+
+class Cached(Held):
+    @functools.cached_property
+    def table(self) -> list[int]:
+        return [*range(len(self))]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.table[index]
+
+
+class Transform:
+    def __init__(self, *steps: Any, **more: Any) -> None:
+        self.steps, self.mean, self.mode = steps, [0.5] * 3, "reflect"
+        self.__dict__ |= more
+
+    def __call__(self, record: Any) -> Any:
+        return record
+
+
+def holding(value: Any) -> Callable[[int], Any]:
+    return lambda index: value
+
+
+CALLED: dict[str, tuple[Any, str]] = {
+    "a connection": (sqlite3.connect(":memory:"), "partly"),
+    "a dict in a function": (holding({"a": 1}), "partly"),
+    "a folder in a function": (holding("/data/v1"), "partly"),
+    "a folder in a partial": (partial(open, "/data/v1"), "partly"),
+    "tokens in a function": (holding(list(range(1000))), "partly"),
+    "a dict by its method": ({"a": 1}.get, "partly"),
+    "rows of an object": (Transform(rows=[(n, n) for n in range(200)]).__call__, "partly"),
+    "words of a tokenizer": (Transform(vocab={"a": 1}), "partly"),
+    "an embedding": (torch.nn.Embedding(40, 2), "partly"),
+    "transforms": (Transform(Transform(), torch.nn.Sequential(torch.nn.ReLU())), "sampled"),
+    "a method of a transform": (Transform().__call__, "sampled"),
+    "functions": (Transform(np.log, str.upper, math.sqrt, partial(int, base=8), holding(2)), "sampled"),
+    "a cached function": (functools.lru_cache(holding(2)), "sampled"),
+    "a dict in a cached function": (functools.lru_cache(holding({"a": 1})), "partly"),
+    "a class": (np.float32, "sampled"),
+}
+BOUND = Held(data=ARRAY)
+BOUND.size = BOUND.__len__  # type: ignore[attr-defined]
+KNOWN |= {f"{what} as an attribute": (Held(data=ARRAY, by=by), known) for what, (by, known) in CALLED.items()}
 KNOWN |= {
+    "a method of its own": (BOUND, "sampled"),
+    "rows that are read first": (Filled(data=ARRAY, rows=None), "partly"),
+    "a property that is kept": (Cached(data=ARRAY), "partly"),
     "an object without a length": (Held(40, labels=[1] * 40, x=NoLength()), "partly"),
     "a file that is closed": (Held(40, labels=[1] * 40, x=NoShape(ValueError("closed"))), "partly"),
     "a nested tensor": (Held(40, labels=[1] * 40, x=NoShape(RuntimeError("sizes"))), "partly"),

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import collections
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, StackDataset
 
-from edl_torch.errors import InvalidArgument, ReaderError
+from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers import MapDatasetReader
 from edl_torch.shard import Shard, Task
 
@@ -144,3 +145,14 @@ class Endless(IterableDataset):
 def test_other_objects_are_refused(dataset):
     with pytest.raises(InvalidArgument, match="no map-style dataset"):
         MapDatasetReader(dataset)
+
+
+def test_an_array_that_a_dict_has_is_compared_with_its_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(40.0))
+    reader = MapDatasetReader(StackDataset(x=np.load(tmp_path / "x.npy", mmap_mode="r")))
+    assert reader.load(3) == {"x": 3.0}
+    written = np.lib.format.open_memmap(tmp_path / "x.npy", mode="r+")
+    written[3] = 7
+    written.flush()
+    with pytest.raises(SourceChanged):
+        reader.load(3)

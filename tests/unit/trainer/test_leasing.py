@@ -253,7 +253,9 @@ def test_in_one_process_nothing_is_fetched_ahead(shell: Shell) -> None:
 
 
 def test_from_afar_one_lease_a_stream_is_fetched_ahead(remote: Shell) -> None:
-    remote.begin_elastic()
+    remote.run(remote.trainer.open())
+    assert not remote.trainer.has_work, "nothing was lent yet"
+    assert remote.run(remote.elastic.more_to_read())
     remote.draw("worker 0")
     assert remote.trainer.has_work
     remote.work()

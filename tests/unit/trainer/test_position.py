@@ -7,6 +7,7 @@ from trainer_kit import DATASET, Master, Shell
 
 from edl_torch.core.token import Token
 from edl_torch.errors import MasterUnavailable, StaleLease, UnknownDataset
+from edl_torch.trainer.foreign_loop import OWN_STREAM
 from edl_torch.trainer.vocabulary import Call, Describe, Restored, TokenTaken, Uncounted
 
 
@@ -59,6 +60,14 @@ def test_a_token_says_what_it_lacks(shell: Shell) -> None:
     shell.report()
     token = snapshot(shell)
     assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=False, uncounted=4, half_stepped=0)]
+
+
+def test_a_token_of_one_stream_is_exact(shell: Shell) -> None:
+    shell.begin_plain(OWN_STREAM)
+    shell.draw()
+    shell.report()
+    token = snapshot(shell)
+    assert shell.told(TokenTaken) == [TokenTaken(token=token, exact=True, uncounted=0, half_stepped=0)]
 
 
 def test_a_model_that_has_learnt_what_comes_again_gets_no_token(shell: Shell) -> None:
