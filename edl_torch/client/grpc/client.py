@@ -360,14 +360,14 @@ class MasterClient(MasterApi):
 
     def attend(self, session: str, member: int, listener: Listener) -> Callable[[], float]:
         """Keep the session alive, in a thread of its own, until `leave` or `close`."""
-        self._caller.check_usable()
-        with self._lock:
+        with self._lock:  # `close` ends those that have begun
+            self._caller.check_usable()
             heartbeat = self._heartbeats.get(session)
-            if heartbeat is not None:
-                return heartbeat.clock
-            heartbeat = Heartbeat(self._stub, session, listener, guard=self._guard)
-            self._heartbeats[session] = heartbeat
-        heartbeat.start()
+            if heartbeat is None:
+                self._heartbeats[session] = heartbeat = Heartbeat(
+                    self._stub, session, listener, guard=self._guard
+                )
+                heartbeat.start()
         return heartbeat.clock
 
     def leave(self, session: str, member: int) -> None:

@@ -91,7 +91,6 @@ def status(client):
 
 def present(client):
     """Without the stream leases are not presented."""
-    client.attend("s", 1, Listening(1))
     client.call(ConfirmCall(session="s", dataset="d", fence=Fence()))
 
 
@@ -102,6 +101,7 @@ def present(client):
 )
 def test_close_ends_a_call_that_waits(address, wait, request):
     client = MasterClient(request.getfixturevalue(address), master_timeout_s=600)
+    client.attend("s", 1, Listening(1))
     caught = []
 
     def call():

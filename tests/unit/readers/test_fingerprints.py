@@ -667,6 +667,7 @@ DIFFERING |= {
     "one more category": tuple(
         pandas.Series(pandas.Categorical(["b"] * 9, categories=known)) for known in (["b"], ["b", "c"])
     ),
+    "a mask": tuple(np.ma.array(ARRAY, mask=hidden == ARRAY) for hidden in (ARRAY, -1)),
     "how images are decoded": tuple(Sliced(9, features={"x": [Decoded(mode)]}) for mode in ("L", "RGB")),
     "an index": (INDEXED[0], INDEXED[1]),
     "a set of its module": tuple(coded("return i in K", K={3, one}) for one in (1, 2)),
