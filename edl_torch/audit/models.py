@@ -186,7 +186,7 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
         taken = [learner for learner in here if learner.seen and learner.place in took]
         base = next((chain for chain in chains if taken and all(one in chain for one in taken)), None)
     unsaid = [learner for learner in learners if learner.seen and not learner.word]
-    reasons += (*_went_back(unsaid), *_changed(unsaid), *_doubted(unsaid))
+    reasons += (*_went_back(unsaid), *_changed(unsaid), *_doubted(learners))
     if unseen:
         reasons.append(_UNSEEN.format(unseen))
     return Models(
@@ -459,10 +459,12 @@ def _changed(learners: Sequence[_Learner]) -> Iterator[str]:
 
 
 def _doubted(learners: Sequence[_Learner]) -> Iterator[str]:
-    """Yield what trained or wrote parameters beside the steps of attached optimizers."""
+    """Yield what trained or wrote parameters beside the steps of attached optimizers. A user's word is on why
+    models differ, and not on gradients."""
     for learner in learners:
         for seen in learner.doubts:
-            yield _DOUBTS[seen.at].format(learner.name, seen.steps)
+            if not learner.word or seen.at not in ("written", "unattached"):
+                yield _DOUBTS[seen.at].format(learner.name, seen.steps)
 
 
 # Words --------------------------------------------------------------------------------------------------

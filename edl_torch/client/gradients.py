@@ -60,6 +60,10 @@ _SAME, _WRITTEN, _OTHER, _GONE = _Change  # Python 3.11 takes as long to look on
 _Begun = tuple[Batch | None, int, weakref.ref[Any] | None, bool]
 
 
+# A gradient, torch's count of writes to it, and how many steps were before it was seen first
+_Known = tuple[weakref.ref[Any], int, int]
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Held:
     """What the parameters of one optimizer hold, as far as those that are hooked show it."""
@@ -76,7 +80,8 @@ class _Held:
     hooks: list[Any] = field(default_factory=list)  # torch's handles
     came: list[int] = field(default_factory=list)  # the places of those that were called since `look`
     open: dict[int, _Begun] = field(default_factory=dict)  # backward passes that have not ended
-    known: list[tuple[weakref.ref[Any], int] | None] = field(default_factory=list)  # as `look` saw them
+    known: list[_Known | None] = field(default_factory=list)  # as `look` saw them
+    steps: int = 0  # of this optimizer, as far as they used gradients
     before: list[bool] = field(default_factory=list)  # whether there was a gradient, where that is asked
 
     def look(self) -> _Change:
@@ -89,7 +94,7 @@ class _Held:
                 continue
             version = gradient._version
             if seen is None or seen[0]() is not gradient:
-                known[place] = weakref.ref(gradient), version
+                known[place] = weakref.ref(gradient), version, self.steps
                 if now is _GONE:
                     now = _OTHER
                 continue
@@ -97,7 +102,7 @@ class _Held:
                 now = _SAME
             elif now is not _SAME:
                 now = _WRITTEN
-            known[place] = seen[0], version
+            known[place] = seen[0], version, seen[2]
         came.clear()
         return now
 
@@ -153,31 +158,38 @@ class _Held:
 
 
 class _Left:
-    """What an optimizer that is attached no more has left in gradients of its parameters."""
+    """What an optimizer that is attached no more has left in gradients of the parameters that were hooked."""
 
     def __init__(self, of: weakref.ref[Gradients], held: _Held) -> None:
-        self.of, self.batches, self.is_used = of, held.batches, held.is_used
-        parameters: tuple[Any, ...] = (*held.parameters, *trained(held.optimizer()))
-        gradients: list[Any] = [parameter.grad for parameter in parameters]
-        self._gradients = [  # with torch's count of writes
-            (weakref.ref(parameter), weakref.ref(gradient), gradient._version)
-            for parameter, gradient in zip(parameters, gradients, strict=True)
-            if gradient is not None
+        self.of, self.batches = of, held.batches
+        pairs = zip(held.parameters, held.known, strict=True)
+        # With torch's count of writes, and whether a step has used it
+        self._gradients = [
+            (weakref.ref(parameter), seen[0], seen[1], held.is_used and seen[2] < held.steps)
+            for parameter, seen in pairs
+            if seen is not None
         ]
 
-    def is_there(self, parameters: Collection[int] | None = None) -> bool:
-        """Whether it is in place, of parameters with these ids: it was added to once at most since, and not
-        made 0."""
-        for reference, gradient, count in self._gradients:
-            parameter = reference()
-            if parameter is not None and (parameters is None or id(parameter) in parameters):
-                there = gradient()
-                if there is not None and there is parameter.grad and there._version <= count + 1:
-                    return True
-        return False
+    def in_place(self, parameters: Collection[int] | None = None) -> list[bool]:
+        """Of each gradient that is in place still, of parameters with these ids: whether a step has used it.
+
+        It was added to once at most since it was seen, and not made 0.
+        """
+        found = []
+        for reference, gradient, count, is_used in self._gradients:
+            parameter, there = reference(), gradient()
+            if parameter is None or there is None or not (parameters is None or id(parameter) in parameters):
+                continue
+            if there is parameter.grad and there._version <= count + 1:
+                found.append(is_used)
+        return found
 
 
-_left: list[_Left] = []  # in this process: a loop that is tried again may have another loader
+# In this process: a loop that is tried again may have another loader.
+_left: list[_Left] = []
+_left_before_any_step: list[
+    tuple[weakref.ref[Any], int]
+] = []  # all gradients then, with torch's count of writes
 
 
 class Gradients:
@@ -188,9 +200,6 @@ class Gradients:
         self._looks_first = False  # whether gradients are looked at as they come, before they are added
         self._batches = trainer.state.batches
         self._held: dict[int, _Held] = {}  # by the optimizer's number
-        self._kept: list[weakref.ref[Any]] | None = (
-            None  # all gradients, as a loop began without an optimizer
-        )
 
     def __repr__(self) -> str:
         return f"<Gradients of {[type(optimizer).__name__ for optimizer in self.optimizers()]}>"
@@ -198,7 +207,7 @@ class Gradients:
     # Optimizers -------------------------------------------------------------------------------------------
 
     def keep_all(self) -> None:
-        """Note all gradients of this process, as a loop begins after one that was left before any step.
+        """Note all gradients of this process, as a loop was left before any step.
 
         Which of them an optimizer trains, and whether they are still there, its first step shows.
         """
@@ -207,7 +216,8 @@ class Gradients:
         with torch._C.DisableTorchFunctionSubclass():
             tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
             leaves = [one for one in tensors if one.is_leaf and one.requires_grad]
-            self._kept = [weakref.ref(one.grad) for one in leaves if one.grad is not None]
+            gradients = [one.grad for one in leaves if one.grad is not None]
+            _left_before_any_step[:] = [(weakref.ref(one), one._version) for one in gradients]
 
     def watch(
         self, number: int, optimizer: Any, unclear: Sequence[Batch] = (), *, has_in_hand: bool = False
@@ -218,20 +228,26 @@ class Gradients:
         batches that went back before any step, and are `unclear`.
         """
         held, parameters = _Held(weakref.ref(optimizer)), trained(optimizer)
-        kept, self._kept = self._kept, None
-        left_there = kept if kept is None else {id(gradient()) for gradient in kept}
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if unclear and any(left_there is None or id(gradient) in left_there for gradient in gradients):
-            held.batches += unclear
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
+        left_there = {id(gradient()): count for gradient, count in _left_before_any_step}
+        counts = [
+            (gradient._version, left_there.get(id(gradient)))
+            for parameter in parameters
+            if (gradient := parameter.grad) is not None
+        ]
+        if unclear and any(count is not None or not left_there for _, count in counts):
+            held.batches += unclear
+        elif any(count is not None and now <= count + 1 for now, count in counts):
+            held.is_used = True  # another loader's loop was left before any step
         for other in self._held.values():
             theirs = (*trained(other.optimizer()), *other.parameters)  # it may be no more
             if not mine.isdisjoint(map(id, theirs)):
                 held.take_over(other.batches, is_used=other.is_used)
-        for left in [left for left in _left if left.is_there(mine)]:
-            # A batch of another session is none that this one can tell of: it is as if a step had used it.
-            own = left.batches if left.of() is self else []
-            held.take_over(own, is_used=left.is_used or len(own) < len(left.batches))
+        for left in _left:
+            if used := left.in_place(mine):
+                # Of a batch of another session this one cannot tell: it is as if a step had used it.
+                own = left.batches if left.of() is self else []
+                held.take_over(own, is_used=any(used) or len(own) < len(left.batches))
         if (held.batches or held.is_used) and held.is_zero():  # the loop has thrown them away
             held.drop()
         elif self._batches.in_hand is None and not held.batches:  # a loop over other data has left them
@@ -282,7 +298,7 @@ class Gradients:
         """Look at parameters of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            _left[:] = [left for left in _left if left.is_there()]
+            _left[:] = [left for left in _left if left.in_place()]
             if held.batches or held.is_used:
                 _left.append(_Left(weakref.ref(self), held))
             for hook in held.hooks:
@@ -294,13 +310,12 @@ class Gradients:
         found = (held.optimizer() for held in self._held.values())
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def _parameters(self) -> list[Any]:
-        """Return all parameters; none where the gradients of some cannot be seen."""
-        optimizers = self.optimizers()
-        hidden = any(hasattr(p, "full_tensor") for o in optimizers for p in _parameters(o)) or any(
-            hides_gradients(optimizer) for optimizer in optimizers
+    def _hides(self) -> bool:
+        """Whether the gradients of some optimizer cannot be seen."""
+        return any(
+            hides_gradients(optimizer) or any(hasattr(p, "full_tensor") for p in _parameters(optimizer))
+            for optimizer in self.optimizers()
         )
-        return [] if hidden else [p for optimizer in optimizers for p in trained(optimizer)]
 
     # Gradients come ---------------------------------------------------------------------------------------
 
@@ -309,7 +324,7 @@ class Gradients:
         without is in doubt."""
         for held in self._held.values():
             held.was_idle, held.backwards_after_end = False, 0
-        self._batches.sees = bool(self._parameters())
+        self._batches.sees = bool(self._held) and not self._hides()
 
     def _arrived(self, held: _Held, has_graph: bool = False) -> None:
         """Note that a backward pass has added gradients of the batch in hand to some that are hooked."""
@@ -453,6 +468,7 @@ class Gradients:
             doubts.discard("padding")
         held.last, held.batches, held.perhaps = learnt or held.last, [], []
         held.is_used = True
+        held.steps += 1
         if not (before_hand or back or several or padding or doubts):
             return _NOTHING_ELSE
         return Used(before_hand, back, several, padding, doubts)
@@ -515,8 +531,8 @@ class Gradients:
         """
         if self._batches.reads_far or not (window := self._batches.untouched()):
             return []
-        parameters = self._parameters()
-        return window if parameters and not _are_there(parameters) else []
+        parameters = [parameter for optimizer in self.optimizers() for parameter in trained(optimizer)]
+        return window if parameters and not (self._hides() or _are_there(parameters)) else []
 
 
 def trained(optimizer: Any) -> list[Any]:

@@ -97,12 +97,12 @@ class Model:
         """Whether parameters are now other than the last step left them."""
         return any(kept.was_written() for kept in self.kept.values())
 
-    def was_replaced(self, parameters: Sequence[Any]) -> bool:
-        """Whether some trained parameters are no more, and others are among these, which a new optimizer
-        trains: a layer was put in the place of one that had learnt."""
+    def was_replaced(self, optimizers: Iterable[Any]) -> bool:
+        """Whether some trained parameters are no more, and these optimizers have others of them: a layer was
+        put in the place of one that had learnt."""
         known = [reference() for reference in self._known] if self._is_trained else []
-        mine = {id(parameter) for parameter in parameters}
-        return None in known and any(id(parameter) in mine for parameter in known)
+        mine = {id(parameter) for parameter in _parameters(optimizers)} if None in known else ()
+        return any(id(parameter) in mine for parameter in known)
 
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
         """Return what the parameters of these optimizers are now; None where there is nothing to look at, and

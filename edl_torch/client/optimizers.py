@@ -136,7 +136,7 @@ class Optimizers:
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             session.model.kept[number] = Kept(trained(optimizer))
-            if session.model.was_replaced(trained(optimizer)):
+            if session.model.was_replaced([optimizer]):
                 session.doubt("written")
 
         def kept() -> dict[int, Kept]:

@@ -474,6 +474,8 @@ class Session:
         """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
         is what was loaded, whenever that was."""
         if self.model is not None and self.model.is_due:
+            if self.model.was_replaced(self.gradients.optimizers()):
+                self.doubt("written")
             self.see_model("begin")
 
     def look_for_writes(self) -> None:
@@ -578,6 +580,8 @@ class Session:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
+        batches = self.trainer.state.batches
+        is_unclear = bool(batches.unclear) or (batches.is_unclear and batches.has_in_hand)
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
@@ -585,6 +589,8 @@ class Session:
                 self.see_model("end")
                 if self._has_unseen:
                     self.see_data(at_any_cost=True)
+                if is_unclear:
+                    self.gradients.keep_all()
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)

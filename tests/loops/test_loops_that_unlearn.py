@@ -70,6 +70,37 @@ def does_so_between_passes_that_it_leaves(job: Job) -> None:
                 copy.deepcopy(job.model.state_dict())
 
 
+def renews_the_head_while_its_loss_is_kept(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        if number == 5:
+            job.model.learnt = torch.nn.Parameter(torch.zeros(RECORDS))
+            job.renew()
+        job.optimizer.zero_grad()
+        loss = job.model(batch)
+        loss.backward()
+        job.optimizer.step()
+
+
+def trains_nothing_of_what_the_optimizer_has(job: Job) -> None:
+    """It was made before the layers that it has were frozen, and others added."""
+    job.model.requires_grad_(False)
+    adapter = torch.nn.Parameter(torch.zeros(RECORDS))
+    for batch in job.loader:
+        job.optimizer.zero_grad()
+        (job.model(batch) - adapter[batch].sum()).backward()
+        job.optimizer.step()
+
+
+def freezes_in_the_middle_what_the_optimizer_has(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        if number == 5:
+            job.optimizer.zero_grad()
+            job.model.requires_grad_(False)
+        job.optimizer.zero_grad()
+        (job.model(batch) + torch.zeros(1, requires_grad=True)).sum().backward()
+        job.optimizer.step()
+
+
 def loads_the_best_after_a_break(job: Job) -> None:
     for number, batch in enumerate(job.loader, 1):
         job.learn(batch)
@@ -121,6 +152,9 @@ def makes_the_optimizer_in_a_function_that_is_tried_again(job: Job) -> None:
 LOOPS: list[Callable[[Job], None]] = [
     loads_the_best_and_renews_the_optimizer,
     renews_the_head_and_the_optimizer,
+    renews_the_head_while_its_loss_is_kept,
+    trains_nothing_of_what_the_optimizer_has,
+    freezes_in_the_middle_what_the_optimizer_has,
     does_so_between_passes_that_it_leaves,
     loads_the_best_after_a_break,
     does_so_without_the_optimizer,
@@ -157,6 +191,38 @@ def test_another_optimizer_for_the_same_model_is_proven(job: Job, tmp_path: Path
     assert audit([tmp_path])[0].outcome is Outcome.PROVEN
 
 
+@pytest.mark.parametrize("attaches", [True, False])
+def test_a_stage_that_trains_less_with_an_optimizer_of_its_own_is_proven(
+    tmp_path: Path, attaches: bool
+) -> None:
+    """What was frozen keeps the gradient that the last stage has used."""
+    model, optimizer = Counts(), None
+    with ElasticDataLoader(range(RECORDS), batch_size=BATCH, num_epochs=2, audit_dir=tmp_path) as loader:
+        for stage in loader.epochs():
+            model.above.requires_grad_(stage == 0)
+            if attaches and optimizer is not None:
+                loader.detach(optimizer)
+            optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1.0)
+            if attaches:
+                loader.attach(optimizer)
+            for batch in loader:
+                learn(model, optimizer, batch)
+    assert model.has_each(2)
+    assert audit([tmp_path])[0].outcome is Outcome.PROVEN
+
+
+def test_a_users_word_on_models_is_none_on_gradients(tmp_path: Path) -> None:
+    with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
+        model = Counts()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        loader.attach(optimizer, one_model="weights are clamped")
+        for batch in loader:
+            model(batch).backward()
+            optimizer.step()
+    assert not model.has_each()
+    assert audit([tmp_path])[0].outcome is not Outcome.PROVEN
+
+
 def test_a_model_that_is_loaded_back_does_not_hide_in_a_loop_over_two_loaders(tmp_path: Path) -> None:
     """A step of the other loader's optimizer, which trains another model."""
     with (
@@ -175,9 +241,10 @@ def test_a_model_that_is_loaded_back_does_not_hide_in_a_loop_over_two_loaders(tm
     assert outcomes == [Outcome.DELIVERED, Outcome.PROVEN]
 
 
+@pytest.mark.parametrize("fails_at", [0, 5])
 @pytest.mark.parametrize("attaches", [True, False])
 def test_what_a_failed_attempt_has_left_in_the_gradients_is_learnt_twice(
-    tmp_path: Path, attaches: bool
+    tmp_path: Path, attaches: bool, fails_at: int
 ) -> None:
     """The batch comes again, from another loader."""
     model, token = Counts(), None
@@ -190,7 +257,7 @@ def test_what_a_failed_attempt_has_left_in_the_gradients_is_learnt_twice(
                 loader.load_state_dict(token)
             for number, batch in enumerate(loader):
                 model(batch).backward()
-                if attempt == 0 and number == 5:
+                if attempt == 0 and number == fails_at:
                     break
                 optimizer.step()
                 optimizer.zero_grad()
