@@ -165,7 +165,7 @@ class Description:
             raise InvalidArgument(
                 f"{told}, whose data are others: {describe_change(known, found)}. Give both the same data"
             )
-        weaker = min(known, found, key=lambda text: STRENGTHS.index(strength_of(text)))
+        weaker = min(found, known, key=lambda text: STRENGTHS.index(strength_of(text)))
         if is_used and strength_of(weaker) != strength_of(known):
             raise InvalidArgument(
                 f"{told}, of which is not known that it has the same data: make all datasets around one "
@@ -255,8 +255,9 @@ class Description:
     def _changed(self) -> str:
         reader = self.fallback_reader or self.reader
         if isinstance(reader, MixtureReader):
-            return reader.changed(self._components)
-        return "" if reader is None else changed_since(reader, self._fingerprint or UNKNOWN)
+            return reader.changed(self._components, is_own=True)
+        known = self._fingerprint or UNKNOWN
+        return "" if reader is None else changed_since(reader, known, is_own=True)
 
     @property
     def known_by(self) -> str:

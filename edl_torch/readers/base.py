@@ -173,9 +173,10 @@ def _makes_other_records(kind: type) -> bool:
     return False
 
 
-def changed_since(reader: AbstractDataReader, then: str) -> str:
+def changed_since(reader: AbstractDataReader, then: str, *, is_own: bool = False) -> str:
     """Say what of a reader's data differs from when it had the fingerprint `then`; "" where no difference is
-    seen, or the reader does not look again."""
+    seen, or the reader does not look again. Where that `is_own`, and not that of another trainer or session,
+    all that was looked at then must still be there."""
     if not then or strength_of(then) == "given" or not getattr(reader, "looks_again", False):
         return ""
     try:
@@ -183,8 +184,8 @@ def changed_since(reader: AbstractDataReader, then: str) -> str:
     except ReaderError as exc:
         return str(exc)
     if now == UNKNOWN:
-        return "nothing of what was looked at then is there now"
-    return describe_change(then, now) if differ(then, now) or lacks(now, then) else ""
+        return "nothing of what was looked at then is there now" if is_own else ""
+    return describe_change(then, now) if differ(then, now) or (is_own and lacks(now, then)) else ""
 
 
 def sources_of(shards: Shards, reader: str) -> tuple[Source, ...]:

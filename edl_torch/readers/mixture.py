@@ -129,12 +129,11 @@ class MixtureReader(AbstractDataReader):
             for part in self.parts
         )
 
-    def changed(self, components: Sequence[Component]) -> str:
+    def changed(self, components: Sequence[Component], *, is_own: bool = False) -> str:
         """Say what of the data differs from when the components were registered, as `changed_since` does."""
         pairs = [(part, known) for part, known in zip(self.parts, components, strict=False) if not part.left]
-        return "; ".join(
-            filter(None, (changed_since(part.reader, known.fingerprint) for part, known in pairs))
-        )
+        each = (changed_since(part.reader, known.fingerprint, is_own=is_own) for part, known in pairs)
+        return "; ".join(filter(None, each))
 
     def create_shards(self, mode: TaskType = TaskType.TRAINING) -> dict[str, int]:
         """One source without a name: the indices of the mixture."""

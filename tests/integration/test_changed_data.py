@@ -21,7 +21,7 @@ from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedD
 from edl_torch.audit.verdict import Outcome, audit, judge
 from edl_torch.cli.audit import write_json, write_table
 from edl_torch.cli.audit_page import write_page
-from edl_torch.cli.verdict_words import headline
+from edl_torch.cli.verdict_words import headline, inexact
 from edl_torch.errors import DatasetConflict, InvalidArgument, SourceChanged, TokenError
 from edl_torch.readers import MapDatasetReader
 
@@ -164,6 +164,18 @@ def test_who_reads_other_data_than_its_service_says_is_refused(tmp_path: Path) -
             ShardedDataset(service, MapDatasetReader(Numbers()), shuffle=False)
     with DataShardService(4, reader=reader, fingerprint="v1") as service:
         ShardedDataset(service, MapDatasetReader(Numbers()), shuffle=False)
+
+
+def test_what_a_service_knows_beside_what_is_read_is_no_change(tmp_path: Path) -> None:
+    """Its reader's dataset has a list more than the one that is read."""
+    more, read = Numbers(), Numbers()
+    vars(more).update(labels=[0] * 48, names=["x"] * 48)
+    vars(read).update(labels=[0] * 48)
+    with DataShardService(4, reader=MapDatasetReader(more), audit_dir=tmp_path) as service:
+        for _ in ElasticDataLoader(ShardedDataset(service, MapDatasetReader(read), shuffle=False)):
+            pass
+    (verdict,) = audit([tmp_path])
+    assert not any("the data were changed" in said for said in inexact(verdict))
 
 
 def test_data_are_known_as_well_as_who_reads_them_knows_them(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ Of a map-style dataset no record is asked for: it may be drawn at random, cost m
 must not inherit. The object's own attributes are looked at: tensors, arrays, tables and lists of plain values
 that have as many entries as the dataset has records, datasets inside it, as `Subset` has, and what its code
 names of its class and modules (`dataset_code`). One may be filled as it is used: what a dataset lacks at one
-time, and has at another, is no difference. Values (`looks.settled`) and constants are those of the first
-look: what a loop makes of them later is the program's. Samples of all are claimed only where nothing else may
-hold records or say where they lie, and no entry looks like a path. It must not import torch.
+time, and has at another, is no difference, but what was there as a job began must stay. Values
+(`looks.settled`) and constants are those of the first look: what a loop makes of them later is the program's.
+Samples of all are claimed only where nothing else may hold records or say where they lie, and no entry looks
+like a path. It must not import torch.
 """
 
 from __future__ import annotations
@@ -411,10 +412,10 @@ def _digest(found: Any) -> tuple[str, bool]:
         return _of_some(found, row_of)
     if _has(found, "iloc"):  # pandas
         names = list(getattr(found, "columns", ()))
-        kinds = [str(kind) for kind in np.atleast_1d(found.dtypes) if getattr(kind, "kind", "O") in "biufc"]
-
-        columns = [found.iloc[:, n] for n in range(len(names))] if found.ndim > 1 else [found]
-        categories = [column.cat for column in columns if hasattr(column.dtype, "categories")]
+        each = np.atleast_1d(found.dtypes)
+        kinds = [str(kind) for kind in each if getattr(kind, "kind", "O") in "biufc"]
+        places = [place for place, kind in enumerate(each) if hasattr(kind, "categories")]
+        categories = [(found.iloc[:, place] if found.ndim > 1 else found).cat for place in places]
 
         def row(place: int) -> list[Any]:
             values, label = found.iloc[place], found.index[place]

@@ -357,6 +357,8 @@ def _add_array(digest: Any, value: Any, depth: int) -> None:
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise Unlike
     digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
+    if isinstance(value, np.ma.MaskedArray):
+        _add(digest, np.ma.getmaskarray(value), depth - 1)
     try:
         array = _as_array(value)
     except ARRAYS_OWN as exc:  # it has no values, as torch's on the device "meta", or is sparse
