@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -177,7 +178,8 @@ class _Left:
         return False
 
 
-_left: list[_Left] = []  # in this process: a loop that is tried again may have another loader
+# In this process: a loop that is tried again may have another loader. Loops of several threads change it.
+_left: list[_Left] = []
 
 
 class Gradients:
@@ -228,7 +230,7 @@ class Gradients:
             theirs = (*trained(other.optimizer()), *other.parameters)  # it may be no more
             if not mine.isdisjoint(map(id, theirs)):
                 held.take_over(other.batches, is_used=other.is_used)
-        for left in [left for left in _left if left.is_there(mine)]:
+        for left in [left for left in (*_left,) if left.is_there(mine)]:
             # A batch of another session is none that this one can tell of: it is as if a step had used it.
             own = left.batches if left.of() is self else []
             held.take_over(own, is_used=left.is_used or len(own) < len(left.batches))
@@ -282,7 +284,9 @@ class Gradients:
         """Look at parameters of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            _left[:] = [left for left in _left if left.is_there()]
+            for left in [left for left in (*_left,) if not left.is_there()]:
+                with suppress(ValueError):  # another loop's thread has just removed it
+                    _left.remove(left)
             if held.batches or held.is_used:
                 _left.append(_Left(weakref.ref(self), held))
             for hook in held.hooks:

@@ -478,6 +478,7 @@ class Session:
             self.see_model("begin")
 
     def look_for_writes(self) -> None:
+        """Doubt that there is one model where parameters were written since the last step."""
         if self.model is not None and self.model.was_written():
             self.doubt("written")
 
