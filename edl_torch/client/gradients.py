@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -185,11 +186,10 @@ class _Left:
         return found
 
 
-# In this process: a loop that is tried again may have another loader.
+# In this process: a loop that is tried again may have another loader. Loops of several threads change them.
 _left: list[_Left] = []
-_left_before_any_step: list[
-    tuple[weakref.ref[Any], int]
-] = []  # all gradients then, with torch's count of writes
+# All gradients as a loop was left before any step, with torch's count of writes
+_left_before_any_step: list[tuple[weakref.ref[Any], int]] = []
 
 
 class Gradients:
@@ -229,7 +229,7 @@ class Gradients:
         """
         held, parameters = _Held(weakref.ref(optimizer)), trained(optimizer)
         mine = {id(parameter) for parameter in parameters if parameter.grad is not None}
-        left_there = {id(gradient()): count for gradient, count in _left_before_any_step}
+        left_there = {id(gradient()): count for gradient, count in (*_left_before_any_step,)}
         counts = [
             (gradient._version, left_there.get(id(gradient)))
             for parameter in parameters
@@ -243,7 +243,7 @@ class Gradients:
             theirs = (*trained(other.optimizer()), *other.parameters)  # it may be no more
             if not mine.isdisjoint(map(id, theirs)):
                 held.take_over(other.batches, is_used=other.is_used)
-        for left in _left:
+        for left in (*_left,):
             if used := left.in_place(mine):
                 # Of a batch of another session this one cannot tell: it is as if a step had used it.
                 own = left.batches if left.of() is self else []
@@ -298,7 +298,9 @@ class Gradients:
         """Look at parameters of an optimizer no more."""
         held = self._held.pop(number, None)
         if held is not None:
-            _left[:] = [left for left in _left if left.in_place()]
+            for left in [left for left in (*_left,) if not left.in_place()]:
+                with suppress(ValueError):  # another loop's thread has just removed it
+                    _left.remove(left)
             if held.batches or held.is_used:
                 _left.append(_Left(weakref.ref(self), held))
             for hook in held.hooks:

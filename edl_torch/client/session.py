@@ -234,7 +234,8 @@ class Session:
         said = self.description.changed(at_any_cost=at_any_cost) if self.joined else None
         if said:
             self.do(self.trainer.state.data_changed, said)
-        self._has_unseen = not is_over or said is None
+        if is_over:
+            self._has_unseen = said is None
 
     # Actions ------------------------------------------------------------------------------------------------
 
@@ -479,6 +480,7 @@ class Session:
             self.see_model("begin")
 
     def look_for_writes(self) -> None:
+        """Doubt that there is one model where parameters were written since the last step."""
         if self.model is not None and self.model.was_written():
             self.doubt("written")
 
@@ -537,7 +539,7 @@ class Session:
         if not self.cut:
             self.look_for_writes()
             self.see_model("end")
-            self.see_data(is_over=True)
+            self.see_data(is_over=number == self.trainer.state.supply.current.number)
         self.warn_of_what_went_back()
 
     def abandon(self, number: int) -> None:

@@ -138,9 +138,9 @@ def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False, again
     ask = getattr(reader, "fingerprint", None)
     try:
         if callable(ask):
-            takes = inspect.signature(ask).parameters
-            given = {name: True for name, is_so in (("whole", whole), ("again", again)) if is_so}
-            ask = ask(**{name: value for name, value in given.items() if name in takes})
+            given = [name for name, is_so in (("whole", whole), ("again", again)) if is_so]
+            takes = inspect.signature(ask).parameters if given else {}  # compiled code may tell none
+            ask = ask(**{name: True for name in given if name in takes})
         found: Fingerprint | str | None = ask
     except OSError as exc:
         raise ReaderError(f"{type(reader).__name__}: its data cannot be looked at: {exc}") from exc

@@ -215,26 +215,64 @@ def test_a_list_that_is_written_to_after_it_was_read_has_the_fingerprint_of_what
         assert reader_fingerprint(reader) == before
 
 
+class Slow(MapDatasetReader):
+    """Takes half a minute for each look at its data, by a clock of its own."""
+
+    now_s = 100.0
+    looks = 0
+
+    def fingerprint(self, *, whole: bool = False) -> Any:
+        self.now_s += 30.0
+        self.looks += 1
+        return super().fingerprint()
+
+
 @pytest.mark.parametrize("before_close", [True, False])
 def test_a_slow_look_is_taken_seldom_and_at_the_end(tmp_path: Path, before_close: bool) -> None:
-    looks: list[float] = []
-
-    class Slow(MapDatasetReader):
-        def fingerprint(self, *, whole: bool = False) -> Any:
-            now[0] += 30.0
-            looks.append(now[0])
-            return super().fingerprint()
-
-    now = [100.0]
     values, model = np.arange(48.0), Keeps()
-    with ElasticDataLoader(Slow(values), batch_size=4, audit_dir=tmp_path) as batches:
-        batches.service.session.description.clock = lambda: now[0]
+    slow = Slow(values)
+    with ElasticDataLoader(slow, batch_size=4, audit_dir=tmp_path) as batches:
+        batches.service.session.description.clock = lambda: slow.now_s
         batches.attach(model.optimizer)
         for batch in batches:
             model.step(batch)
             batches.state_dict()
         if before_close:
             reverse(values)
-        assert len(looks) == 1
-    assert len(looks) == 2
+        assert slow.looks == 1
+    assert slow.looks == 2
     assert audit([tmp_path])[0].outcome is (Outcome.INEXACT if before_close else Outcome.PROVEN)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_data_that_were_looked_at_when_all_was_read_are_not_looked_at_again(
+    tmp_path: Path, saves: bool
+) -> None:
+    slow, model = Slow(np.arange(48.0)), Keeps()
+    with ElasticDataLoader(slow, batch_size=4, audit_dir=tmp_path) as batches:
+        batches.service.session.description.clock = lambda: slow.now_s
+        batches.attach(model.optimizer)
+        for batch in batches:
+            model.step(batch)
+            slow.now_s += 1000.0
+        assert slow.looks == 2
+        if saves:
+            batches.state_dict()
+    assert slow.looks == 2
+
+
+def test_an_older_iterator_that_is_closed_is_no_end_of_the_pass_that_runs(tmp_path: Path) -> None:
+    slow, model = Slow(np.arange(48.0)), Keeps()
+    with ElasticDataLoader(slow, batch_size=4, audit_dir=tmp_path) as batches:
+        batches.service.session.description.clock = lambda: slow.now_s
+        batches.attach(model.optimizer)
+        older = iter(batches)
+        newer = iter(batches)
+        model.step(next(newer))
+        slow.now_s += 10_000.0
+        older.close()
+        for batch in islice(newer, 11):
+            model.step(batch)
+        del newer  # it never heard of the end
+        reverse(slow.dataset)
+    assert audit([tmp_path])[0].outcome is Outcome.INEXACT

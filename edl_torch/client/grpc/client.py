@@ -265,13 +265,17 @@ class Caller:
     @property
     def is_usable(self) -> bool:
         """Whether calls can be made: not after `close`, and not in a forked child."""
-        return not self.is_closed and os.getpid() == self._process
+        return not self.is_closed and self._is_ours
+
+    @property
+    def _is_ours(self) -> bool:
+        return os.getpid() == self._process
 
     def check_usable(self) -> None:
         """Raise ServiceClosed or EdlError where no call can be made."""
         if self.is_closed:
             raise ServiceClosed(f"the client of the master at {self._address} was closed")
-        if not self.is_usable:
+        if not self._is_ours:
             raise EdlError(
                 "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
             )

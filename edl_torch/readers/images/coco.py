@@ -355,11 +355,12 @@ class CocoFile(NamedTuple):
 
 def load_coco(path: str, storage: Storage) -> CocoFile:
     """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
+    with readable(f"the annotation file '{path}'"):
+        seen = opened(path, storage)
+        with seen.text(encoding="utf-8-sig") as file:
+            text = file.read()
     try:
-        with readable(f"the annotation file '{path}'"):
-            seen = opened(path, storage)
-            with seen.text(encoding="utf-8-sig") as file:
-                content = json.load(file)
+        content = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise DataFormatError(
             f"'{path}' is not valid JSON ({exc}): it may be truncated; copy it again"

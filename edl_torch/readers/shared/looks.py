@@ -20,7 +20,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.recfunctions import repack_fields
 
 from edl_torch.fingerprint import LISTED, RUNS, Fingerprint, Part
 from edl_torch.readers.shared.files import Read
@@ -367,8 +366,11 @@ def _add_array(digest: Any, value: Any, depth: int) -> None:
     if array.dtype.hasobject:
         _add(digest, array.tolist(), depth - 1)
     else:
-        packed = repack_fields(array, recurse=True) if array.dtype.names else array  # between are any bytes
-        digest.update(np.ascontiguousarray(packed).tobytes())
+        if array.dtype.names:
+            from numpy.lib.recfunctions import repack_fields  # 50 ms
+
+            array = repack_fields(array, recurse=True)  # between fields are any bytes
+        digest.update(np.ascontiguousarray(array).tobytes())
 
 
 def _as_array(value: Any) -> Any:

@@ -223,13 +223,15 @@ def test_bad_detection_files_name_file_and_entry(coco, edit, message):
         (b'{"images": [', "truncated"),
         (b"[]", "top level is a list"),
         (b"3", "top level is 3"),
-        (b"\xff\xfe\xff", "not valid JSON"),
+        (b"\xff\xfe\xff", "^the annotation file '.*' is not UTF-8"),
         (b"[" * 100_000, "not valid JSON"),
+        (None, "^the annotation file '.*' cannot be read: No such file or directory; check the path$"),
     ],
 )
 def test_files_that_are_no_coco_json_are_refused(tmp_path, content, message):
     path = tmp_path / "captions.json"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(DataFormatError, match=message):
         CocoCaptionsReader(tmp_path, path)
 
