@@ -301,7 +301,7 @@ class Gradients:
             for left in [left for left in (*_left,) if not left.in_place()]:
                 with suppress(ValueError):  # another loop's thread has just removed it
                     _left.remove(left)
-            if held.batches or held.is_used:
+            if (held.batches or held.is_used) and not held.is_zero():
                 _left.append(_Left(weakref.ref(self), held))
             for hook in held.hooks:
                 hook.remove()

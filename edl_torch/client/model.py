@@ -29,6 +29,7 @@ PLACES = 256  # of all parameters together, and as many sums at most
 _COLUMNS = 1024
 _KEPT = 2  # parameters whose values are compared between steps
 
+_GONE = -1, -1, None  # in the place of what a parameter has that exists no more
 _UNSEEN = ""  # the shape of a model that cannot be looked at
 
 Floats = npt.NDArray[np.float32]
@@ -159,16 +160,22 @@ class Kept:
     """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
-        self._parameters = some([parameter for parameter in parameters if has_place(parameter)], _KEPT)
-        self._places = [-1] * len(self._parameters)
-        self._views: list[npt.NDArray[Any] | None] = [None] * len(self._parameters)
+        kept = some([parameter for parameter in parameters if has_place(parameter)], _KEPT)
+        self._parameters = [weakref.ref(parameter) for parameter in kept]
+        self._places = [-1] * len(kept)
+        self._views: list[npt.NDArray[Any] | None] = [None] * len(kept)
         self._left: list[tuple[int, int, bytes | None]] | None = None
         self._is_counted = False  # whether torch has counted a step's writes
 
     def shares(self, parameters: Sequence[Any]) -> bool:
         """Whether some of these are among its own."""
-        mine = {id(parameter) for parameter in self._parameters}
+        mine = {id(parameter) for reference in self._parameters if (parameter := reference()) is not None}
         return any(id(parameter) in mine for parameter in parameters)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether some of its parameters still exist."""
+        return any(reference() is not None for reference in self._parameters)
 
     def begin(self) -> None:
         """Note the values before a step, where they are not those that the last one left."""
@@ -185,7 +192,7 @@ class Kept:
         if before is None or not before or before[0][0] != self._left[0][0]:
             self._is_counted |= bool(before)
             return True
-        if any(parameter.grad is None for parameter in self._parameters):
+        if any(getattr(reference(), "grad", None) is None for reference in self._parameters):
             return True
         moved = any(one[0] != other[0] for one, other in zip(before, self._left, strict=True))
         self._is_counted |= moved
@@ -202,6 +209,7 @@ class Kept:
         written = any(
             one[2] != other[2] if one[2] is not None and other[2] is not None else one != other
             for one, other in zip(self._left, now, strict=True)
+            if other != _GONE
         )
         if not written:
             self._left = now  # the next step adds to these counts
@@ -209,8 +217,13 @@ class Kept:
 
     def _now(self) -> list[tuple[int, int, bytes | None]]:
         """Of each parameter torch's count of writes, its place, and values."""
-        found = []
-        for number, parameter in enumerate(self._parameters):
+        found: list[tuple[int, int, bytes | None]] = []
+        for number, reference in enumerate(self._parameters):
+            parameter = reference()
+            if parameter is None:
+                self._places[number], self._views[number] = -1, None
+                found.append(_GONE)
+                continue
             place = parameter.data_ptr()
             if place != self._places[number]:
                 self._places[number], self._views[number] = place, _view(parameter)

@@ -135,7 +135,10 @@ class Optimizers:
         session.gradients.watch(number, optimizer, unclear, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
-            session.model.kept[number] = Kept(trained(optimizer))
+            kept_now = session.model.kept
+            for former in [other for other, values in kept_now.items() if not values.is_alive]:
+                del kept_now[former]
+            kept_now[number] = Kept(trained(optimizer))
             if session.model.was_replaced([optimizer]):
                 session.doubt("written")
 
@@ -155,9 +158,11 @@ class Optimizers:
                 self._let_go()
             self._mine, self._stepping = id(optimizer), 0
             all_kept = kept()
-            for other, values in all_kept.items():  # they may share parameters
+            for other, values in [*all_kept.items()] if len(all_kept) > 1 else ():
                 if other != number and values.shares(trained(optimizer)):
                     values.forget()
+                    if other not in self._attached:
+                        del all_kept[other]
             if not _trains(named):
                 return
             moved = all_kept[number].keep() if number in all_kept else True
@@ -218,11 +223,8 @@ class Optimizers:
     # What else trains, or writes parameters -----------------------------------------------------------------
 
     def _forget(self, number: int) -> None:
-        """Look at parameters of an optimizer no more."""
+        """Look at gradients of an optimizer no more; at its parameters until another one steps on them."""
         self._session.gradients.forget(number)
-        if self._session.model is not None:
-            self._session.look_for_writes()
-            self._session.model.kept.pop(number, None)
 
     def _any_steps(self, optimizer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Attach an optimizer that is about to step on the batch in hand, where none is attached.

@@ -111,6 +111,29 @@ def loads_the_best_after_a_break(job: Job) -> None:
     job.model.load_state_dict(best)
 
 
+def detaches_before_it_loads_the_best(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        if number == 3:
+            best = copy.deepcopy(job.model.state_dict())
+        if number == 5:
+            if job.attaches:
+                job.loader.detach(job.optimizer)
+            job.optimizer = None
+            job.model.load_state_dict(best)
+            job.renew()
+        job.learn(batch)
+
+
+def does_so_at_the_end(job: Job) -> None:
+    for number, batch in enumerate(job.loader, 1):
+        job.learn(batch)
+        if number == 5:
+            best = copy.deepcopy(job.model.state_dict())
+    if job.attaches:
+        job.loader.detach(job.optimizer)
+    job.model.load_state_dict(best)
+
+
 def does_so_without_the_optimizer(job: Job) -> None:
     loads_the_best_after_a_break(job)
     job.optimizer = None
@@ -158,6 +181,8 @@ LOOPS: list[Callable[[Job], None]] = [
     does_so_between_passes_that_it_leaves,
     loads_the_best_after_a_break,
     does_so_without_the_optimizer,
+    detaches_before_it_loads_the_best,
+    does_so_at_the_end,
     makes_gradients_zero_before_the_step,
     makes_all_gradients_zero_before_the_step,
     makes_the_optimizer_in_a_function_that_is_tried_again,
