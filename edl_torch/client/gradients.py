@@ -197,6 +197,7 @@ class Gradients:
 
     def __init__(self, trainer: Trainer) -> None:
         self.reduced = False
+        self._has_kept = False  # all gradients, as a loop began again before any step
         self._looks_first = False  # whether gradients are looked at as they come, before they are added
         self._batches = trainer.state.batches
         self._held: dict[int, _Held] = {}  # by the optimizer's number
@@ -217,6 +218,7 @@ class Gradients:
             tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
             leaves = [one for one in tensors if one.is_leaf and one.requires_grad]
             gradients = [one.grad for one in leaves if one.grad is not None]
+            self._has_kept = True
             _left_before_any_step[:] = [(weakref.ref(one), one._version) for one in gradients]
 
     def watch(
@@ -235,7 +237,7 @@ class Gradients:
             for parameter in parameters
             if (gradient := parameter.grad) is not None
         ]
-        if unclear and any(count is not None or not left_there for _, count in counts):
+        if unclear and any(count is not None or not self._has_kept for _, count in counts):
             held.batches += unclear
         elif any(count is not None and now <= count + 1 for now, count in counts):
             held.is_used = True  # another loader's loop was left before any step

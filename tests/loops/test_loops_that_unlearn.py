@@ -236,6 +236,15 @@ def test_a_stage_that_trains_less_with_an_optimizer_of_its_own_is_proven(
     assert audit([tmp_path])[0].outcome is Outcome.PROVEN
 
 
+def test_a_loop_that_looks_at_its_first_batch_alone_is_proven(job: Job, tmp_path: Path) -> None:
+    job.model(next(iter(job.loader)))
+    for batch in job.loader:
+        job.learn(batch)
+    assert job.model.has_each()
+    job.loader.close()
+    assert audit([tmp_path])[0].outcome is Outcome.PROVEN
+
+
 def test_a_users_word_on_models_is_none_on_gradients(tmp_path: Path) -> None:
     with ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path) as loader:
         model = Counts()
