@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ from loader_kit import (
 from lockstep_kit import Failed, Rank, each, run_ranks, trained
 
 from edl_torch import DataShardService, ElasticDataLoader
-from edl_torch.client.peers import Ballot
+from edl_torch.client.peers import Ballot, Count, Doing
 from edl_torch.data.checkpoint import load_checkpoint, save_checkpoint
+from edl_torch.data.loop.lockstep_pass import PATIENCE_S, LockstepPass
 from edl_torch.errors import BadRecord, InvalidArgument, PeerFailed, StaleLease
 from edl_torch.testing import FakeMaster, ThreadPeers, wait_until
 
@@ -555,3 +557,31 @@ def test_a_wrapper_that_reads_ahead_weighs_the_batch_that_it_has_passed_on(
     assert len(records) == EPOCHS * sum(counts.values())
     same_steps(ranks)
     fake.outcomes["training"].check_complete(EPOCHS)
+
+
+@pytest.mark.parametrize(("rank", "wait_s"), [(0, PATIENCE_S), (1, 0.0)])
+def test_the_first_rank_waits_for_the_master_where_no_rank_has_a_batch(rank: int, wait_s: float) -> None:
+    """Else all would vote as fast as they can; and a report may be unanswered while a step is computed."""
+    nothing = dict.fromkeys(("verdict", "bare", "failed", "preempted"), 0)
+    counts = [Count(doing=(Doing.STEP,), batches=n, **nothing) for n in (1, 0, 0)]  # type: ignore[arg-type]
+    waits, promised = list[float](), list[int]()
+
+    class Voting(LockstepPass):
+        def __init__(self) -> None:
+            self._peers: Any = SimpleNamespace(rank=rank)
+            self._stopwatch: Any = SimpleNamespace(wait_for_ranks=lambda wait: wait())
+            self._passes: Any = SimpleNamespace(promise=lambda _, unanswered: promised.append(unanswered))
+            self._session: Any = SimpleNamespace(run=lambda promised: promised)
+            self._error, self._vote = None, SimpleNamespace(wait=counts.pop)  # type: ignore[assignment]
+
+        def _cast(self, wait_s: float = 0.0) -> None:
+            waits.append(wait_s)
+            self._vote = SimpleNamespace(wait=counts.pop)  # type: ignore[assignment]
+
+        def __del__(self) -> None: ...
+
+    voting = Voting()
+    voting._promise(())
+    count = voting._agree()
+    assert count is not None
+    assert (count.batches, waits, promised) == (1, [wait_s] * 2, [1])
