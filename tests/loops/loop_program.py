@@ -201,7 +201,7 @@ class Program(Value):
         """
         if self.has(Kind.REPORT):
             return False
-        if self.way is Way.BY_HAND and self.gathers:
+        if self.way is Way.BY_HAND and (self.gathers or self.in_place):
             return False
         return not self.reads_far
 
@@ -209,6 +209,12 @@ class Program(Value):
     def reads_far(self) -> bool:
         """Whether nobody knows, at the end of a pass, which of several batches the loop has."""
         return self.lookahead > 1 and not self.told
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether steps near the end of a pass may be taken for some on batches that they are not on: each
+        counts as one of those that such a wrapper holds."""
+        return self.reads_far and self.has(Kind.AGAIN, Kind.ZERO_GRAD)
 
     @property
     def is_left_early(self) -> bool:
