@@ -40,7 +40,7 @@ class Counts(nn.Module):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         deep = (self.below - self.below.detach())[batch]  # 0, with a gradient
         if self.fails:
-            deep = _Fails.apply(deep)
+            deep = Fails.apply(deep)
         middle = deep - self.learnt[batch]
         return middle.sum() + (self.above - self.above.detach()).sum()
 
@@ -54,7 +54,7 @@ class Counts(nn.Module):
         return int(self.learnt.detach().sum())
 
 
-class _Fails(torch.autograd.Function):
+class Fails(torch.autograd.Function):
     """Passes on its input, and fails in the middle of a backward pass."""
 
     @staticmethod

@@ -7,9 +7,9 @@ head lies a part that learns nothing, and in whose backward pass, the last, an e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
+from learning_kit import Fails
 
 
 def _features(numbers: torch.Tensor) -> torch.Tensor:
@@ -21,18 +21,6 @@ def _loss(numbers: torch.Tensor, head: int, weight: torch.Tensor) -> torch.Tenso
     """The mean over the records."""
     target = (head + 1) + numbers.to(torch.float64) / 10
     return (_features(numbers) @ weight - target).square().mean()
-
-
-class _Fails(torch.autograd.Function):
-    """Passes on its input; its backward pass is an error."""
-
-    @staticmethod
-    def forward(ctx: Any, below: torch.Tensor) -> torch.Tensor:
-        return below.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise MemoryError("in the middle of a backward pass")
 
 
 class Model:
@@ -50,7 +38,7 @@ class Model:
         """Of one batch, over all heads."""
         nothing = torch.stack([(below - below.detach()).sum() for below in self.below]).sum()
         if self.fails:
-            nothing = _Fails.apply(nothing)
+            nothing = Fails.apply(nothing)
         losses = [_loss(numbers, number, head) for number, head in enumerate(self.heads)]
         return nothing + torch.stack(losses).sum()
 
