@@ -213,7 +213,7 @@ import multiprocessing
 multiprocessing.set_start_method({method!r}, force=True)
 multiprocessing.set_forkserver_preload(["torch"])  # imported once, not by each worker
 """
-    (tmp_path / "train.py").write_text(started + blocks("docs/tutorial.md")[2])
+    (tmp_path / "train.py").write_text(started + blocks("docs/tutorial.md")[1])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "MASTER_"))}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     ran = preloaded.run(
