@@ -191,6 +191,7 @@ def reader(url: str, kept: str) -> None:
     made_s = round(time.perf_counter() - began, 2)
     with ElasticDataLoader(made, batch_size=32, shuffle=True) as loader:
         next(iter(loader))
+        loader.stepped()
     said(began, count=made.count, made_s=made_s)
 
 
