@@ -141,10 +141,6 @@ def test_the_example_for_tars_runs(desk: Path) -> None:
     assert run_page("tar.md")["seen"] == 3 * 70
 
 
-def test_the_example_for_python_files_runs(desk: Path) -> None:
-    assert run_page("elasticdl.md")["seen"] == list(range(100))
-
-
 # Images and tables through the elastic loader ---------------------------------------------------------------
 
 

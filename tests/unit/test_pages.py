@@ -34,7 +34,6 @@ PAGES = {
     "docs/training.md": 2,
     "docs/training-reference.md": 3,
     "docs/readers.md": 1,
-    "docs/elasticdl.md": 1,
     "docs/testing.md": 1,
     "docs/threads.md": 1,
     "docs/evaluation-and-prediction.md": 1,
