@@ -124,11 +124,18 @@ class Model:
             kept.forget()
         return bool(written)
 
-    def differs(self, optimizers: Iterable[Any]) -> bool:
-        """Whether parameters are other than the last step left them, where all were looked at then.
+    @property
+    def was_seen(self) -> bool:
+        """Whether all that a step has left was looked at, and not compared since."""
+        return self._left is not None
+
+    def is_another(self, optimizers: Iterable[Any]) -> bool:
+        """Whether it is not what the last step left: some of it replaced, or written where all was looked at.
 
         Sums may differ by the order of adding.
         """
+        if self.is_due:  # what was loaded between passes has its own samples
+            return self.was_replaced(optimizers)
         left, self._left = self._left, None
         if left is None or left.steps != self.steps:
             return False
