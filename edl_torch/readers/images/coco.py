@@ -33,7 +33,7 @@ from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.looks import arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Storage, StorageOptions, is_url
+from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
 
 Path = str | os.PathLike[str]
@@ -126,7 +126,9 @@ class CocoCaptionsReader(_CocoReader):
         """The number of a record's image file."""
         return int(self._rows["rows"][index]) if self._groups is None else index
 
-    def with_image(self, index: int, image: Image) -> tuple[Image, str] | tuple[Image, list[str]]:
+    def with_image(
+        self, index: int, image: Image, *beside: Data
+    ) -> tuple[Image, str] | tuple[Image, list[str]]:
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
         if self._groups is None:
             return image, self._captions[index]
@@ -186,7 +188,7 @@ class CocoDetectionReader(_CocoReader):
         compact = partial(json.dumps, separators=(",", ":"))
         self._segmentations = StringTable(map(compact, ordered)) if masks else None
 
-    def with_image(self, index: int, image: Image) -> tuple[Image, dict[str, Any]]:
+    def with_image(self, index: int, image: Image, *beside: Data) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
         own = self._groups.span(index)
         target: dict[str, Any] = {"image_id": int(self._ids["ids"][index])}

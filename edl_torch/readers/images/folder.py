@@ -19,7 +19,7 @@ from edl_torch.readers.images.files import FolderFiles, ImageFilesReader
 from edl_torch.readers.shared.finder import names_below
 from edl_torch.readers.shared.looks import digest_of, listing
 from edl_torch.readers.shared.mapped import StringTable
-from edl_torch.readers.storage import Storage, StorageOptions, is_url
+from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.readers.storage.listing import Listing, folder_order
 from edl_torch.shard import IndexArray, TaskType
 
@@ -107,7 +107,7 @@ class ImageFolderReader(ImageFilesReader):
         looks = self.image_files.looks(whole=whole)
         return listing("whole" if whole else "names", self._files, looks, [*classes, *self.made_with])
 
-    def with_image(self, index: int, image: Image) -> Image | tuple[Image, int]:
+    def with_image(self, index: int, image: Image, *beside: Data) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
         if not self.classes:
             return image

@@ -28,7 +28,7 @@ from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Storage, StorageOptions, is_url
+from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
 
 _OWN_OPTIONS = {"root", "classes", "has_header", "min_side"}
@@ -99,7 +99,7 @@ class ImageManifestReader(ImageFilesReader):
         labels = self._labels["labels"]
         return labels if len(labels) else None
 
-    def with_image(self, index: int, image: Image) -> Image | tuple[Image, int]:
+    def with_image(self, index: int, image: Image, *beside: Data) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image

@@ -112,28 +112,9 @@ def listing_of(
     return listing("whole" if whole else "names", names, looks, [listed, *more])
 
 
-def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict[int, str]:
-    """Return sizes of files of some of `count` entries, by place: of 64 or fewer all, of very many 1,024.
-
-    Of XML, which has annotations and is short, checksums too. For the `whole`, digests of all of them.
-    """
-    places = range(count) if whole else some_of(count)
-    return {place: " ".join(_looked_at(path, whole) for path in files(place)) for place in places}
-
-
 def some_of(count: int) -> Sequence[int]:
     """Return the places of the entries whose sizes are looked at."""
     return chosen(count, min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN)))
-
-
-def _looked_at(path: str, whole: bool) -> str:
-    try:
-        if not whole:
-            return whole_file(path) if path.endswith(".xml") else str(os.stat(path).st_size)
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError:
-        return "missing"
 
 
 class SummedFile(io.RawIOBase):
@@ -176,14 +157,6 @@ class SummedFile(io.RawIOBase):
     def part(self) -> Part:
         """Its entry in a fingerprint, once all of it was read."""
         return os.path.basename(self._path), f"{self._size} {self._checksum:08x}"
-
-
-def whole_file(path: str) -> str:
-    """Return a file's size and checksum. Raises OSError."""
-    with SummedFile(path) as file:
-        while file.read(_PIECE_BYTES):
-            pass
-        return file.part[1]
 
 
 def blocks(
