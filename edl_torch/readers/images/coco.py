@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
-from edl_torch.fingerprint import Fingerprint, Part
+from edl_torch.fingerprint import Part
 from edl_torch.readers.base import required
 from edl_torch.readers.images.decode import (
     Image,
@@ -31,7 +31,7 @@ from edl_torch.readers.images.decode import (
 )
 from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.files import readable
-from edl_torch.readers.shared.looks import arguments, listing_of
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
@@ -44,7 +44,6 @@ class _CocoReader(ImageFilesReader):
     """A reader of an annotation file; a subclass has one kind of them."""
 
     min_side: int | None = None
-    _made_by: Sequence[Part] = ()  # of the fingerprint: arguments that decide which records these are
 
     def _parse(
         self, images: Path, key: str, kind: str, other: str, storage: Storage
@@ -54,7 +53,7 @@ class _CocoReader(ImageFilesReader):
         if not is_url(self.images):
             require_folder(self.images)
         coco, where = load_coco(self.name, storage), f"'{self.name}' annotations"
-        self._listed = coco.part
+        self.described = [coco.part, *self.described]
         if coco.annotations and key not in coco.annotations[0]:  # the rest is checked one by one
             has = ", ".join(coco.annotations[0])
             raise DataFormatError(
@@ -66,16 +65,6 @@ class _CocoReader(ImageFilesReader):
         self.image_files = FolderFiles.named(self.images, self._files, self.min_side, storage)
         self._ids = shared({"ids": ids}, "coco-images")
         return coco, index_rows(coco, ids), where
-
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The annotation file's bytes, and sizes of some images."""
-        looks = self.image_files.looks(whole=whole)
-        more = [*self._made_by, *self.made_with]
-        return listing_of(self._listed, self._files, looks, whole=whole, more=more)
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, in the order of the file's `images`."""
-        return map(self.image_files.path, range(len(self._files)))
 
 
 class CocoCaptionsReader(_CocoReader):
@@ -114,7 +103,7 @@ class CocoCaptionsReader(_CocoReader):
                 f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
             )
         self.per = per
-        self._made_by = arguments("per", per)
+        self.described = arguments("per", per)
         storage = Storage.of(self, store)
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader", storage)
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
@@ -171,7 +160,7 @@ class CocoDetectionReader(_CocoReader):
         **store: Unpack[StorageOptions],
     ) -> None:
         super().__init__(os.fspath(annotations))
-        self._made_by = arguments("masks", masks) if masks else ()
+        self.described = arguments("masks", masks) if masks else ()
         kind = "instances or keypoints"
         storage = Storage.of(self, store)
         coco, rows, where = self._parse(images, "bbox", kind, "CocoCaptionsReader", storage)

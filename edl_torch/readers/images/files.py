@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from edl_torch.fingerprint import Part
+from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import Begun, IndexedReader
 from edl_torch.readers.images.decode import Image, decode_image, missing_file, read_file
-from edl_torch.readers.shared.looks import SummedFile, arguments, some_of
+from edl_torch.readers.shared.looks import SummedFile, arguments, listing, some_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Data, Object, Storage, is_url
 from edl_torch.readers.storage.listing import MISSING, Listing
@@ -145,7 +145,8 @@ class FolderFiles:
 class ImageFilesReader(IndexedReader):
     """A reader whose records have one image file each; a subclass sets `image_files`.
 
-    Other files that a record has too, of the image's number, are `files_beside`.
+    Other files that a record has too, of the image's number, are `files_beside`. `described` are entries of
+    the fingerprint: what lists the files, and arguments that decide which records these are.
     """
 
     yields_images = True
@@ -154,11 +155,24 @@ class ImageFilesReader(IndexedReader):
     thread_safe = True
     image_files: FolderFiles
     files_beside: tuple[FolderFiles, ...] = ()
+    described: Sequence[Part] = ()
 
     @property
-    def made_with(self) -> list[Part]:
-        """The entry of a fingerprint for what makes another image of the same bytes; none by default."""
-        return arguments("min_side", self.image_files.min_side) if self.image_files.min_side else []
+    def entries(self) -> StringTable:
+        """What the fingerprint names, by number of the image."""
+        return self.image_files.names
+
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
+        """Names, the bytes of what lists them, and sizes of some files."""
+        each = [files.looks(whole=whole) for files in (*self.files_beside, self.image_files)]
+        looks = {number: " ".join(look[number] for look in each) for number in each[0]}
+        min_side = self.image_files.min_side
+        made_with = arguments("min_side", min_side) if min_side else []
+        return listing("whole" if whole else "names", self.entries, looks, [*self.described, *made_with])
+
+    def listed_files(self) -> Iterator[str]:
+        """The images' paths, by number."""
+        return map(self.image_files.path, range(len(self.image_files)))
 
     @abstractmethod
     def with_image(self, index: int, image: Image, *beside: Data) -> Any:

@@ -16,7 +16,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
-from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.images.decode import (
     EXTENSIONS,
     Image,
@@ -26,7 +25,7 @@ from edl_torch.readers.images.decode import (
 )
 from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.files import readable
-from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
+from edl_torch.readers.shared.looks import SummedFile, arguments
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
@@ -79,14 +78,14 @@ class ImageManifestReader(ImageFilesReader):
         storage = Storage.of(self, store)
         seen = _opened(self.name, storage)
         rows = self._without_heading(_rows(seen, self.name, delimiter), has_header)
-        self._files = StringTable(labels.split_off(rows))
-        self._listed = seen.part
-        self.count = len(self._files)
+        files = StringTable(labels.split_off(rows))
+        self.count = len(files)
         if not self.count:
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
         self.classes, numbers = labels.number(classes)
         self._labels = shared({"labels": numbers}, "labels")
-        self.image_files = FolderFiles.named(self.root, self._files, self.min_side, storage)
+        self.described = [seen.part, *(arguments("classes", self.classes) if self.classes else [])]
+        self.image_files = FolderFiles.named(self.root, files, self.min_side, storage)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -103,16 +102,6 @@ class ImageManifestReader(ImageFilesReader):
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
-
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The list's bytes, and sizes of some images."""
-        more = [*(arguments("classes", self.classes) if self.classes else []), *self.made_with]
-        looks = self.image_files.looks(whole=whole)
-        return listing_of(self._listed, self._files, looks, whole=whole, more=more)
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, by record."""
-        return map(self.image_files.path, range(self.count))
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,12 +19,12 @@ from xml.parsers import expat
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError
-from edl_torch.fingerprint import Fingerprint, Part
+from edl_torch.fingerprint import Part
 from edl_torch.readers.images.decode import Image, safe_relative_path
 from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
 from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.finder import names_below
-from edl_torch.readers.shared.looks import arguments, listing_of
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Data, Storage, StorageOptions, is_elsewhere, is_url, local_path
 from edl_torch.readers.storage.listing import Listing
@@ -82,12 +82,16 @@ class VocReader(ImageFilesReader):
         tree = _Tree(os.fspath(root), storage)
         self.root = tree.base(None if year is None else str(year))
         super().__init__(os.path.join(self.root, "ImageSets", "Main", f"{split}.txt"))
-        names, self._listed = _read_list(self.name, storage)
+        names, listed = _read_list(self.name, storage)
         self._ids = StringTable(names)
         self.count = len(self._ids)
         self._annotations = tree.files(self.root, "Annotations", self._ids, (".xml",), "annotation")
         self.image_files = tree.files(self.root, "JPEGImages", self._ids, _IMAGE_ENDINGS, "image")
         self.files_beside = (self._annotations,)
+        self.described = [
+            listed,
+            *(arguments("classes", tuple(classes)) if tuple(classes) != CLASSES else []),
+        ]
         self.classes = ("background", *classes)
         self._label_of = {name: number for number, name in enumerate(self.classes) if number}
 
@@ -97,19 +101,10 @@ class VocReader(ImageFilesReader):
         target = parse_target(parse_xml(bytes(beside[0]), path), self._label_of, path)
         return image, {"image_id": self._ids[index], **target}
 
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The list's bytes, those of some annotations, and sizes of their images."""
-
-        classes = self.classes[1:]
-        more = arguments("classes", classes) if classes != CLASSES else []
-        annotations = self._annotations.looks(whole=whole)
-        images = self.image_files.looks(whole=whole)
-        looks = {place: f"{annotations[place]} {image}" for place, image in images.items()}
-        return listing_of(self._listed, self._ids, looks, whole=whole, more=more)
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, by record."""
-        return map(self.image_files.path, range(self.count))
+    @property
+    def entries(self) -> StringTable:
+        """The names of the list."""
+        return self._ids
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -100,18 +100,6 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return f"{getattr(named, '__module__', '')}:{named.__qualname__}{given}"
 
 
-def listing_of(
-    listed: Part,
-    names: Iterable[str],
-    looks: Mapping[int, str],
-    *,
-    whole: bool,
-    more: Sequence[Part] = (),
-) -> Fingerprint:
-    """Return the fingerprint of what a file lists: its bytes as `listed`, looks at some entries' files."""
-    return listing("whole" if whole else "names", names, looks, [listed, *more])
-
-
 def some_of(count: int) -> Sequence[int]:
     """Return the places of the entries whose sizes are looked at."""
     return chosen(count, min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN)))
