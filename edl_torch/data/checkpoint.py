@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from edl_torch.client.peers import Doing, together
 from edl_torch.client.service import DataShardService
 from edl_torch.errors import CheckpointError, InvalidArgument
+from edl_torch.system.whole_files import sync
 
 _NAME = re.compile(r"\d{8}")
 _PARTIAL = ".partial"
@@ -284,11 +285,3 @@ def _give_up(partial: Path, named: Path, reason: str) -> CheckpointError:
         return CheckpointError(_overtaken(partial.parent / newest))  # which removed it
     shutil.rmtree(partial, ignore_errors=True)  # once torch raises, all ranks have ended writing
     return CheckpointError(f"the checkpoint '{named}' cannot be written: {reason}")
-
-
-def sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -30,8 +30,8 @@ from edl_torch.core.mixture import ENDLESS
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
 from edl_torch.integrations.adapter import check_synchronous, read_ahead, records_read
-from edl_torch.readers.shared.files import whole_file
 from edl_torch.system.user_warnings import warn_user
+from edl_torch.system.whole_files import whole_file
 
 log = logging.getLogger("edl_torch.client")
 

@@ -35,8 +35,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError, InvalidArgument, SourceChanged
-from edl_torch.readers.shared.files import FileStamp, file_lock, read_range, whole_file
+from edl_torch.readers.shared.files import FileStamp, file_lock, read_range
 from edl_torch.shard import IndexArray
+from edl_torch.system.whole_files import whole_file
 
 if TYPE_CHECKING:
     from edl_torch.readers.storage import Storage

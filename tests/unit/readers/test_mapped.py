@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers import ImageManifestReader
 from edl_torch.readers.shared import files as module
-from edl_torch.readers.shared.files import file_lock, whole_file
+from edl_torch.readers.shared.files import file_lock
 from edl_torch.readers.shared.mapped import SPILL_BYTES, MappedArrays, StringTable, shared, write_arrays
+from edl_torch.system.whole_files import whole_file
 from edl_torch.testing import FakeClock
 
 ARRAYS = {
