@@ -91,7 +91,7 @@ class LineageChain:
     def _final_part(self, lineage: Lineage, said: Token | None) -> Part:
         if said is not None:
             return self._part(lineage, self._line.done(said), said, self._word.settled)
-        epochs = self._history.spec.num_epochs or self._epochs_seen(lineage)
+        epochs = self._history.spec.num_epochs or -(-self._last(lineage) // self._history.spec.size)
         # A job that is told to have fewer epochs than its checkpoint has those of that too.
         epochs = max(epochs, -(-int(self.begun(lineage).ends.max(initial=0)) // self._history.spec.size))
         self._line.check_epochs(epochs)
@@ -99,10 +99,6 @@ class LineageChain:
         endless = spec.components and not spec.num_epochs
         required = Intervals.run(0, self._last(lineage) if endless else epochs * spec.size)
         return self._part(lineage, required, None, self._word.settled)
-
-    def _epochs_seen(self, lineage: Lineage) -> int:
-        """Return epochs of an endless job that have an outcome."""
-        return -(-self._last(lineage) // self._history.spec.size)
 
     def _last(self, lineage: Lineage) -> int:
         """The number after that of the last record with an outcome."""
