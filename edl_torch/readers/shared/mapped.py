@@ -23,13 +23,13 @@ import tempfile
 import weakref
 from array import array as packed
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ from edl_torch.system.whole_files import whole_file
 
 if TYPE_CHECKING:
     from edl_torch.readers.storage import Storage
+    from edl_torch.readers.storage.kept import KeptAway
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -87,16 +88,17 @@ class MappedArrays(Mapping[str, Array]):
         It goes with the last process that maps it, even if all of them are killed. Raises OSError where there
         is no room.
         """
-        with tempfile.TemporaryFile(prefix=f"edl_torch-{label}-") as file:
-            _write(file, arrays, {})
-            file.flush()
-            return cls._of_descriptor(os.dup(file.fileno()), label)
+        return cls._in_file(lambda file: _write(file, arrays, {}), label)
 
     @classmethod
     def of_bytes(cls, pieces: Iterable[bytes], label: str = "arrays") -> MappedArrays:
         """The arrays of a file that was read from elsewhere, in a temporary file. Raises DataFormatError."""
+        return cls._in_file(lambda file: file.writelines(pieces), label)
+
+    @classmethod
+    def _in_file(cls, write: Callable[[BinaryIO], object], label: str) -> MappedArrays:
         with tempfile.TemporaryFile(prefix=f"edl_torch-{label}-") as file:
-            file.writelines(pieces)
+            write(file)
             file.flush()
             return cls._of_descriptor(os.dup(file.fileno()), label)
 
@@ -354,25 +356,6 @@ class StringTable:
 BESIDE = "beside"
 
 
-class Keep(Protocol):
-    """A place for arrays: what is there is whole, or not there."""
-
-    def version(self) -> object:
-        """What tells what is kept from what was kept before; None where nothing is."""
-
-    def load(self, header: Mapping[str, Any]) -> MappedArrays | None:
-        """What is kept, where it has this header."""
-
-    def save(
-        self, arrays: Mapping[str, Array], header: Mapping[str, Any], instead_of: object
-    ) -> MappedArrays:
-        """Keep arrays in the place of that version, and return them as they are kept; where they cannot be,
-        a warning says so."""
-
-    def alone(self, found: Callable[[], MappedArrays | None]) -> AbstractContextManager[MappedArrays | None]:
-        """Return what was found; None where nothing is, and others who ask wait until the block ends."""
-
-
 def cached_index(
     stamp: FileStamp,
     kind: str,
@@ -397,14 +380,7 @@ def cached_index(
     kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
     SourceChanged when the data changes while its index is built.
     """
-    header = {
-        "path": stamp.path,
-        "size": stamp.size,
-        "mtime_ns": stamp.mtime_ns,
-        "ctime_ns": stamp.ctime_ns,
-        "kind": kind,
-        "options": options,
-    }
+    header = {**asdict(stamp), "kind": kind, "options": options}
 
     def built() -> Mapping[str, Array]:
         arrays = build()
@@ -451,12 +427,12 @@ def kept_index(
 
 @dataclass(frozen=True, slots=True)
 class KeptHere:
-    """Arrays in a file of this machine."""
+    """A place for arrays, in a file of this machine: what is there is whole, or not there."""
 
     place: Path
 
     def version(self) -> object:
-        """When it was written, and where."""
+        """Return what tells what is kept from what was kept before; None where nothing is."""
         try:
             found = os.stat(self.place)
         except OSError:
@@ -464,7 +440,7 @@ class KeptHere:
         return found.st_ino, found.st_mtime_ns
 
     def load(self, header: Mapping[str, Any]) -> MappedArrays | None:
-        """Map it. One that cannot be used is none, with a warning."""
+        """Return what is kept, where it has this header. What cannot be used is none, with a warning."""
         try:
             fits = MappedArrays(self.place).header == header
         except FileNotFoundError:
@@ -477,7 +453,8 @@ class KeptHere:
     def save(
         self, arrays: Mapping[str, Array], header: Mapping[str, Any], instead_of: object
     ) -> MappedArrays:
-        """Write it, or a temporary file."""
+        """Keep arrays in the place of that version, and return them as they are kept; where they cannot be, a
+        warning says so."""
         try:
             write_arrays(self.place, arrays, header)
         except OSError as exc:
@@ -486,11 +463,14 @@ class KeptHere:
 
     @contextmanager
     def alone(self, found: Callable[[], MappedArrays | None]) -> Iterator[MappedArrays | None]:
-        """Hold the lock on it."""
+        """Return what was found; None where nothing is, and others who ask wait until the block ends."""
         with suppress(OSError):  # without the folder there is no lock, and a warning when it is written
             self.place.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self.place):
             yield found()
+
+
+Keep: TypeAlias = "KeptHere | KeptAway"
 
 
 def not_kept(
