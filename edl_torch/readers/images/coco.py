@@ -464,15 +464,11 @@ def numbers(
     rows: Sequence[Any], dtype: type[np.generic], shape: tuple[int, ...], where: str, key: str
 ) -> npt.NDArray[Any]:
     """`rows` as an array [len(rows), *shape]. Raises DataFormatError naming the first other row."""
-    try:
-        table = np.asarray(rows, dtype=dtype)
-    except (TypeError, ValueError, OverflowError):
-        table = np.empty(0, dtype=dtype)
     if not len(rows):
         return np.zeros((0, *shape), dtype=dtype)
-    fits = table.shape == (len(rows), *shape)
-    if not fits or not np.isfinite(table).all():
-        position = next(p for p, row in enumerate(rows) if not _is_numbers(row, dtype, shape))
+    table = _finite(rows, dtype, (len(rows), *shape))
+    if table is None:
+        position = next(place for place, row in enumerate(rows) if _finite(row, dtype, shape) is None)
         raise DataFormatError(
             f"{where}[{position}] has {key}={rows[position]!r}, expected "
             + (f"numbers {list(shape)}" if shape else "a number")
@@ -480,12 +476,12 @@ def numbers(
     return table
 
 
-def _is_numbers(row: object, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:
+def _finite(value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
     try:
-        value = np.asarray(row, dtype=dtype)
+        found = np.asarray(value, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
-        return False
-    return value.shape == shape and bool(np.isfinite(value).all())
+        return None
+    return found if found.shape == shape and np.isfinite(found).all() else None
 
 
 def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:

@@ -71,19 +71,13 @@ def cause_without_secrets(error: BaseException, hide: Callable[[str], str]) -> B
 
     HTTP requests that errors carry are taken out: their headers have tokens, and pickles of errors have all.
     """
-    for link in _all_that_led_to(error):
+    links = [error]
+    for link in links:
+        links += [e for e in (link.__cause__, link.__context__) if e is not None and e not in links]
         for name in {"request", "response"} & vars(link).keys():
             setattr(link, name, None)
     text = "".join(traceback.format_exception(error))
     return error if hide(text) == text else None
-
-
-def _all_that_led_to(error: BaseException) -> list[BaseException]:
-    """The error itself, its cause and context, and theirs."""
-    found = [error]
-    for link in found:
-        found += [e for e in (link.__cause__, link.__context__) if e is not None and e not in found]
-    return found
 
 
 class OdpsConfig:

@@ -176,8 +176,14 @@ class ParquetIndex:
         untagged = np.flatnonzero(self.arrays["written"] == 0).tolist()
         return any(is_elsewhere(self.name(file)) for file in untagged)
 
-    def fingerprint(self, storage: Storage, also: Sequence[Part] = ()) -> Fingerprint:
-        """Of each file its size and footer; pages of some, as rows in another order have the same footer."""
+    def fingerprint(self, storage: Storage, also: Sequence[Part] = (), *, whole: bool = False) -> Fingerprint:
+        """Of each file its size and footer; pages of some, as rows in another order have the same footer. Or
+        all bytes of the `whole`."""
+        if whole:
+            with storage.apart() as apart:
+                files = map(self.object, range(len(self)))
+                looks = [looked(apart, one, partial(blocks, one.size, whole=True)) for one in files]
+            return listing("whole", self.names, dict(enumerate(looks)), also)
         columns = [self.arrays[name].tolist() for name in ("sizes", "footers", "pages")]
         each = list(zip(*columns, strict=True))
         if self.is_told_by_size:
@@ -226,14 +232,6 @@ def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) ->
     numbers |= {"footers": footers, "pages": pages, "written": written}
     arrays = shared({name: np.array(each, dtype=each.typecode) for name, each in numbers.items()}, "parquet")
     return ParquetIndex(base=found.base, names=StringTable(found.names), arrays=arrays), schema
-
-
-def whole_fingerprint(storage: Storage, index: ParquetIndex, also: Sequence[Part]) -> Fingerprint:
-    """Return the fingerprint of all bytes of all files."""
-    with storage.apart() as apart:
-        each = map(index.object, range(len(index)))
-        looks = {n: looked(apart, one, partial(blocks, one.size, whole=True)) for n, one in enumerate(each)}
-    return listing("whole", index.names, looks, also)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,6 @@ from edl_torch.readers.parquet.index import (
     one_line,
     partition_of,
     partition_types,
-    whole_fingerprint,
 )
 from edl_torch.readers.shared.files import OPEN_FILES, BlockCache
 from edl_torch.readers.shared.finder import Paths
@@ -130,8 +129,7 @@ class ParquetReader(AbstractDataReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size and footer, and pages of some files."""
         also = arguments("columns", list(self.columns), sorted(self._fills.items()))
-        look = partial(whole_fingerprint, index=self._index) if whole else self._index.fingerprint
-        return look(self._storage, also=also)
+        return self._index.fingerprint(self._storage, also, whole=whole)
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield rows. Raises ReaderError for another source or a range outside of it."""

@@ -58,7 +58,9 @@ class Finder:
         """
         store = Storage() if storage is None else storage
         entries = [data] if isinstance(data, str | os.PathLike) else data
-        found = [file for entry in entries for file in self._of_entry(os.fspath(entry), store)]
+        found: list[str] = []
+        for name in (name for entry in entries for name in expanded(os.fspath(entry), store)):
+            found += self._in_store(name, store) if is_elsewhere(name) else self._here(name)
         if not found:
             raise InvalidArgument("the list of data files is empty")
         where = list(map(_place_of, found))
@@ -71,12 +73,8 @@ class Finder:
             )
         return found
 
-    def _of_entry(self, entry: str, storage: Storage) -> Iterator[str]:
-        for name in expanded(entry, storage):
-            yield from self._in_store(name, storage) if is_elsewhere(name) else self._here(name)
-
     def _here(self, name: str) -> list[str]:
-        scheme, path = name[: -len(local_path(name))], local_path(name)
+        scheme, path, found = name[: -len(local_path(name))], local_path(name), list[str]()
         if os.path.isdir(path):
             found = list(self.below(path))
         elif os.path.lexists(path):
@@ -85,17 +83,13 @@ class Finder:
         elif not is_glob(path):
             raise DataFormatError(f"the data file '{name}' does not exist; check the path")
         else:
-            matching = filter(_counts, glob.glob(path, recursive=True))
-            found = [file for one in matching for file in self._matched(one)]
+            for one in filter(_counts, glob.glob(path, recursive=True)):
+                if not os.path.isdir(one):
+                    refuse_no_file(one)
+                    found.append(one)
+                elif self.deep:
+                    found += self.below(one)
         return self._checked([scheme + file for file in found], name)
-
-    def _matched(self, path: str) -> Iterator[str]:
-        """What a glob means by a name that matches it."""
-        if not os.path.isdir(path):
-            refuse_no_file(path)
-            yield path
-        elif self.deep:
-            yield from self.below(path)
 
     def _in_store(self, url: str, storage: Storage) -> list[str]:
         """The files of a URL. One that is named as a file is not looked at: whoever reads it is told. A web

@@ -97,10 +97,6 @@ class TextFile:
         """What `looks` would be now, or of the `whole` file."""
         return digest_of(self.stamp, self.index, storage, whole=whole)
 
-    def without_heading(self) -> TextFile:
-        """It, with a first record that is none."""
-        return replace(self, skips=1, count=max(self.count - 1, 0))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexing:
