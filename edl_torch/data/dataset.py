@@ -27,8 +27,8 @@ from edl_torch.client.service import DataShardService
 from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batches.collate import Collated
 from edl_torch.data.batches.convert import tensor_rows
+from edl_torch.data.batches.transport import Collated
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.sample_reading import (

@@ -35,7 +35,7 @@ from edl_torch.data.loop.opening import (
     warn_of_sorted_labels,
 )
 from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
-from edl_torch.data.reading.reader_threads import NumThreads, thread_count
+from edl_torch.data.reading.record_jobs import NumThreads, thread_count
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising

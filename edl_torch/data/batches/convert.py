@@ -20,8 +20,14 @@ import torch
 from torch.utils.data import TensorDataset, get_worker_info
 from torch.utils.data._utils import collate as torchs
 
-from edl_torch.data.batches.collate import Collated
-from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, BatchMemory, is_plain, is_small, new_batch
+from edl_torch.data.batches.transport import (
+    IN_MESSAGE_BYTES,
+    BatchMemory,
+    Collated,
+    is_plain,
+    is_small,
+    new_batch,
+)
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.map_dataset import MapDatasetReader

@@ -16,13 +16,12 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batches.collate import Collated
 from edl_torch.data.batches.convert import Rows
-from edl_torch.data.batches.transport import BatchMemory
-from edl_torch.data.reading.reader_threads import ReaderThreads
+from edl_torch.data.batches.transport import BatchMemory, Collated
 from edl_torch.data.reading.record_jobs import (
     Block,
     Collate,
+    ReaderThreads,
     RecordJob,
     Work,
     can_pick,
