@@ -75,12 +75,12 @@ def save_checkpoint(
     )
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
+    more = io.BytesIO()
+    torch.save(extra, more)
+    state = {"model": model_state, "optimizer": optimizer_state, "extra": more.getvalue()}
     try:
         with _silent_when_alone():
-            save(
-                {"model": model_state, "optimizer": optimizer_state, "extra": _pickled(extra)},
-                checkpoint_id=partial,
-            )
+            save(state, checkpoint_id=partial)
     except (OSError, CheckpointException) as exc:
         _raise_interruption(exc)
         raise _give_up(partial, partial, _reasons(exc)) from exc
@@ -200,12 +200,6 @@ def _silent_when_alone() -> Iterator[None]:
         if _alone():
             warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)", UserWarning)
         yield
-
-
-def _pickled(extra: dict[str, Any]) -> bytes:
-    file = io.BytesIO()
-    torch.save(extra, file)
-    return file.getvalue()
 
 
 def _checkpoints(folder: Path) -> list[str]:

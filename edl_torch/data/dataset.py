@@ -54,7 +54,6 @@ from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, 
 from edl_torch.readers.base import (
     AbstractDataReader,
     changed_since,
-    has_batch_reads,
     import_for_reading,
 )
 from edl_torch.readers.map_dataset import MapDatasetReader
@@ -182,7 +181,10 @@ class ShardedDataset(IterableDataset[Any]):
         setup = self._setup
         link = self._connect()
         seeds = self._seed_transforms or self._draws_by_itself
-        self._generators = self._generators_of(setup) if seeds else None
+        self._generators = None
+        if seeds:
+            self._generators = Generators(after_each=True) if setup is None else setup.generators
+            self._generators.put_back()  # an earlier pass may have ended in the middle of a batch
         self._reads, self._makes = self._steps_of_reading()
         if setup is None:
             drawn = DrawnSamples()
@@ -365,11 +367,6 @@ class ShardedDataset(IterableDataset[Any]):
         make.__qualname__ = name_of(self.transform or type(reader.dataset).__getitem__).rstrip("()")
         return numbers, make
 
-    def _generators_of(self, setup: IterationSetup | None) -> Generators:
-        generators = Generators(after_each=True) if setup is None else setup.generators
-        generators.put_back()  # an earlier pass may have ended in the middle of a batch
-        return generators
-
     @property
     def _record_transform(self) -> Transform | None:
         """What makes a sample of a record; None where the record is the sample."""
@@ -378,11 +375,6 @@ class ShardedDataset(IterableDataset[Any]):
     @property
     def _draws_by_itself(self) -> bool:
         return draws_by_itself(self.transform)
-
-    @property
-    def makes_batches(self) -> bool:
-        """Whether the reader can read many records into one columnar batch."""
-        return has_batch_reads(self.reader)
 
     @property
     def makes_lists(self) -> bool:

@@ -238,10 +238,6 @@ class Block:
     def wait(self) -> None:
         self._done.wait()
 
-    def unmake(self) -> None:
-        """Forget the batch: its samples are made anew."""
-        self.batch, self.is_batch = None, False
-
     def let_go(self) -> None:
         """Break the circle of block and jobs. Nobody waits for it any more."""
         for job in self.jobs:

@@ -292,7 +292,7 @@ class ThreadedReading(Iterator[Any]):
         self._work.skip_all = True
         self._wait(*self._blocks)
         for block in self._blocks:
-            block.unmake()
+            block.batch, block.is_batch = None, False  # samples are made anew
         self._work.skip_all = False
         self._whole = None
         jobs = chain(self._jobs, *(block.jobs for block in self._blocks))
