@@ -72,12 +72,8 @@ class _Checked:
         from edl_torch.protocols import servicers
         from edl_torch.rpc.credentials import ServerCredentials
 
-        credentials = ServerCredentials.read(
-            token_file=options.token_file,
-            tls_cert=options.tls_cert,
-            tls_key=options.tls_key,
-            tls_client_ca=options.tls_client_ca,
-        )
+        files = ("token_file", "tls_cert", "tls_key", "tls_client_ca")
+        credentials = ServerCredentials.read(**{name: getattr(options, name) for name in files})
         foreign = servicers(vars(options))
         state, file, insecure = options.state, options.address_file, options.insecure
         if state is not None and os.path.exists(state) and not os.path.isdir(state):

@@ -309,12 +309,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             return raising(error)
         return self._iterate(NEW_PASS)
 
-    def _iterate(self, epoch: int) -> Iterator[Any]:
-        iterator = self._begin(epoch)
-        self._live = weakref.ref(iterator)
-        return iterator
-
-    def _begin(self, epoch: int) -> LoaderPass:
+    def _iterate(self, epoch: int) -> LoaderPass:
         if self._undecided:
             check_no_ranks()
         session, position = self.service.session, self.service.position
@@ -340,9 +335,12 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             statistics=statistics,
             notice=self.notice,
         )
+        kind = PaddedPass if self._keeps_stepping else LoaderPass
         if self._peers is not None:
-            return LockstepPass(setup, epoch) if self._peers.parts is None else PartsPass(setup, epoch)
-        return PaddedPass(setup, epoch) if self._keeps_stepping else LoaderPass(setup, epoch)
+            kind = LockstepPass if self._peers.parts is None else PartsPass
+        iterator = kind(setup, epoch)
+        self._live = weakref.ref(iterator)
+        return iterator
 
     def __len__(self) -> int:
         check_no_trainer(sys._getframe())

@@ -110,13 +110,12 @@ def decode_image(data: Data, path: str, min_side: int | None = None) -> Image:
 
 
 def _decode_rgb(cv2: Any, data: Image, scale: int) -> Any:
-    if scale > 1:  # no flag makes these RGB; they are small
-        image = cv2.imdecode(data, getattr(cv2, f"IMREAD_REDUCED_COLOR_{scale}"))
-        return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    flag = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since 4.11: saves one pass over the pixels
-    if flag is not None:
-        return cv2.imdecode(data, flag)
-    image = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    to_rgb = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since 4.11: saves one pass over the pixels
+    if scale == 1 and to_rgb is not None:
+        return cv2.imdecode(data, to_rgb)
+    # No flag makes smaller ones RGB.
+    flag = cv2.IMREAD_COLOR if scale == 1 else getattr(cv2, f"IMREAD_REDUCED_COLOR_{scale}")
+    image = cv2.imdecode(data, flag)
     return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
