@@ -29,7 +29,7 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, described_by
 from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable, shared
@@ -347,9 +347,8 @@ class CocoFile(NamedTuple):
 def load_coco(path: str, storage: Storage) -> CocoFile:
     """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
     with readable(f"the annotation file '{path}'"):
-        seen = opened(path, storage)
-        with seen.text(encoding="utf-8-sig") as file:
-            text = file.read()
+        data, part = described_by(path, storage)
+        text = data.decode("utf-8-sig")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -361,7 +360,7 @@ def load_coco(path: str, storage: Storage) -> CocoFile:
         raise DataFormatError(f"'{path}' is no COCO file: the top level is {kind}, expected an object")
     images, annotations = (_entries(content, key, path) for key in ("images", "annotations"))
     categories = _entries(content, "categories", path) if "categories" in content else None
-    return CocoFile(path, images, annotations, categories, seen.part)
+    return CocoFile(path, images, annotations, categories, part)
 
 
 def _entries(content: dict[str, Any], key: str, path: str) -> Sequence[Entry]:

@@ -14,23 +14,26 @@ from typing import Any
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.base import Begun, IndexedReader
 from edl_torch.readers.images.decode import Image, decode_image, missing_file, read_file
-from edl_torch.readers.shared.looks import SummedFile, arguments, listing, some_of
+from edl_torch.readers.shared.looks import arguments, listing, some_of
 from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Data, Object, Storage, is_url
 from edl_torch.readers.storage.listing import MISSING, Listing
 from edl_torch.readers.storage.names import is_web
 
 
-def opened(path: str, storage: Storage, most: int | None = None) -> SummedFile:
-    """A file that describes a dataset, here or in a store, of which `most` bytes are wanted. Raises OSError,
-    ReaderError."""
-    if not is_url(path):
-        return SummedFile(path)
-    with storage.apart() as apart:
-        found = apart.look(path)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, "it does not exist in its store", path)
-        return SummedFile(path, apart.read(found, 0, found.size if most is None else min(most, found.size)))
+def described_by(path: str, storage: Storage, most: int | None = None) -> tuple[bytes, Part]:
+    """The bytes of a file that describes a dataset, of one in a store at most so many; and its entry in a
+    fingerprint: a stronger digest would take as long as to parse them. Raises OSError, ReaderError."""
+    if is_url(path):
+        with storage.apart() as apart:
+            found = apart.look(path)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, "it does not exist in its store", path)
+            data = apart.read(found, 0, found.size if most is None else min(most, found.size))
+    else:
+        with open(path, "rb") as file:
+            data = file.read()
+    return data, (os.path.basename(path), f"{len(data)} {zlib.crc32(data):08x}")
 
 
 class FolderFiles:

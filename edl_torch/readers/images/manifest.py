@@ -6,12 +6,13 @@ It reads the list once and must not open an image before its record is asked for
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, BinaryIO, Unpack
 
 import numpy as np
 
@@ -23,9 +24,9 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, described_by
 from edl_torch.readers.shared.files import readable
-from edl_torch.readers.shared.looks import SummedFile, arguments
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable, shared
 from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
@@ -76,15 +77,16 @@ class ImageManifestReader(ImageFilesReader):
             require_folder(self.root)
         labels = _LabelColumn(self.name)
         storage = Storage.of(self, store)
-        seen = _opened(self.name, storage)
-        rows = self._without_heading(_rows(seen, self.name, delimiter), has_header)
+        with readable(f"the manifest '{self.name}'"):
+            data, part = described_by(self.name, storage)
+        rows = self._without_heading(_rows(io.BytesIO(data), self.name, delimiter), has_header)
         files = StringTable(labels.split_off(rows))
         self.count = len(files)
         if not self.count:
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
         self.classes, numbers = labels.number(classes)
         self._labels = shared({"labels": numbers}, "labels")
-        self.described = [seen.part, *(arguments("classes", self.classes) if self.classes else [])]
+        self.described = [part, *(arguments("classes", self.classes) if self.classes else [])]
         self.image_files = FolderFiles.named(self.root, files, self.min_side, storage)
 
     @property
@@ -173,7 +175,12 @@ class _LabelColumn:
 
 def _lists_images(path: str, delimiter: str, storage: Storage) -> bool:
     try:
-        rows = _rows(_opened(path, storage, _SEEN_BYTES), path, delimiter)
+        with readable(f"the manifest '{path}'"):
+            if is_url(path):
+                start: BinaryIO = io.BytesIO(described_by(path, storage, _SEEN_BYTES)[0])
+            else:
+                start = open(path, "rb")  # noqa: SIM115  its rows close it
+        rows = _rows(start, path, delimiter)
         head = [fields for _, fields in islice(rows, _SEEN_LINES)]
     except DataFormatError:
         return False
@@ -182,17 +189,13 @@ def _lists_images(path: str, delimiter: str, storage: Storage) -> bool:
     )
 
 
-def _opened(path: str, storage: Storage, most: int | None = None) -> SummedFile:
-    with readable(f"the manifest '{path}'"):
-        return opened(path, storage, most)
-
-
-def _rows(seen: SummedFile, path: str, delimiter: str) -> Iterator[_Row]:
+def _rows(file: BinaryIO, path: str, delimiter: str) -> Iterator[_Row]:
     """The lines that are not blank."""
-    if len(delimiter) != 1:
-        raise InvalidArgument(f"delimiter={delimiter!r} is not one character")
-    with readable(f"the manifest '{path}'"), seen.text(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+    what = f"the manifest '{path}'"
+    with readable(what), io.TextIOWrapper(file, newline="", encoding="utf-8-sig") as text:
+        if len(delimiter) != 1:
+            raise InvalidArgument(f"delimiter={delimiter!r} is not one character")
+        reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
         try:
             for fields in reader:
                 if any(field.strip() for field in fields):

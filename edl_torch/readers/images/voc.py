@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -21,7 +22,7 @@ import numpy as np
 from edl_torch.errors import BadRecord, DataFormatError
 from edl_torch.fingerprint import Part
 from edl_torch.readers.images.decode import Image, safe_relative_path
-from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, described_by
 from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.finder import names_below
 from edl_torch.readers.shared.looks import arguments
@@ -205,9 +206,8 @@ def _bases(folders: Iterable[str]) -> list[str]:
 
 def _read_list(path: str, storage: Storage) -> tuple[list[str], Part]:
     with readable(f"the list '{path}'", "check split=…"):
-        seen = opened(path, storage)
-        with seen.text(encoding="utf-8-sig") as file:
-            lines = [line.split() for line in file]
+        data, part = described_by(path, storage)
+        lines = [line.split() for line in io.StringIO(data.decode("utf-8-sig"), newline=None)]
     for number, words in enumerate(lines, 1):
         if len(words) > 1:
             raise DataFormatError(
@@ -216,7 +216,7 @@ def _read_list(path: str, storage: Storage) -> tuple[list[str], Part]:
     names = [safe_relative_path(words[0], f"'{path}' line {n}") for n, words in enumerate(lines, 1) if words]
     if not names:
         raise DataFormatError(f"'{path}' lists no image")
-    return names, seen.part
+    return names, part
 
 
 def parse_xml(data: bytes, path: str) -> Element:
