@@ -181,10 +181,7 @@ class ShardedDataset(IterableDataset[Any]):
         setup = self._setup
         link = self._connect()
         seeds = self._seed_transforms or self._draws_by_itself
-        self._generators = None
-        if seeds:
-            self._generators = Generators(after_each=True) if setup is None else setup.generators
-            self._generators.put_back()  # an earlier pass may have ended in the middle of a batch
+        self._generators = self._generators_of(setup) if seeds else None
         self._reads, self._makes = self._steps_of_reading()
         if setup is None:
             drawn = DrawnSamples()
@@ -366,6 +363,11 @@ class ShardedDataset(IterableDataset[Any]):
 
         make.__qualname__ = name_of(self.transform or type(reader.dataset).__getitem__).rstrip("()")
         return numbers, make
+
+    def _generators_of(self, setup: IterationSetup | None) -> Generators:
+        generators = Generators(after_each=True) if setup is None else setup.generators
+        generators.put_back()  # an earlier pass may have ended in the middle of a batch
+        return generators
 
     @property
     def _record_transform(self) -> Transform | None:

@@ -139,12 +139,11 @@ class LockstepPass(SteppingPass):
         """This rank's batch for the next step; None where there is none now."""
         if self._lockstep.finished:
             return None
-        session, passes = self._session, self._passes
+        return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), self._promise)
+
+    def _promise(self, ticket: Ticket) -> bool:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
-        return self._pull(
-            lambda: session.run(passes.look_for_more(wait_s)),
-            lambda ticket: session.run(passes.promise(ticket, unanswered=1)),
-        )
+        return self._session.run(self._passes.promise(ticket, unanswered=1))
 
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
