@@ -23,13 +23,13 @@ import tempfile
 import weakref
 from array import array as packed
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,6 @@ from edl_torch.system.whole_files import whole_file
 
 if TYPE_CHECKING:
     from edl_torch.readers.storage import Storage
-    from edl_torch.readers.storage.kept import KeptAway
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -356,6 +355,25 @@ class StringTable:
 BESIDE = "beside"
 
 
+class Keep(Protocol):
+    """A place for arrays: what is there is whole, or not there."""
+
+    def version(self) -> object:
+        """What tells what is kept from what was kept before; None where nothing is."""
+
+    def load(self, header: Mapping[str, Any]) -> MappedArrays | None:
+        """What is kept, where it has this header."""
+
+    def save(
+        self, arrays: Mapping[str, Array], header: Mapping[str, Any], instead_of: object
+    ) -> MappedArrays:
+        """Keep arrays in the place of that version, and return them as they are kept; where they cannot be,
+        a warning says so."""
+
+    def alone(self, found: Callable[[], MappedArrays | None]) -> AbstractContextManager[MappedArrays | None]:
+        """Return what was found; None where nothing is, and others who ask wait until the block ends."""
+
+
 def cached_index(
     stamp: FileStamp,
     kind: str,
@@ -427,12 +445,12 @@ def kept_index(
 
 @dataclass(frozen=True, slots=True)
 class KeptHere:
-    """A place for arrays, in a file of this machine: what is there is whole, or not there."""
+    """Arrays in a file of this machine."""
 
     place: Path
 
     def version(self) -> object:
-        """Return what tells what is kept from what was kept before; None where nothing is."""
+        """When it was written, and where."""
         try:
             found = os.stat(self.place)
         except OSError:
@@ -440,7 +458,7 @@ class KeptHere:
         return found.st_ino, found.st_mtime_ns
 
     def load(self, header: Mapping[str, Any]) -> MappedArrays | None:
-        """Return what is kept, where it has this header. What cannot be used is none, with a warning."""
+        """Map it. One that cannot be used is none, with a warning."""
         try:
             fits = MappedArrays(self.place).header == header
         except FileNotFoundError:
@@ -453,8 +471,7 @@ class KeptHere:
     def save(
         self, arrays: Mapping[str, Array], header: Mapping[str, Any], instead_of: object
     ) -> MappedArrays:
-        """Keep arrays in the place of that version, and return them as they are kept; where they cannot be, a
-        warning says so."""
+        """Write it, or a temporary file."""
         try:
             write_arrays(self.place, arrays, header)
         except OSError as exc:
@@ -463,14 +480,11 @@ class KeptHere:
 
     @contextmanager
     def alone(self, found: Callable[[], MappedArrays | None]) -> Iterator[MappedArrays | None]:
-        """Return what was found; None where nothing is, and others who ask wait until the block ends."""
+        """Hold the lock on it."""
         with suppress(OSError):  # without the folder there is no lock, and a warning when it is written
             self.place.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self.place):
             yield found()
-
-
-Keep: TypeAlias = "KeptHere | KeptAway"
 
 
 def not_kept(
