@@ -22,7 +22,7 @@ from edl_torch.errors import DataFormatError, EdlError, InvalidArgument, ReaderE
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.shared.finder import Finder, Paths, base_of, is_glob, names_below
 from edl_torch.readers.shared.looks import blocks, chosen, listing, looked
-from edl_torch.readers.shared.mapped import StringTable, shared
+from edl_torch.readers.shared.mapped import Array, StringTable, shared
 from edl_torch.readers.shared.sources import each_looked_at
 from edl_torch.readers.storage import (
     Object,
@@ -210,7 +210,7 @@ def build_index(
         footers.append(replace(footer, schema=None))
     if schema is None:
         raise DataFormatError(f"no row in '{base}{names[0]}' and {len(names) - 1} more file(s)")
-    arrays = {
+    arrays: dict[str, Array] = {
         "sizes": np.array([footer.size for footer in footers], np.int64),
         "written": np.array([footer.written for footer in footers], np.int64),
         "footers": np.array([footer.digest for footer in footers], np.int64),
