@@ -19,10 +19,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from edl_torch.audit.chain import Part, records_of
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, saved_with
 from edl_torch.audit.log import token_digest
-from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Chapter, Kind, Reports, Seen
 from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence

@@ -14,7 +14,8 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -27,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from edl_torch.client.peers import Ballot, Doing, Peers
 from edl_torch.errors import InvalidArgument
 from edl_torch.system.user_warnings import warn_user
+from edl_torch.trainer.elastic import ElasticPasses
 
 _SEPARATELY = (
     "the loss of a padding batch was backpropagated together with that of another batch: "
@@ -266,18 +268,6 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 # Weights ----------------------------------------------------------------------------------------------
 
 
-class LoopBatches(Protocol):
-    """The batches that the loop is given."""
-
-    discarded: int  # how often one in hand failed, or was given back
-
-
-class NoBatches:
-    """Batches of which none ever fails or is given back."""
-
-    discarded = 0
-
-
 class Weights:
     """The records of the batch in hand, and of those that are in the gradients.
 
@@ -292,12 +282,12 @@ class Weights:
         peers: Peers | None = None,
         *,
         attached: Callable[[], Iterable[torch.optim.Optimizer]] = tuple,
-        batches: LoopBatches | None = None,
+        batches: ElasticPasses | None = None,
         weighs_padding: Callable[[bool], object] = bool,
     ) -> None:
         self._peers = peers
         self._attached = attached
-        self._batches = batches or NoBatches()
+        self._batches: Any = batches or SimpleNamespace(discarded=0)  # none ever fails, or is given back
         self._weighs_padding = weighs_padding
         self._seen = self._batches.discarded
         self._windows = GradientWindows()

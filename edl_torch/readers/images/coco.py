@@ -13,7 +13,6 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -107,7 +106,7 @@ class CocoCaptionsReader(_CocoReader):
         storage = Storage.of(self, store)
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader", storage)
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
-        self._groups = Groups.of(rows, len(self._files)) if per == "image" else None
+        self._groups = grouped(rows, len(self._files)) if per == "image" else None
         self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
         self.count = len(self._captions) if self._groups is None else len(self._files)
 
@@ -121,7 +120,8 @@ class CocoCaptionsReader(_CocoReader):
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
         if self._groups is None:
             return image, self._captions[index]
-        return image, [self._captions[number] for number in self._groups[index].tolist()]
+        own = self._groups["order"][_of_image(self._groups, index)]
+        return image, [self._captions[number] for number in own.tolist()]
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -165,21 +165,22 @@ class CocoDetectionReader(_CocoReader):
         storage = Storage.of(self, store)
         coco, rows, where = self._parse(images, "bbox", kind, "CocoCaptionsReader", storage)
         self.count = len(self._files)
-        self._groups = groups = Groups.of(rows, self.count)
+        self._groups = grouped(rows, self.count)
+        order = self._groups["order"]
         self.categories = _categories(coco)
         ids = field(coco.annotations, "category_id", int, where)
         labels = integers(ids, len(coco.annotations), where, "category_id")
         self._check_labels(labels, where)
         columns = _columns(coco.annotations, where) | {"labels": labels}
-        self._columns = shared({key: column[groups.order] for key, column in columns.items()}, "coco")
-        ordered = (coco.annotations[n].get("segmentation", []) for n in groups.order.tolist())
+        self._columns = shared({key: column[order] for key, column in columns.items()}, "coco")
+        ordered = (coco.annotations[n].get("segmentation", []) for n in order.tolist())
         # As text a polygon takes less room than as float64, and an RLE stays as short as it is.
         compact = partial(json.dumps, separators=(",", ":"))
         self._segmentations = StringTable(map(compact, ordered)) if masks else None
 
     def with_image(self, index: int, image: Image, *beside: Data) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
-        own = self._groups.span(index)
+        own = _of_image(self._groups, index)
         target: dict[str, Any] = {"image_id": int(self._ids["ids"][index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}
         if self._segmentations is not None:
@@ -401,34 +402,17 @@ def index_rows(coco: CocoFile, ids: IndexArray) -> IndexArray:
     return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
-    """Annotations by image: those of image `r` are `order[bounds[r]:bounds[r + 1]]`, in the file's order.
+def grouped(rows: IndexArray, n_images: int) -> Mapping[str, IndexArray]:
+    """Annotations by image: those of image `r` are `order[bounds[r]:bounds[r + 1]]`, in the file's order."""
+    order = np.argsort(rows, kind="stable")
+    bounds = np.searchsorted(rows[order], np.arange(n_images + 1))
+    return shared({"order": order, "bounds": bounds}, "coco-groups")
 
-    arrays: `order` and `bounds`, int64.
-    """
 
-    arrays: Mapping[str, IndexArray]
-
-    @classmethod
-    def of(cls, rows: IndexArray, n_images: int) -> Groups:
-        """Group by row."""
-        order = np.argsort(rows, kind="stable")
-        bounds = np.searchsorted(rows[order], np.arange(n_images + 1))
-        return cls(arrays=shared({"order": order, "bounds": bounds}, "coco-groups"))
-
-    @property
-    def order(self) -> IndexArray:
-        """All annotations, one image's after the other's."""
-        return self.arrays["order"]
-
-    def span(self, row: int) -> slice:
-        """Where in `order` the annotations of image `row` stand."""
-        first, after = self.arrays["bounds"][row : row + 2].tolist()
-        return slice(first, after)
-
-    def __getitem__(self, row: int) -> IndexArray:
-        return self.order[self.span(row)]
+def _of_image(groups: Mapping[str, IndexArray], row: int) -> slice:
+    """Where in `order` the annotations of image `row` stand."""
+    first, after = groups["bounds"][row : row + 2].tolist()
+    return slice(first, after)
 
 
 def field(entries: Sequence[Entry], key: str, kind: type, where: str) -> Iterator[Any]:

@@ -85,7 +85,7 @@ class FolderFiles:
         """The range of all bytes of an object; none of one that was not there when it was listed."""
         assert self._listing is not None, "files of this machine are in no store"
         if self._listing.arrays["sizes"][number] == MISSING:
-            return Object(self.path(number), MISSING), 0, 0
+            return Object(self.path(number), 0), 0, 0
         one = self._listing.object(number)
         return one, 0, one.size
 
@@ -126,7 +126,7 @@ class FolderFiles:
     def _size(self, number: int) -> str:
         """Its size; "" where it is not there."""
         if self._listing is not None:
-            size = self.whole(number)[0].size
+            size = int(self._listing.arrays["sizes"][number])
             return "" if size == MISSING else str(size)
         with suppress(OSError):
             return str(os.stat(self.path(number)).st_size)
@@ -209,9 +209,9 @@ class ImageFilesReader(IndexedReader):
 
         def record(at: int) -> Any:
             number = self.file_of(indices[at])
+            contents = [ahead.take(len(each) * at + place) for place in range(len(each))]
             for files in each:
                 files.check_listed(number)
-            contents = [ahead.take(len(each) * at + place) for place in range(len(each))]
             return self._made_of(indices[at], number, contents)
 
         return Begun(ahead, record=record)

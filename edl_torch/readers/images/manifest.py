@@ -9,7 +9,6 @@ import csv
 import io
 import os
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, Unpack
@@ -75,16 +74,16 @@ class ImageManifestReader(ImageFilesReader):
         self.root = os.path.dirname(self.name) if root is None else os.fspath(root)
         if root is not None and not is_url(self.root):
             require_folder(self.root)
-        labels = _LabelColumn(self.name)
         storage = Storage.of(self, store)
         with readable(f"the manifest '{self.name}'"):
             data, part = described_by(self.name, storage)
         rows = self._without_heading(_rows(io.BytesIO(data), self.name, delimiter), has_header)
-        files = StringTable(labels.split_off(rows))
+        labels: list[str] = []
+        files = StringTable(_files_of(rows, self.name, labels))
         self.count = len(files)
         if not self.count:
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
-        self.classes, numbers = labels.number(classes)
+        self.classes, numbers = _numbered(labels, classes, self.name)
         self._labels = shared({"labels": numbers}, "labels")
         self.described = [part, *(arguments("classes", self.classes) if self.classes else [])]
         self.image_files = FolderFiles.named(self.root, files, self.min_side, storage)
@@ -134,43 +133,36 @@ class ImageManifestReader(ImageFilesReader):
 _Row = tuple[int, list[str]]  # line number and fields
 
 
-class _LabelColumn:
-    """Collects the labels as codes, so that a name is held once whatever the number of lines."""
+def _files_of(rows: Iterator[_Row], path: str, labels: list[str]) -> Iterator[str]:
+    """Yield the file names, each checked, and note the labels on the way."""
+    width, known = 0, dict[str, str]()  # a label is held once, whatever the number of lines
+    for line, fields in rows:
+        width = width or min(len(fields), 2)
+        place = f"'{path}' line {line}"
+        if len(fields) != width:
+            wanted = ("file", "file,label")[width - 1]
+            raise DataFormatError(f"{place} has {len(fields)} fields, expected {wanted}")
+        if width == 2:
+            label = fields[1].strip()
+            if not label:
+                raise DataFormatError(f"{place} has no label: fill it in or remove the line")
+            labels.append(known.setdefault(label, label))
+        yield safe_relative_path(fields[0], place)
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._codes = array("q")
-        self._code_of: dict[str, int] = {}
 
-    def split_off(self, rows: Iterator[_Row]) -> Iterator[str]:
-        """Yield the file names, each checked, and note the labels on the way."""
-        width = 0
-        for line, fields in rows:
-            width = width or min(len(fields), 2)
-            place = f"'{self._path}' line {line}"
-            if len(fields) != width:
-                wanted = ("file", "file,label")[width - 1]
-                raise DataFormatError(f"{place} has {len(fields)} fields, expected {wanted}")
-            if width == 2:
-                label = fields[1].strip()
-                if not label:
-                    raise DataFormatError(f"{place} has no label: fill it in or remove the line")
-                self._codes.append(self._code_of.setdefault(label, len(self._code_of)))
-            yield safe_relative_path(fields[0], place)
-
-    def number(self, classes: Sequence[str] | None) -> tuple[list[str], IndexArray]:
-        """The class names (none for integers) and the int64 label of every record."""
-        names, codes = list(self._code_of), np.array(self._codes, dtype=np.int64)
-        if classes is None and all(_INTEGER.fullmatch(name) for name in names):
-            return [], np.array([int(name) for name in names], dtype=np.int64)[codes]
-        known = sorted(names) if classes is None else [str(name) for name in classes]
-        index = {name: number for number, name in enumerate(known)}
-        for name in names:
-            if name not in index:
-                raise DataFormatError(
-                    f"'{self._path}' has the label {name!r}, which is not in classes={known}"
-                )
-        return known, np.array([index[name] for name in names], dtype=np.int64)[codes]
+def _numbered(
+    labels: Sequence[str], classes: Sequence[str] | None, path: str
+) -> tuple[list[str], IndexArray]:
+    """The class names (none for integers) and the int64 label of every record."""
+    names = dict.fromkeys(labels)
+    if classes is None and all(_INTEGER.fullmatch(name) for name in names):
+        return [], np.fromiter(map(int, labels), np.int64, len(labels))
+    known = sorted(names) if classes is None else [str(name) for name in classes]
+    index = {name: number for number, name in enumerate(known)}
+    for name in names:
+        if name not in index:
+            raise DataFormatError(f"'{path}' has the label {name!r}, which is not in classes={known}")
+    return known, np.fromiter(map(index.__getitem__, labels), np.int64, len(labels))
 
 
 def _lists_images(path: str, delimiter: str, storage: Storage) -> bool:
