@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from edl_torch.client.gradients import HOOKED, trained
 from edl_torch.client.model import Kept, some, uncompiled
 from edl_torch.client.session import Session
+from edl_torch.client.watched import HOOKED, trained
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, is_engine
 
@@ -130,9 +130,10 @@ class Optimizers:
                 f"call that in its __init__, or give attach() the optimizer that it wraps"
             )
         batches = session.trainer.state.batches
-        unclear = batches.unclear
+        if insists:
+            session.gradients.leave(batches.unclear)
         number = session.do(batches.attach, type(optimizer).__name__, insists)
-        session.gradients.watch(number, optimizer, unclear, has_in_hand=not insists)
+        session.gradients.watch(number, optimizer, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
             kept_now = session.model.kept

@@ -403,7 +403,7 @@ class Session:
         for other in _sessions.alive():
             if other is not self and other.loop_thread == self.loop_thread:
                 other.trainer.state.batches.left_for_another()
-        self.gradients.left()
+        self.gradients.pass_left()
         is_first = not self.trainer.state.supply.current.number
         if self._has_unseen and not is_first:  # the loop has left the last pass
             self.see_data()
@@ -411,8 +411,7 @@ class Session:
         number = self.run(self.trainer.open(epoch))
         if is_first and self._audit is not None:
             self._tell_of_namesake(self._audit)
-        if self.trainer.state.batches.unclear:
-            self.gradients.keep_all()
+        self.gradients.leave(self.trainer.state.batches.unclear)
         if lost := self.gradients.lost():
             self.end(self.passes.lose_gradients(lost))
         if self.model is not None:
@@ -583,7 +582,9 @@ class Session:
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
         batches = self.trainer.state.batches
-        is_unclear = bool(batches.unclear) or (batches.is_unclear and batches.has_in_hand)
+        if batches.is_unclear:
+            in_hand = [batch for batch in batches.unfinished if batch is batches.in_hand]
+            self.gradients.leave([*batches.unclear, *in_hand])
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
@@ -591,8 +592,6 @@ class Session:
                 self.see_model("end")
                 if self._has_unseen:
                     self.see_data(at_any_cost=True)
-                if is_unclear:
-                    self.gradients.keep_all()
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)

@@ -154,6 +154,14 @@ def makes_all_gradients_zero_before_the_step(job: Job) -> None:
         job.optimizer.step()
 
 
+def never_throws_gradients_away_and_clips_each_part(job: Job) -> None:
+    for batch in job.loader:
+        for part in batch.chunk(2):
+            job.model(part).backward()
+            torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1e12)
+        job.optimizer.step()
+
+
 def makes_the_optimizer_in_a_function_that_is_tried_again(job: Job) -> None:
     """It is left between `backward()` and the step, and the gradient stays."""
 
@@ -185,6 +193,7 @@ LOOPS: list[Callable[[Job], None]] = [
     does_so_at_the_end,
     makes_gradients_zero_before_the_step,
     makes_all_gradients_zero_before_the_step,
+    never_throws_gradients_away_and_clips_each_part,
     makes_the_optimizer_in_a_function_that_is_tried_again,
 ]
 
