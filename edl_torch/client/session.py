@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
@@ -372,17 +372,6 @@ class Session:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
-    def set_weights(self, weights: Mapping[str, float]) -> int:
-        """Give the mixture other weights. Returns the index from which on they hold.
-
-        They come to this trainer as to all others, with the leases that are of them.
-        """
-        self.plan()
-        # A rank without leases has no fence: it gets the batches of one that has.
-        fence = self.trainer.state.fence if self.trainer.state.fence.ledger else None
-        name, key = self.description.name, uuid.uuid4().hex
-        return self.master.set_weights(name, weights, key=key, fence=fence).start
-
     def follow(self) -> None:
         """Leave the master: another rank holds the leases of what this one trains on."""
         if self.joined:
@@ -478,9 +467,10 @@ class Session:
                 self.doubt("written")
             self.see_model("begin")
 
-    def look_for_writes(self) -> None:
-        """Doubt that there is one model where parameters were written since the last step."""
-        if self.model is not None and self.model.was_written():
+    def look_for_writes(self, optimizer: Any = None) -> None:
+        """Doubt that there is one model where parameters were written since the last step, those of one
+        optimizer or of all."""
+        if self.model is not None and self.model.was_written(optimizer):
             self.doubt("written")
 
     def doubt(self, why: str) -> None:
@@ -581,10 +571,7 @@ class Session:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
-        batches = self.trainer.state.batches
-        if batches.is_unclear:
-            in_hand = [batch for batch in batches.unfinished if batch is batches.in_hand]
-            self.gradients.leave([*batches.unclear, *in_hand])
+        self.gradients.leave(self.trainer.state.batches.before_any_step())
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:

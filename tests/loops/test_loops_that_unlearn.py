@@ -284,6 +284,32 @@ def test_a_model_that_is_loaded_back_does_not_hide_in_a_loop_over_two_loaders(tm
     assert outcomes == [Outcome.DELIVERED, Outcome.PROVEN]
 
 
+@pytest.mark.parametrize("loads_after", [None, 0, 1])
+def test_of_one_model_that_two_loaders_train_in_turn_both_see_what_is_written(
+    tmp_path: Path, loads_after: int | None
+) -> None:
+    """Weights that are loaded back after a step of the first loader's optimizer, or of the second one's."""
+    model = Counts()
+    with (
+        ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path / "one") as one,
+        ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path / "other") as other,
+    ):
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for _ in range(2)]
+        for loader, optimizer in zip((one, other), optimizers, strict=True):
+            loader.attach(optimizer)
+        for number, batches in enumerate(zip(one, other, strict=True)):
+            if number == 2:
+                best = copy.deepcopy(model.state_dict())
+            for place, (optimizer, batch) in enumerate(zip(optimizers, batches, strict=True)):
+                learn(model, optimizer, batch)
+                if (number, place) == (5, loads_after):
+                    model.load_state_dict(best)
+    is_exact = model.has_each(2)
+    assert is_exact == (loads_after is None)
+    expected = Outcome.PROVEN if is_exact else Outcome.DELIVERED
+    assert [audit([tmp_path / name])[0].outcome for name in ("one", "other")] == [expected, expected]
+
+
 @pytest.mark.parametrize("fails_at", [0, 5])
 @pytest.mark.parametrize("attaches", [True, False])
 def test_what_a_failed_attempt_has_left_in_the_gradients_is_learnt_twice(
