@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from edl_torch.client.service import DataShardService
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.integrations.adapter import ShardedRecords, needed_by
+from edl_torch.integrations.adapter import needed_by
+from edl_torch.integrations.records import ShardedRecords
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import TaskType
 

@@ -221,7 +221,7 @@ WITHOUT = {
             "torch cv2 grpc",
         ),
         ("from edl_torch import DataShardService, AbstractDataReader, Shard", "torch cv2 grpc"),
-        ("import edl_torch.integrations.adapter", "torch cv2 grpc tensorflow"),
+        ("import edl_torch.integrations.records", "torch cv2 grpc tensorflow"),
         ("import edl_torch.client.torchrun", "torch cv2 grpc"),
     ],
     "no torch": [

@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 from edl_torch import DataShardService, ElasticDataLoader, ImageDataset, Mixture, ShardedDataset
 from edl_torch.data import loader as module
 from edl_torch.errors import InvalidArgument
-from edl_torch.integrations.adapter import ShardedRecords
+from edl_torch.integrations.records import ShardedRecords
 from edl_torch.testing import FakeMaster, ThreadPeers
 
 

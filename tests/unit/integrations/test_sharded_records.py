@@ -6,7 +6,7 @@ import pytest
 
 from edl_torch import DataShardService
 from edl_torch.errors import AccountingError, BadRecord, InvalidArgument
-from edl_torch.integrations.adapter import ShardedRecords
+from edl_torch.integrations.records import ShardedRecords
 from edl_torch.readers import MapDatasetReader
 from edl_torch.testing import FakeMaster
 
