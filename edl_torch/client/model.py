@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PLACES = 256  # of all parameters together, and as many sums at most
 _COLUMNS = 1024
+_ADDING = 1e-12  # of a sum: the order of adding
 _KEPT = 2  # parameters whose values are compared between steps
 
 _GONE = -1, -1, None  # in the place of what a parameter has that exists no more
@@ -51,6 +52,7 @@ class Model:
         self.is_due = True  # it is looked at before the next step
         self.doubts: set[str] = set()  # what was written down in this lineage
         self._kept: dict[int, _Kept] = {}  # by the optimizer's number
+        self._left: ModelSeen | None = None  # all that a step has left, where that was looked at
         self._number = 0
         self._known: list[weakref.ref[Any]] = []  # its parameters when it was last looked at
         self._is_trained = False  # it has stepped
@@ -77,6 +79,7 @@ class Model:
         self.doubts.clear()
         for kept in self._kept.values():
             kept.forget()
+        self._left = None
         self._known, self._number, self._is_trained = [], 0, False
 
     # Writes between steps ---------------------------------------------------------------------------------
@@ -105,6 +108,7 @@ class Model:
 
     def stepped_elsewhere(self, optimizer: Any, *, in_this_thread: bool) -> None:
         """Note a step of an optimizer of another loader. One of another thread may go on writing."""
+        self._left = None
         for kept in self._shared(optimizer).values():
             if in_this_thread:
                 kept.keep()
@@ -119,6 +123,20 @@ class Model:
         for kept in written:
             kept.forget()
         return bool(written)
+
+    def differs(self, optimizers: Iterable[Any]) -> bool:
+        """Whether parameters are other than the last step left them, where all were looked at then.
+
+        Sums may differ by the order of adding.
+        """
+        left, self._left = self._left, None
+        if left is None or left.steps != self.steps:
+            return False
+        now = self.look("begin", optimizers)
+        if now is None or (now.number, now.shape) != (left.number, left.shape):
+            return False
+        sums, others = (np.frombuffer(seen.sums, dtype="<f8") for seen in (left, now))
+        return left.values != now.values or not np.allclose(sums, others, rtol=_ADDING, atol=0.0)
 
     def _shared(self, optimizer: Any) -> dict[int, _Kept]:
         """What is watched of this optimizer's parameters, also for others."""
@@ -162,7 +180,7 @@ class Model:
         else:
             shape, sharded, eps = places.digest, places.sharded, places.eps
             values, sums = seen.astype("<f4").tobytes(), totals.astype("<f8").tobytes()
-        return ModelSeen(
+        found = ModelSeen(
             at=at,
             steps=self.steps,
             number=self._number,
@@ -174,6 +192,9 @@ class Model:
             sums=sums,
             word=self.word,
         )
+        if at == "step":
+            self._left = found
+        return found
 
     def _recognise(self, parameters: Sequence[Any]) -> None:
         """Count another model where none of the parameters of the one that was trained is among these."""

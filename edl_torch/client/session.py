@@ -460,16 +460,17 @@ class Session:
         return self.run(self.passes.passed_on())
 
     def about_to_step(self) -> None:
-        """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
-        is what was loaded, whenever that was."""
+        """Look at the model before the first step of a pass, or of another optimizer, which goes on from what
+        was loaded, whenever that was; and after a step that was looked at."""
         if self.model is not None and self.model.is_due:
             if self.model.was_replaced(self.gradients.optimizers()):
                 self.doubt("written")
             self.see_model("begin")
+        elif self.model is not None and self.model.differs(self.gradients.optimizers()):
+            self.doubt("written")
 
     def look_for_writes(self, optimizer: Any = None) -> None:
-        """Doubt that there is one model where parameters were written since the last step, those of one
-        optimizer or of all."""
+        """Doubt that there is one model if parameters, of one optimizer or all, were written since a step."""
         if self.model is not None and self.model.was_written(optimizer):
             self.doubt("written")
 

@@ -154,6 +154,19 @@ def makes_all_gradients_zero_before_the_step(job: Job) -> None:
         job.optimizer.step()
 
 
+def holds_some_values_of_a_layer_in_the_middle(job: Job) -> None:
+    for batch in job.loader:
+        job.learn(batch)
+        with torch.no_grad():
+            job.model.learnt[: RECORDS // 2] = 0
+
+
+def does_so_unseen_by_torch(job: Job) -> None:
+    for batch in job.loader:
+        job.learn(batch)
+        job.model.learnt.data[: RECORDS // 2] = 0
+
+
 def never_throws_gradients_away_and_clips_each_part(job: Job) -> None:
     for batch in job.loader:
         for part in batch.chunk(2):
@@ -193,6 +206,8 @@ LOOPS: list[Callable[[Job], None]] = [
     does_so_at_the_end,
     makes_gradients_zero_before_the_step,
     makes_all_gradients_zero_before_the_step,
+    holds_some_values_of_a_layer_in_the_middle,
+    does_so_unseen_by_torch,
     never_throws_gradients_away_and_clips_each_part,
     makes_the_optimizer_in_a_function_that_is_tried_again,
 ]
