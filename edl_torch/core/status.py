@@ -5,26 +5,22 @@ Events, measures of trainers, and a picture of an epoch are parts of it. Values 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from edl_torch.core.quarantine import QuarantinedRecord
+from edl_torch.errors import InvalidArgument
 from edl_torch.shard import TaskType
 
 if TYPE_CHECKING:
     from edl_torch.core.plan import Plan
     from edl_torch.shard import IndexArray, Slice
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
-from functools import cache
-from operator import attrgetter
-from typing import Any, get_args, get_origin, get_type_hints
-
-from edl_torch.errors import InvalidArgument
 
 LEAST_EXPONENT = -16
 # Upper bounds of a histogram's buckets in seconds, 15 µs to 512 s; one more bucket is for what took longer.

@@ -74,7 +74,7 @@ class ElasticDLMasterClient(MasterApi):
         self._worker = _worker_number(worker_id)
         self.worker_id = str(self._worker)
         self._channel = build_channel(master, credentials) if isinstance(master, str) else master
-        self._caller = Caller(self.address, master_timeout_s, self._channel.explain)
+        self._caller = Caller(self._channel, master_timeout_s)
         names = (wire.GET_TASK, wire.REPORT_TASK_RESULT, wire.REPORT_TRAINING_PARAMS)
         self._get, self._report, self._params = (
             self._channel.unary_unary(f"/{wire.SERVICE}/{name}") for name in names

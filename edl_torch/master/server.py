@@ -227,6 +227,8 @@ async def serve(
         on_ready(ready)
     except EdlError as error:
         await server.stop()
+        if probes is not None:
+            await probes.stop()
         if page is not None:
             await page.stop()
         raise (server.host.failure or error) from None

@@ -21,7 +21,7 @@ from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError
 from edl_torch.readers.base import AbstractDataReader, imported
 from edl_torch.readers.images.decode import EXTENSIONS
 from edl_torch.readers.shared.finder import expanded, first_of, is_glob, refuse_no_file
-from edl_torch.readers.storage import Storage, StorageOptions, is_url
+from edl_torch.readers.storage import Storage, StorageOptions, is_elsewhere, is_url
 from edl_torch.shard import TaskType
 
 # Kind to class. `open_reader` asks in this order: readers of a special layout stand before general ones.
@@ -52,11 +52,13 @@ _IN_FOLDERS = {
     **dict.fromkeys(EXTENSIONS, "image_folder"),
 }
 _IN_VOC = re.compile(r"/(?:JPEGImages|Annotations|ImageSets)/")
+_OF_COCO = re.compile(r"(?:^|/)annotations/[^/]*\.json$")
 _ALONE = frozenset({"csv", "text"})  # read folders of nothing else
 _PEEKED = 1000  # objects
 _BY_NAME = (
     "--custom_data_reader csv, text … or module:Class for yours; in Python CsvReader(…), TextReader(…) …"
 )
+_BY_COCO = ", of COCO by CocoDetectionReader(images, annotations) or CocoCaptionsReader(…)"
 # Runs of characters that are neither separator nor quote, or whole quoted strings.
 _PIECE = re.compile(r"""(?:[^;"']|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')+""")
 
@@ -97,9 +99,10 @@ def open_reader(
             f"the data '{path}' does not exist{home}; check the path, or name its reader ({_BY_NAME})"
         )
     if is_url(path):
+        is_json = path.lower().endswith(".json")
         raise ReaderError(
             f"no reader knows '{path}': a file is known by its ending (.csv, .tsv, .txt, .jsonl, .recordio, "
-            f".tar, .parquet), a folder by what lies in it. Name the reader ({_BY_NAME})"
+            f".tar, .parquet), a folder by what lies in it. Name the reader ({_BY_NAME}){_BY_COCO * is_json}"
         )
     raise ReaderError(
         f"no reader knows '{path}': expected an odps:// table, a .py file, RecordIO, a .csv list of images "
@@ -116,11 +119,16 @@ def _kind_of_folder(url: str, params: Mapping[str, Any]) -> str | None:
             return None
     if not names:
         raise ReaderError(
-            f"'{url}' is no folder with files; check the bucket and the path, or name its reader ({_BY_NAME})"
+            f"'{url}' does not exist: no object has that name, and none lies below it; check the path"
+            + " and the bucket" * is_elsewhere(url)
         )
     if any(found := [*map(_IN_VOC.search, names)]):
         _check_alone(url, names, found)
         return "voc"
+    if coco := next((name for name in names if _OF_COCO.search(name)), None):
+        raise ReaderError(
+            f"'{url}' holds COCO, as '{coco}': name the folder of images and the file{_BY_COCO}"
+        )
     data = (name for name in names if not os.path.basename(name).startswith((".", "_")))
     endings = Counter(os.path.splitext(name.lower().removesuffix(".gz"))[1] for name in data)
     kinds = Counter(_IN_FOLDERS[ending] for ending in endings.elements() if ending in _IN_FOLDERS)

@@ -115,15 +115,13 @@ class Credentials:
         )
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
         """Read `EDL_MASTER_TOKEN_FILE`, `EDL_MASTER_TLS_CA`, `…_TLS_CERT`, `…_TLS_KEY` and `…_TLS_NAME`.
 
         `EDL_MASTER_TLS=1` trusts the authorities of the system, `EDL_MASTER_INSECURE=1` sends a token without
         TLS.
         """
-        env = os.environ if environ is None else environ
-
-        text = partial(text_from_env, environ=env)
+        text = partial(text_from_env, env=env)
 
         def switch(name: str) -> bool:
             value = text(name) or "0"
@@ -212,9 +210,9 @@ class ServerCredentials:
         return grpc.ssl_server_credentials([(self.key, self.cert)], self.client_ca, require_client_auth=asks)
 
 
-def text_from_env(name: str, environ: Mapping[str, str]) -> str | None:
+def text_from_env(name: str, env: Mapping[str, str]) -> str | None:
     """Return the variable `EDL_MASTER_…` of that name; None where it is not set, or empty."""
-    return environ.get(f"EDL_MASTER_{name}", "").strip() or None
+    return env.get(f"EDL_MASTER_{name}", "").strip() or None
 
 
 def _read_files(

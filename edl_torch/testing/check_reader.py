@@ -36,7 +36,9 @@ def check_reader(
 ) -> None:
     """Raise AssertionError, naming the rule, unless the readers that `factory` makes keep the contract.
 
-    - `create_shards` gives sources that do not overlap, with true counts, the same ones every time;
+    It returns nothing, and says nothing of a reader that keeps it.
+
+    - `create_shards` gives one source or more, which do not overlap, with true counts, the same every time;
     - `read_records` of any part of a source equals that part of the whole; a second pass equals the first;
     - two iterators do not disturb each other;
     - `read_record` and `read_batch`, where the reader has them, give the same records; a batch has a record's
@@ -58,14 +60,13 @@ def check_reader(
     reader = factory()
     sources = reader_sources(reader, mode)
     _check_sources(sources, reader_sources(factory(), mode))
+    assert sources, "there is a source to check: create_shards gave none; is the path right?"
     limit = pickle_bytes + pickle_bytes_per_record * sum(source.count for source in sources)
     unused = _pickle(reader, limit)
     for source in sources:
         check = _SourceCheck(reader, source, mode, max_records)
         check.run()
         check.check_bounds(*_bounds(sources, source.name))
-    if not sources:
-        return
     for origin, data in (("before use", unused), ("after use", _pickle(reader, limit))):
         copy = pickle.loads(data)
         _rule(

@@ -126,15 +126,18 @@ class Away(grpc.RpcError):
 def test_only_a_master_that_never_let_us_in_is_asked_why(let_in):
     """One that goes away ends connections too: that must not end a job."""
 
-    def never(timeout_s):
-        raise AccessDenied("never")
+    class Channel:
+        address = "h:1"
+
+        def explain(self, timeout_s):
+            raise AccessDenied("never")
 
     def rpc(request, **options):
         if request == "first":
             return "answer"
         raise Away
 
-    caller = Caller("h:1", 0.1, never)
+    caller = Caller(Channel(), 0.1)
     if let_in:
         assert caller.call(rpc, "first") == "answer"
     with pytest.raises(MasterUnavailable if let_in else AccessDenied):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import signal
 import sys
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from cases import cases
 
 import edl_torch
 from edl_torch import ElasticDataLoader, LocalMaster
@@ -127,8 +129,7 @@ class Notebook:
 
 
 @pytest.mark.filterwarnings("ignore:the loop was left:UserWarning")
-@pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("within", [100, 1000])
+@cases("within, num_threads", [(100, 0), (1000, 2)], product([100, 1000], [0, 2]))
 def test_each_record_is_learnt_once_an_epoch_wherever_ctrl_c_came(
     within: int, num_threads: int, tmp_path: Path
 ) -> None:

@@ -7,9 +7,11 @@ import signal
 import sys
 from asyncio import CancelledError
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, TypeVar
 
 import pytest
+from cases import cases
 from loader_kit import (
     UNEVEN,
     LookingColumnReader,
@@ -68,21 +70,26 @@ class TornColumns(Torn, LookingColumnReader):
 BAD = [{0}, {5}, {2, 3}, set(FIRST_SHARD), {0, 5, 6, 20, 1004, 2000, 2012}, {1000, 1001, 1002, 1003, 1004}]
 
 
-@pytest.mark.parametrize(
-    ("reader", "options", "in_process"),
-    [
-        (Torn, {}, True),
-        (TornPicking, {}, True),
-        (TornColumns, {"batch_size": None}, True),
-        (TornPicking, {"num_workers": 2}, False),
-        (TornSafe, {"num_threads": 2}, True),
-        (TornSafe, {"num_workers": 1, "num_threads": 2}, False),
-    ],
+READING: list[tuple[Any, dict[str, Any], bool]] = [
+    (Torn, {}, True),
+    (TornPicking, {}, True),
+    (TornColumns, {"batch_size": None}, True),
+    (TornSafe, {"num_threads": 2}, True),
+    (TornPicking, {"num_workers": 2}, False),
+    (TornSafe, {"num_workers": 1, "num_threads": 2}, False),
+]
+
+
+@cases(
+    "reading, bad",
+    [*product(READING[:4], BAD), *product(READING[4:], BAD[2:5:2])],  # workers are dear
+    product(READING, BAD),
+    ids=str,
 )
-@pytest.mark.parametrize("bad", BAD, ids=str)
 def test_quarantine_goes_on_and_every_record_has_one_outcome(
-    bad: set[int], reader: Any, options: dict[str, Any], in_process: bool
+    reading: tuple[Any, dict[str, Any], bool], bad: set[int]
 ) -> None:
+    reader, options, in_process = reading
     fake = FakeMaster()
     dataset_arguments = {"on_bad_record": "quarantine", "shuffle": issubclass(reader, TornPicking | TornSafe)}
     arguments = {"max_bad_records": 10, "in_process": in_process, "dataset": dataset_arguments}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from loader_kit import (
     SOURCE_STEP,
     UNEVEN,
@@ -211,7 +212,7 @@ def test_every_call_may_suffer_once(num_workers: int, fault: Fault, in_process: 
     fake.outcomes["training"].check_complete(2)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@cases("seed", range(3), range(6))
 def test_random_faults_in_a_loop_that_stops_at_random(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

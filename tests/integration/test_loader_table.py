@@ -128,10 +128,10 @@ SETUPS: dict[str, tuple[bool, dict[str, int]]] = {
 
 
 def all_rows() -> Iterator[Any]:
-    """Each row of the table with each setup; three of four that start workers, which is dear, by night."""
+    """Each row of the table with each setup; three of four with workers or threads by night."""
     for setup, (in_process, options) in SETUPS.items():
         for number, (name, row) in enumerate(TABLE.items()):
-            marks = [pytest.mark.long] if "num_workers" in options and number % 4 else []
+            marks = [pytest.mark.long] if options and number % 4 else []
             yield pytest.param(row, in_process, options, id=f"{name}-{setup}".replace(" ", "_"), marks=marks)
 
 

@@ -7,12 +7,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import preloaded
 import pytest
 import torch
+from cases import cases
 from checked_locks import CheckedLock, LockOrderViolated, Watch, checked_locks
 from loader_kit import NumberReader, acknowledged, elastic, flat, once, take, trainer
 from torch.utils.data import DataLoader
@@ -146,9 +148,13 @@ def warm() -> None:
     torch.optim.SGD([weight], lr=0.1).step()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
-@pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.__name__)
+@cases(
+    "master, num_workers",
+    [(embedded, 0), (fake_remote, 0), (embedded, 2), (over_grpc, 2)],
+    product(MASTERS, [0, 2]),
+    ids=lambda value: getattr(value, "__name__", None),
+)
 @pytest.mark.filterwarnings("ignore:a pass over|a plain DataLoader:UserWarning")
 @pytest.mark.filterwarnings("ignore:an optimizer stepped on gradients of:UserWarning")
 def test_no_lock_is_taken_under_another_with_the_collector_at_each(

@@ -26,7 +26,6 @@ from learning_kit import (
     sgd,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import edl_torch
 from edl_torch.audit.verdict import Outcome
@@ -42,9 +41,9 @@ def exact(loop: Loop) -> Loop:
     return loop
 
 
-def step(optimizer: Any, set_to_none: bool = True) -> None:
+def step(optimizer: Any) -> None:
     optimizer.step()
-    optimizer.zero_grad(set_to_none=set_to_none)
+    optimizer.zero_grad()
 
 
 # A step on each batch -----------------------------------------------------------------------------------
@@ -54,21 +53,6 @@ def step(optimizer: Any, set_to_none: bool = True) -> None:
 def zero_grad_first(loader: Any, model: Counts, optimizer: Any) -> None:
     for batch in loader:
         learn(model, optimizer, batch)
-
-
-@exact
-def zero_grad_last_in_place(loader: Any, model: Counts, optimizer: Any) -> None:
-    for batch in loader:
-        model(batch).backward()
-        step(optimizer, set_to_none=False)
-
-
-@exact
-def zero_grad_first_in_place(loader: Any, model: Counts, optimizer: Any) -> None:
-    for batch in loader:
-        optimizer.zero_grad(set_to_none=False)
-        model(batch).backward()
-        optimizer.step()
 
 
 @exact
@@ -99,54 +83,6 @@ def averages_of_weights_beside_and_in_place_for_a_moment(loader: Any, model: Cou
 
 
 @exact
-def an_evaluation_between(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader):
-        with torch.no_grad():
-            model(batch)
-        learn(model, optimizer, batch)
-        if number % 3 == 2:
-            model.eval()
-            with torch.inference_mode():
-                model(torch.arange(RECORDS))
-            model.train()
-
-
-@exact
-def several_losses_of_a_batch(loader: Any, model: Counts, optimizer: Any) -> None:
-    for batch in loader:
-        optimizer.zero_grad()
-        for half in batch.chunk(2):
-            loss = model(half) / 2
-            loss.backward(retain_graph=True)
-            loss.backward()
-        optimizer.step()
-
-
-@exact
-def gradients_by_hand(loader: Any, model: Counts, optimizer: Any) -> None:
-    for batch in loader:
-        (model.learnt.grad,) = torch.autograd.grad(model(batch), [model.learnt])
-        optimizer.step()
-
-
-@exact
-def checkpointed(loader: Any, model: Counts, optimizer: Any) -> None:
-    for batch in loader:
-        optimizer.zero_grad()
-        checkpoint(model, batch, use_reentrant=False).backward()
-        optimizer.step()
-
-
-@exact
-def checkpointed_reentrant(loader: Any, model: Counts, optimizer: Any) -> None:
-    for batch in loader:
-        optimizer.zero_grad()
-        here = torch.ones(1, requires_grad=True)
-        checkpoint(lambda one, of: model(of) * one.sum(), here, batch, use_reentrant=True).backward()
-        optimizer.step()
-
-
-@exact
 def a_scheduler_and_clipped_gradients(loader: Any, model: Counts, optimizer: Any) -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     for batch in loader:
@@ -155,14 +91,6 @@ def a_scheduler_and_clipped_gradients(loader: Any, model: Counts, optimizer: Any
         nn.utils.clip_grad_norm_(model.parameters(), 1e9)
         optimizer.step()
         scheduler.step()
-
-
-@exact
-def frozen_and_thawed(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader):
-        model.below.requires_grad_(number > 3)
-        model.above.requires_grad_(number % 2 == 0)
-        learn(model, optimizer, batch)
 
 
 @exact
@@ -236,22 +164,6 @@ def an_error_in_the_first_batch_and_in_a_later_one(loader: Any, model: Counts, o
                 optimizer.step()
 
 
-@exact
-def out_of_memory_and_once_more(loader: Any, model: Counts, optimizer: Any) -> None:
-    """The backward pass fails in its middle; what it has left is thrown away, and half a batch tried."""
-    for number, batch in enumerate(loader):
-        optimizer.zero_grad()
-        model.fails = number == 3
-        try:
-            model(batch).backward()
-        except MemoryError:
-            model.fails = False
-            optimizer.zero_grad()
-            for half in batch.chunk(2):
-                model(half).backward()
-        optimizer.step()
-
-
 # Several optimizers -------------------------------------------------------------------------------------
 
 
@@ -265,19 +177,6 @@ def an_optimizer_for_each_parameter_in_the_backward_pass(loader: Any, model: Cou
     for batch in loader:
         model(batch).backward()
     model.each = each  # type: ignore[assignment]
-
-
-@exact
-def two_optimizers(loader: Any, model: Counts, optimizer: Any) -> None:
-    loader.detach(optimizer)
-    both = sgd(model.learnt), torch.optim.AdamW([model.below, model.above], lr=0.1)
-    for one in both:
-        loader.attach(one)
-    for batch in loader:
-        model(batch).backward()
-        for one in both:
-            step(one)
-    model.each = both  # type: ignore[assignment]
 
 
 @exact
@@ -299,25 +198,10 @@ def an_adversary(loader: Any, model: Counts, optimizer: Any) -> None:
 # Windows ------------------------------------------------------------------------------------------------
 
 
-def in_windows(batches: Any, model: Counts, optimizer: Any, *, set_to_none: bool = True) -> None:
+def in_windows(batches: Any, model: Counts, optimizer: Any) -> None:
     for number, batch in enumerate(batches, 1):
         model(batch).backward()
         if number % EVERY == 0:
-            step(optimizer, set_to_none)
-
-
-@exact
-def windows_in_place(loader: Any, model: Counts, optimizer: Any) -> None:
-    in_windows(loader, model, optimizer, set_to_none=False)
-
-
-@exact
-def windows_that_are_clipped(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader, 1):
-        model(batch).backward()
-        nn.utils.clip_grad_value_(model.parameters(), 1e9)
-        if number % EVERY == 0:
-            nn.utils.clip_grad_norm_(model.parameters(), 1e9)
             step(optimizer)
 
 
@@ -337,15 +221,6 @@ def windows_that_go_back(loader: Any, model: Counts, optimizer: Any) -> None:
         if number % EVERY == 0:
             step(optimizer)
     step(optimizer)
-
-
-@exact
-def frozen_within_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader, 1):
-        model.above.requires_grad_(number % EVERY != 1)
-        model(batch).backward()
-        if number % EVERY == 0:
-            step(optimizer)
 
 
 @exact
@@ -373,15 +248,6 @@ def a_window_is_read_before_it_is_trained_on(loader: Any, model: Counts, optimiz
             model(batch).backward()
         step(optimizer)
     loader.passed_on()
-
-
-@exact
-def window_that_steps_at_the_head_of_the_body(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader):
-        if number % EVERY == 0:
-            step(optimizer)
-        model(batch).backward()
-    step(optimizer)
 
 
 @exact

@@ -9,11 +9,13 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import preloaded
 import pytest
+from cases import cases
 from master_kit import EDL, MasterProcess
 from mixture_process import BATCH, RECORDS, WEIGHTS
 from test_mixtures import Book, Found, loader, proven, records_of, turns_of
@@ -93,11 +95,7 @@ class Job:
         return done.returncode, said
 
 
-SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(2, 30)))]
-
-
-@pytest.mark.parametrize("by_turns", [False, True])
-@pytest.mark.parametrize("seed", SEEDS)
+@cases("seed, by_turns", [(1, True)], product(range(30), [False, True]))
 def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
     start_master: Callable[..., MasterProcess], tmp_path: Path, seed: int, by_turns: bool
 ) -> None:

@@ -1,6 +1,6 @@
 """How many programs are drawn: the same few in each run, or as many others as a variable asks for.
 
-`EDL_LOOPS=20` draws twenty times as many, from a random seed: ten times are 10,750 programs.
+`EDL_LOOPS=20` draws twenty times as many, from a random seed: ten times are 6,750 programs.
 `EDL_LOOPS_LOG=FILE` gets a line for each hundred that have run, and at last how many of the exact loops are
 proven, and which are not. A failure prints its smallest program, which is code: `run(Program(…))` repeats it.
 """

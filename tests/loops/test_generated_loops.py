@@ -32,7 +32,7 @@ def test_exact_loops_are_proven(attached: bool) -> None:
 
     programs = elastic_programs(attached=st.just(attached))
 
-    @drawing(300)
+    @drawing(100)
     @given(program=programs if attached else programs.map(_on_each_batch))
     def judge(program: Program) -> None:
         is_told = not attached or len(program.attached) == len(program.optimizers)
@@ -55,7 +55,7 @@ def test_exact_loops_are_proven(attached: bool) -> None:
     said = f"{len(exact) - len(demoted)} of {len(exact)} exact loops are proven"
     print(said)
     note("\n".join([said, *demoted]))
-    assert len(exact) >= (60 if attached else 30)
+    assert len(exact) >= (20 if attached else 10)
     assert len(demoted) <= DEMOTED * len(exact), "\n".join(demoted)
 
 

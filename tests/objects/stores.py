@@ -31,9 +31,9 @@ class Weed:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ports = {f"{part}.port{kind}": quiet_port() for part in PARTS for kind in ("", ".grpc")}
-        self.address = f"http://127.0.0.1:{self._ports['s3.port']}"
-        self.filer_port = self._ports["filer.port"]
+        self.ports = {f"{part}.port{kind}": quiet_port() for part in PARTS for kind in ("", ".grpc")}
+        self.address = f"http://127.0.0.1:{self.ports['s3.port']}"
+        self.filer_port = self.ports["filer.port"]
         self.process: subprocess.Popen[bytes] | None = None
         identity = {
             "name": "tests",
@@ -57,7 +57,7 @@ class Weed:
         assert program is not None
         arguments = [
             *(program, "server", f"-dir={self._folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-            *("-filer", "-s3", *(f"-{name}={port}" for name, port in self._ports.items())),
+            *("-filer", "-s3", *(f"-{name}={port}" for name, port in self.ports.items())),
             *(f"-s3.config={self._folder / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=40"),
             *("-master.telemetry=false", "-master.electionTimeout=1s"),
             *("-master.heartbeatInterval=100ms", "-s3.port.iceberg=0", "-s3.port.lance=0"),
@@ -68,7 +68,7 @@ class Weed:
         while True:
             with contextlib.suppress(OSError, HTTPException):
                 ready = _status(self.filer_port, "PUT", "/ready", b"x" * 4096) < 300
-                if ready and _status(self._ports["s3.port"], "GET", "/status") < 500:
+                if ready and _status(self.ports["s3.port"], "GET", "/status") < 500:
                     return  # the gateway answers before there is a volume
             assert time.monotonic() < deadline, (self._folder / "log").read_text()[-2000:]
             assert self.process.poll() is None, (self._folder / "log").read_text()[-2000:]

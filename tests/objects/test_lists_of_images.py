@@ -89,7 +89,7 @@ def test_what_is_wrong_with_lists_there(both, weed, bucket):
         )
     put(bucket, {"lists/rows.csv": b"a,b,c\n1,2,3\n"})
     assert type(open_reader(f"s3://{BUCKET}/lists/rows.csv", storage_options=options)) is CsvReader
-    with pytest.raises(ReaderError, match="is no folder with files; check the bucket and the path, or name"):
+    with pytest.raises(ReaderError, match="none' does not exist: no object has that name"):
         open_reader(f"s3://{BUCKET}/lists/none", storage_options=options)
 
 

@@ -230,7 +230,12 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
     assert "leave user and password out" in said("http://me:pass@host/x")
     assert "secret" not in (signed := said("http://host/x.tar?X-Amz-Signature=secret"))
     assert "'http://host/x.tar?…' has a query" in signed
-    assert "names no bucket" in said("s3:///x")
+    for name in ("s3:///x", "s3://*/x"):
+        assert "names no bucket" in said(name)
+    for name in ("a//b", "a/../b", "a\nb"):
+        assert "reads no such name, rename it" in said(f"{url}/{name}")
+        with pytest.raises(ReaderError, match="reads no such name"):
+            Storage(weed.options()).look(f"{url}/{name}")
 
 
 # Many at once --------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_logs_of_trainers_under_random_faults_prove_every_record(
 @cases("restores", [3], [0, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_logs_of_a_mixture_prove_shares_and_records(tmp_path: Path, seed: int, restores: int) -> None:
-    job = replace(mixture_options(seed, shards=400, faults=100, restores=restores), audit_dir=tmp_path)
+    job = replace(mixture_options(seed, shards=200, faults=50, restores=restores), audit_dir=tmp_path)
     cluster = Cluster(job)
     cluster.run()
     model = cluster.model

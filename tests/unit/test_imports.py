@@ -46,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": (
         "data",
-        "client.gradients",
+        "client.watched",
         "client.model",
         "client.optimizers",
         "client.torchrun",

@@ -164,6 +164,10 @@ class FollowingChannel:
         """The channel to that address."""
         return self._channel
 
+    def explain(self, timeout_s: float) -> str:
+        """As `MasterChannel.explain`, of the address where the master was seen last."""
+        return self._channel.explain(timeout_s)
+
     def unary_unary(self, *arguments: Any, **options: Any) -> FollowingCall:
         """As a grpc channel's."""
         return FollowingCall(self, lambda channel: channel.unary_unary(*arguments, **options))

@@ -159,29 +159,27 @@ LEAST_ATTEMPT_S = 0.05
 
 
 class Caller:
-    """Calls to the master at `address`. `close()` ends those that wait; they raise ServiceClosed.
+    """Calls to the master over `channel`. `close()` ends those that wait; they raise ServiceClosed.
 
-    `explain` gets some seconds, and raises where it is certain that the master will never let us in, or says
-    what is wrong. It is asked while no call was answered yet: a master that did answer, and ends connections,
-    is only away. For the same reason TLS that fails is an error at once before the first answer, and waited
-    out after it. Whatever else answers at the address is always waited out: another program may have the port
-    until the master is back.
+    The channel's `explain` gets some seconds, and raises where it is certain that the master will never let
+    us in, or says what is wrong. It is asked while no call was answered yet: a master that did answer, and
+    ends connections, is only away. For the same reason TLS that fails is an error at once before the first
+    answer, and waited out after it. Whatever else answers at the address is always waited out: another
+    program may have the port until the master is back.
     """
 
     def __init__(
         self,
-        address: str,
+        channel: MasterChannel | FollowingChannel,
         master_timeout_s: float,
-        explain: Callable[[float], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not master_timeout_s >= 0:
             raise InvalidArgument(f"master_timeout_s must be 0 or more, not {master_timeout_s}")
-        self._address = address
+        self._channel = channel
         self.timeout_s = master_timeout_s
         self._process = os.getpid()
         self._closing = threading.Event()
-        self._explain = explain
         self._answered = False
         self._warned = False
         self._clock = clock
@@ -211,7 +209,7 @@ class Caller:
                 if not self._answered and isinstance(error, NoTrust):
                     raise
                 if not first:
-                    known = self._explain(left_s) if self._explain is not None and not self._answered else ""
+                    known = "" if self._answered else self._channel.explain(left_s)
                     first = f"{known}: {error}" if known else str(error)
                 waits = not waits
                 pause_s = next(pauses)
@@ -220,7 +218,7 @@ class Caller:
                     raise self.unavailable(first, error) from error
                 self._tell(error)
                 if silence.is_due(now - began):
-                    known = self._explain(left_s) if known and self._explain is not None else ""
+                    known = self._channel.explain(left_s) if known else ""
                     self.say_waiting(now - began, f"{known}: {error}" if known else str(error))
             self.pause(pause_s)
 
@@ -228,7 +226,7 @@ class Caller:
         unknown = "" if self._answered else " No master has answered there so far: is the address right?"
         log.warning(
             "no answer from the master at %s for %.0f s: %s; waiting for up to %g s (master_timeout_s).%s",
-            *(self._address, waited_s, why, self.timeout_s, unknown),
+            *(self._channel.address, waited_s, why, self.timeout_s, unknown),
         )
 
     def _tell(self, error: EdlError) -> None:
@@ -249,7 +247,9 @@ class Caller:
         except grpc.RpcError as error:
             self.check_usable()
             # What the master itself says is said once: grpc's error has nothing but the same text, twice.
-            raise from_status(error, self._address) from (None if is_masters_own(error) else error)
+            raise from_status(error, str(self._channel.address)) from (
+                None if is_masters_own(error) else error
+            )
         except ValueError:  # grpc's word for a channel that was closed meanwhile
             self.check_usable()
             raise
@@ -274,7 +274,7 @@ class Caller:
     def check_usable(self) -> None:
         """Raise ServiceClosed or EdlError where no call can be made."""
         if self.is_closed:
-            raise ServiceClosed(f"the client of the master at {self._address} was closed")
+            raise ServiceClosed(f"the client of the master at {self._channel.address} was closed")
         if not self._is_ours:
             raise EdlError(
                 "a MasterClient cannot be used in a forked child: make one there, or ask the parent"
@@ -284,7 +284,7 @@ class Caller:
         """What to raise in the end: what was said at first, and the last error."""
         other = isinstance(last, AnotherAnswers | NoTrust) and str(last) != first
         return MasterUnavailable(
-            f"no answer from the master at {self._address} within {self.timeout_s:g} s: "
+            f"no answer from the master at {self._channel.address} within {self.timeout_s:g} s: "
             f"is it running, and is the address right? At first: {first}"
             + (f". In the end: {last}" if other else "")
         )
@@ -294,7 +294,7 @@ class Caller:
         self._closing.set()
 
     def __repr__(self) -> str:
-        return f"<Caller {'closed ' if self.is_closed else ''}{self._address}>"
+        return f"<Caller {'closed ' if self.is_closed else ''}{self._channel.address}>"
 
 
 # The client -------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class MasterClient(MasterApi):
     ) -> None:
         self.worker_id = default_worker_id() if worker_id is None else str(worker_id)
         self._channel = build_channel(master, credentials) if isinstance(master, str) else master
-        self._caller = Caller(str(self._channel.address), master_timeout_s, self._channel.explain)
+        self._caller = Caller(self._channel, master_timeout_s)
         self._stub = MasterStub(self._channel)
         self._routes = {kind: (route, self._stub.methods[route.method]) for kind, route in ROUTES.items()}
         self._guard = ForkGuard(self._channel.address)

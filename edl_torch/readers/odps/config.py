@@ -137,12 +137,11 @@ class OdpsConfig:
         """`project.table`, or `project.schema.table`."""
         return ".".join(part for part in (self.project, self.schema, self.table) if part)
 
-    def credentials(self, environment: Mapping[str, str] | None = None) -> AccessKey | None:
+    def credentials(self, environment: Mapping[str, str] = os.environ) -> AccessKey | None:
         """The keys to sign with, or None where neither arguments nor environment have any."""
         key = self.access_key.reveal()
         if self.access_id and key:
             return AccessKey(self.access_id, self.access_key, self.sts_token)
-        environment = os.environ if environment is None else environment
         for id_name, key_name, token_name in _KEYS:
             found, key = environment.get(id_name), environment.get(key_name)
             if found and key and self.access_id in (None, "", found):

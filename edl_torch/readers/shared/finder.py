@@ -9,8 +9,9 @@
 | `@shards.txt` | what its lines name, as they stand: paths below the manifest's folder, URLs, globs |
 | a list | what each entry means, as they stand |
 
-Names that begin with `.` or `_` are not data (hidden files, `_SUCCESS`), but folders `_key=value` are. Links
-are followed, loops of them are not. It must not know what is in a file.
+Names that begin with `.` or `_` are not data (hidden files, `_SUCCESS`), but folders `_key=value` are; a
+glob goes through those folders that it names. What is there by a name that looks like a glob or a range is
+meant by it. Links are followed, loops of them are not. It must not know what is in a file.
 """
 
 from __future__ import annotations
@@ -85,33 +86,33 @@ class Finder:
         elif not is_glob(path):
             raise DataFormatError(f"the data file '{name}' does not exist; check the path")
         else:
-            matching = filter(_counts, glob.glob(path, recursive=True))
-            found = [file for one in matching for file in self._matched(one)]
+            found = list({file for one in _globbed(path) for file in self._matched(one)})
         return self._checked([scheme + file for file in found], name)
 
     def _matched(self, path: str) -> Iterator[str]:
         """What a glob means by a name that matches it."""
         if not os.path.isdir(path):
-            refuse_no_file(path)
-            yield path
+            if _counts(path):
+                refuse_no_file(path)
+                yield path
         elif self.deep:
             yield from self.below(path)
 
     def _in_store(self, url: str, storage: Storage) -> list[str]:
         """The files of a URL. One that is named as a file is not looked at: whoever reads it is told. A web
         server has a page for a folder, which is no file."""
-        if is_glob(url):
-            folder = base_of(url)
-            found = (folder + name for name in self._listed(folder, storage))
-            return self._checked([name for name in found if self._is_matched(name, url)], url)
-        if self.suffixes and self.is_named(url):
+        if self.suffixes and self.is_named(url) and not is_glob(url):
             return [url]
         may_be_file = not self.suffixes or not is_web(url) or os.path.splitext(urlsplit(url).path)[1]
         if may_be_file and storage.look(url) is not None:
             return [url]
         folder = url.rstrip("/") + "/"
-        inside = self._listed(folder, storage)
-        return self._checked([folder + name for name in inside if self._is_data(name)], url)
+        listed = base_of(url) if is_glob(url) else folder
+        names, below = self._listed(listed, storage), folder[len(listed) :]
+        found = [name for name in names if name.startswith(below) and self._is_data(name[len(below) :])]
+        if is_glob(url) and not any(name.startswith(below) for name in names):
+            found = [name for name in names if self._is_matched(name, url[len(listed) :])]
+        return self._checked([listed + name for name in found], url)
 
     @staticmethod
     def _listed(folder: str, storage: Storage) -> Iterable[str]:
@@ -126,14 +127,14 @@ class Finder:
         return listing.names
 
     def _is_matched(self, name: str, pattern: str) -> bool:
+        """Whether a file matches a glob, or lies in a folder that does."""
         if _counts(name) and _matches(name, pattern):
             return True
-        depth = pattern.count("/") + 1  # of a folder that matches
-        parts = name.split("/")
-        folder = "/".join(parts[:depth])
-        return (
-            len(parts) > depth and self._is_data("/".join(parts[depth - 1 :])) and _matches(folder, pattern)
-        )
+        if not self.deep:
+            return False
+        folder = pattern.rstrip("/")
+        ends = (at for at, letter in enumerate(name) if letter == "/")
+        return any(self._is_data(name[at + 1 :]) and _matches(name[:at], folder) for at in ends)
 
     def _is_data(self, name: str) -> bool:
         """Whether a file in a folder, or below it, is meant by that."""
@@ -173,7 +174,7 @@ class Finder:
         elif os.path.exists(path):
             named = [path]
         else:
-            named = [one for name in expanded(path) for one in glob.glob(name, recursive=True)]
+            named = [one for name in expanded(path) for one in _globbed(name)]
         return bool(named) and all(os.path.isfile(path) and self.is_named(path) for path in named)
 
 
@@ -233,22 +234,37 @@ def expanded(entry: str, storage: Storage | None = None) -> Iterator[str]:
     Raises InvalidArgument for a range of more than a million names, DataFormatError for a manifest that
     cannot be read.
     """
-    if not is_url(entry) and os.path.lexists(entry):
-        yield entry
-    elif entry.startswith(_MANIFEST) and storage is not None:
-        for line in _lines_of(entry[1:], storage):
-            for name in expanded(line):
-                if not (is_url(name) or is_glob(name) or os.path.lexists(name)):
-                    raise DataFormatError(
-                        f"the manifest '{entry[1:]}' names '{name}', which does not exist; check the path "
-                        f"(@ is for a file that lists files: without it '{entry[1:]}' itself is read)"
-                    )
-                yield name
-    elif (found := _BRACES.search(entry)) is None:
-        yield entry
+    if not entry.startswith(_MANIFEST) or storage is None or os.path.lexists(entry):
+        yield from _braced(entry, storage)
+        return
+    for line in _lines_of(entry[1:], storage):
+        for name in _braced(line, storage):
+            if not (is_url(name) or is_glob(name) or os.path.lexists(name)):
+                raise DataFormatError(
+                    f"the manifest '{entry[1:]}' names '{name}', which does not exist; check the path "
+                    f"(@ is for a file that lists files: without it '{entry[1:]}' itself is read)"
+                )
+            yield name
+
+
+def _braced(name: str, storage: Storage | None) -> Iterator[str]:
+    """Yield what the braces of a name stand for, or the name where it is there as it stands."""
+    if "{" not in name:
+        is_there = True
+    elif is_elsewhere(name):
+        is_there = storage is not None and storage.look(name) is not None
     else:
-        for one in _between(found[1], entry):
-            yield from expanded(entry[: found.start()] + one + entry[found.end() :])
+        is_there = os.path.lexists(local_path(name))
+    yield from [name] if is_there else _all_of(name)
+
+
+def _all_of(name: str) -> Iterator[str]:
+    found = _BRACES.search(name)
+    if found is None:
+        yield name
+        return
+    for one in _between(found[1], name):
+        yield from _all_of(name[: found.start()] + one + name[found.end() :])
 
 
 def first_of(data: str, storage: Storage) -> str:
@@ -296,12 +312,31 @@ def base_of(pattern: str) -> str:
     return pattern[: pattern.rfind("/", 0, magic.start() if magic else None) + 1]
 
 
+def _globbed(pattern: str) -> list[str]:
+    """What there is of this machine by a name, or by a glob."""
+    if not is_glob(pattern):
+        return [pattern] * os.path.lexists(pattern)
+    cut = len(base_of(pattern))
+    return [path for path in glob.glob(pattern, recursive=True) if _matches(path[cut:], pattern[cut:])]
+
+
 def _matches(name: str, pattern: str) -> bool:
-    """As a glob of files does: no * or ? crosses a slash, but ** does."""
-    if "**" in pattern:
-        return fnmatchcase(name, pattern.replace("**/", "*").replace("**", "*"))
-    ours, theirs = name.split("/"), pattern.split("/")
-    return len(ours) == len(theirs) and all(map(fnmatchcase, ours, theirs))
+    """As a glob of files does: `**` is any number of folders, nothing else crosses a slash, and what is
+    hidden, or begins with _, is matched by what begins so itself."""
+    return _match(name.split("/"), pattern.split("/"))
+
+
+def _match(ours: list[str], theirs: list[str]) -> bool:
+    for place, part in enumerate(theirs):
+        if part == "**":
+            rest, most = theirs[place + 1 :], len(ours)
+            visible = next((at for at in range(place, most) if not _counts_as_folder(ours[at])), most)
+            return any(_match(ours[at:], rest) for at in range(place, visible + 1))
+        if place == len(ours) or not fnmatchcase(ours[place], part):
+            return False
+        if part[:1] != ours[place][:1] and not _counts_as_folder(ours[place]):
+            return False
+    return len(ours) == len(theirs)
 
 
 def _counts(path: str) -> bool:

@@ -324,7 +324,7 @@ class Objects:
             meta, data = answer.meta, memoryview(answer.bytes())  # copied by nobody who can do without
         except FileNotFoundError:
             raise one.changed("it is gone") from None
-        except (self._errors.BaseError, OSError) as exc:
+        except (self._errors.BaseError, OSError, ValueError) as exc:
             raise self._meant(exc, one.name, one) from None
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
         return data
@@ -352,7 +352,7 @@ class Objects:
     def _meaning(self, name: str) -> Iterator[None]:
         try:
             yield
-        except (self._errors.BaseError, OSError) as exc:
+        except (self._errors.BaseError, OSError, ValueError) as exc:
             raise self._meant(exc, name) from None
 
     def _meant(self, exc: Exception, name: str, one: Object | None = None) -> Exception:
@@ -364,7 +364,7 @@ class Objects:
             return CredentialsRefused(self._said(exc))
         if isinstance(exc, errors.NotSupportedError):
             return ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})")
-        if isinstance(exc, errors.InvalidPathError):
+        if isinstance(exc, errors.InvalidPathError | ValueError):
             return ReaderError(f"'{name}': obstore reads no such name, rename it ({self._said(exc)})")
         found = _STATUS.search(str(exc))
         status, code = int(found[1]) if found else 0, _CODE.search(str(exc))

@@ -55,7 +55,7 @@ def root_of(name: str) -> str:
         return name.split("://", 1)[0] + "://"
     scheme, _, rest = name.partition("://")
     place = rest.partition("/")[0]
-    if not place:
+    if not place or "*" in place or "?" in place:
         raise InvalidArgument(f"'{name}' names no bucket: expected {scheme}://bucket/…")
     return f"{scheme.lower()}://{place}"
 

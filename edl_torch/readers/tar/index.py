@@ -33,7 +33,7 @@ from edl_torch.readers.shared.finder import Finder
 from edl_torch.readers.shared.looks import blocks, chosen
 from edl_torch.readers.shared.mapped import Array
 from edl_torch.readers.shared.sources import ObjectStamp, index_of, look_at, read_once
-from edl_torch.readers.storage import Storage, is_url
+from edl_torch.readers.storage import Storage, is_elsewhere, is_url
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -224,23 +224,34 @@ def sample_parts(fetch: Fetch, start: int, end: int) -> tuple[str, dict[str, tup
     return key, parts
 
 
-def sample_starts(fetch: Fetch, size: int) -> tuple[array[int], list[str]]:
-    """Where each sample of a tar of `size` bytes begins and the last one ends, and the names of its links.
+class TarPass(NamedTuple):
+    """What one pass over the headers of a tar finds: where each sample begins and the last one ends, the
+    names of links, and the keys of samples that were there before in this tar."""
 
-    Raises BrokenTar.
-    """
-    starts, links, key, after = array("q"), [], None, 0
+    starts: array[int]
+    links: list[str]
+    again: list[str]
+
+
+def pass_over(fetch: Fetch, size: int) -> TarPass:
+    """Pass over a tar of `size` bytes. Raises BrokenTar."""
+    if not size:
+        raise BrokenTar("it has no byte: its writing, or its upload, was cut short")
+    found, keys, key, after = TarPass(array("q"), [], []), set[int](), None, 0
     for member in members(fetch, 0, size):
         after = member.after
         if member.is_link:
-            links.append(member.name)
+            found.links.append(member.name)
         cut = key_and_suffix(member)
         if cut is not None and cut[0] != key:
             key = cut[0]
-            starts.append(member.start)
+            found.starts.append(member.start)
+            if hash(key) in keys:
+                found.again.append(key)
+            keys.add(hash(key))
     check_end(fetch, after, size)
-    starts.append(after)
-    return starts, links
+    found.starts.append(after)
+    return found
 
 
 def check_end(fetch: Fetch, at: int, size: int) -> None:
@@ -364,16 +375,22 @@ def made_index(tar: OpenTar, progress: Callable[[int], object] = lambda at: None
         return fetch(at, length)
 
     try:
-        starts, links = sample_starts(told, tar.size)
+        found = pass_over(told, tar.size)
     except BrokenTar as exc:
         raise DataFormatError(f"'{tar.name}' cannot be used: {exc}") from exc
-    if links:
+    if found.links:
         log.warning(
             "path=%s links=%d links to other members, such as %r, are no part of samples; tar's "
             "--hard-dereference and --dereference pack what they link to",
-            *(tar.name, len(links), links[0]),
+            *(tar.name, len(found.links), found.links[0]),
         )
-    return np.array(starts, np.int64)
+    if found.again:
+        log.warning(
+            "path=%s samples=%d keys come again behind other samples, such as %r, and are samples of their "
+            "own there; members of one sample must lie together (tar --sort=name)",
+            *(tar.name, len(found.again), found.again[0]),
+        )
+    return np.array(found.starts, np.int64)
 
 
 def looks_of(read: Read, size: int, starts: Starts, most: int, *, whole: bool = False) -> str:
@@ -383,22 +400,27 @@ def looks_of(read: Read, size: int, starts: Starts, most: int, *, whole: bool = 
 
 
 _PACKED = {
-    b"\x1f\x8b": ("gzip", "gunzip -c {0} > {1}"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd -c {0} > {1}"),
-    b"BZh": ("bzip2", "bunzip2 -c {0} > {1}"),
-    b"\xfd7zXZ": ("xz", "unxz -c {0} > {1}"),
+    b"\x1f\x8b": ("gzip", "gunzip -c"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd -c"),
+    b"BZh": ("bzip2", "bunzip2 -c"),
+    b"\xfd7zXZ": ("xz", "unxz -c"),
 }
 _ENDING = re.compile(r"(\.tgz|\.tbz2?|\.txz|\.tzst|(\.tar)?\.(gz|zst|bz2|xz))$", re.IGNORECASE)
 
 
 def refuse_packed(path: str, head: bytes) -> None:
     """Raise DataFormatError with the command that unpacks it, for a compressed tar, whatever its name is."""
-    for magic, (what, command) in _PACKED.items():
+    for magic, (what, unpack) in _PACKED.items():
         if head.startswith(magic):
             plain = _ENDING.sub("", path) if _ENDING.search(path) else path.removesuffix(".tar") + ".plain"
+            if path.startswith("s3://"):
+                command = f"aws s3 cp '{path}' - | {unpack} | aws s3 cp - '{plain}.tar'"
+            elif is_elsewhere(path):
+                command = f"copy it here, unpack it ({unpack}), and put it there as '{plain}.tar'"
+            else:
+                command = f"{unpack} '{path}' > '{plain}.tar'"
             raise DataFormatError(
-                f"'{path}' is packed with {what}, and no record of it can be read by itself: "
-                + command.format(f"'{path}'", f"'{plain}.tar'")
+                f"'{path}' is packed with {what}, and no record of it can be read by itself: {command}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import grpc
 import pytest
 from processes import quiet_port
 
-from edl_torch.client.grpc.channel import build_channel, channel_options
+from edl_torch.client.grpc.channel import FollowingChannel, build_channel, channel_options
 from edl_torch.client.grpc.client import Caller, MasterClient
 from edl_torch.core.calls import ConfirmCall, Fence
 from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed
@@ -59,6 +60,17 @@ class Away(grpc.RpcError):
         return ()
 
 
+@dataclasses.dataclass
+class Channel:
+    """What a `Caller` asks of its channel. `said` is what is wrong with the address, each time."""
+
+    said: list[str]
+    address: str = "host:1"
+
+    def explain(self, timeout_s):
+        return self.said.pop(0)
+
+
 class Loop:
     """Stands for what calls the master, as an iterator does."""
 
@@ -73,7 +85,7 @@ def test_a_call_that_was_repeated_keeps_nothing_of_its_caller():
         return "answer"
 
     def ask(loop):
-        return Caller("h:1", 30.0).call(rpc, "request")
+        return Caller(Channel([""]), 30.0).call(rpc, "request")
 
     loop = Loop()
     gc.disable()
@@ -132,8 +144,8 @@ def test_a_name_that_does_not_resolve_is_said():
 def test_what_is_wrong_with_an_address_is_said_as_long_as_it_is(caplog):
     """A cluster may make the name while somebody waits for it."""
     times = iter(range(0, 10_000, 5))
-    said = ["no name", "no name", "", "never asked"]
-    caller = Caller("host:1", 600.0, lambda left_s: said.pop(0), clock=lambda: next(times))
+    channel = Channel(["no name", "no name", "", "never asked"])
+    caller = Caller(channel, 600.0, clock=lambda: next(times))
     caller.pause = lambda seconds: None
 
     def away(request, **options):
@@ -142,7 +154,18 @@ def test_what_is_wrong_with_an_address_is_said_as_long_as_it_is(caplog):
     with pytest.raises(MasterUnavailable, match="At first: no name: "):
         caller.call(away, None)
     assert [": no name: " in message for message in caplog.messages][:2] == [True, False]
-    assert said == ["never asked"]
+    assert channel.said == ["never asked"]
+
+
+def test_an_error_names_where_the_master_was_seen_last(nobody):
+    """One that moved before its first answer, and never came back."""
+    addresses = iter([nobody])
+    channel = FollowingChannel(lambda: next(addresses, "256.1.1.1:5000"), look_every_s=0.02)
+    with (
+        MasterClient(channel, master_timeout_s=3.0) as client,
+        pytest.raises(MasterUnavailable, match=r"from the master at 256\.1\.1\.1:5000 within"),
+    ):
+        client.status()
 
 
 def test_close_leaves_no_thread_of_a_stream_that_never_stood(own_threads, nobody):

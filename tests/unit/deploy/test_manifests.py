@@ -22,8 +22,11 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"
 
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C it takes a tenth of the time
+
+
 def documents(path):
-    return [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+    return [document for document in yaml.load_all(path.read_text(), LOADER) if document is not None]
 
 
 def files():

@@ -83,6 +83,13 @@ class Overlap(Good):
         return [("a", 3, 4), ("a", 0, 4)]
 
 
+class NothingThere(Good):
+    """As a reader of a folder whose name is mistyped."""
+
+    def create_shards(self):
+        return {}
+
+
 class OtherSourcesEveryTime(Good):
     numbers = itertools.count(1)
 
@@ -222,6 +229,7 @@ class OtherError(Good):
     [
         (CountTooHigh, "the count is true"),
         (Overlap, "no record belongs to two sources: 'a' around record 3"),
+        (NothingThere, "there is a source to check: create_shards gave none; is the path right"),
         (OtherSourcesEveryTime, "two readers have the same sources"),
         (Random, "a second pass equals the first"),
         (RangeFromTheStart, "a part equals that part of the whole"),

@@ -17,8 +17,10 @@ from edl_torch.readers.shared.finder import Finder, expanded
 from edl_torch.readers.shared.sources import FilesReader
 from edl_torch.readers.storage import Storage
 
-TOP = ["a-00.tar", "a-01.tar", "b-2.TAR", "c.txt", "x[1].tar"]
-NAMES = [*TOP, "deep/d.tar", "deep/.e/f.tar", ".g.tar", "_h.tar"]
+TOP = ["a-00.tar", "a-01.tar", "b-2.TAR", "c.txt", "x1.tar", "x[1].tar", "{y}.tar"]
+BELOW = ["_k=1/l.tar", "deep/d.tar", "g1/m.tar", "g[1]/n.tar"]
+NAMES = [*TOP, *BELOW, "deep/.e/f.tar", ".g.tar", "_h.tar", "_i/j.tar", ".k/l.tar"]
+TARS_OF_TOP = "a-00.tar a-01.tar b-2.TAR x1.tar x[1].tar {y}.tar"
 TARS = Finder(suffixes=(".tar",))
 
 
@@ -39,10 +41,19 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (".", "a-00.tar a-01.tar b-2.TAR x[1].tar"),
+        (".", TARS_OF_TOP),
         ("a-*.tar", "a-00.tar a-01.tar"),
-        ("*.tar", "a-00.tar a-01.tar x[1].tar"),
-        ("*/*.tar", "deep/d.tar"),
+        ("*.[tT]*[rR]", TARS_OF_TOP),
+        ("*/*.tar", " ".join(BELOW)),
+        ("**/[!a-c]*.tar", " ".join(sorted([*BELOW, "x1.tar", "x[1].tar", "{y}.tar"]))),
+        ("**/[dj].*", "deep/d.tar"),
+        ("_i/*.tar", "_i/j.tar"),
+        ("_*/?.tar", "_i/j.tar _k=1/l.tar"),
+        ("x[1].tar", "x[1].tar"),
+        ("x[12].tar", "x1.tar"),
+        ("g[1]", "g[1]/n.tar"),
+        ("g[1]/*", "g1/m.tar"),
+        ("{y}.tar", "{y}.tar"),
         ("a-{00..01}.tar", "a-00.tar a-01.tar"),
         ("{b-2.TAR,a-01.tar}", "b-2.TAR a-01.tar"),
         ("b-{2..2}.TAR", "b-2.TAR"),
@@ -55,11 +66,16 @@ def test_the_same_files_are_meant_here_and_in_a_store(base: str, data: str, expe
 
 def test_folders_below_count_where_they_are_asked_for(base: str) -> None:
     found = Finder(suffixes=(".tar",), deep=True).files(base, Storage())
-    assert found == [f"{base}/{name}" for name in sorted([*TOP, "deep/d.tar"]) if name != "c.txt"]
-    for pattern in ("de*", "*/*.tar"):
-        assert Finder(suffixes=(".tar",), deep=True).files(f"{base}/{pattern}", Storage()) == [
-            f"{base}/deep/d.tar"
-        ]
+    assert found == [f"{base}/{name}" for name in sorted([*TOP, *BELOW]) if name != "c.txt"]
+    for pattern, names in {
+        "de*": ["deep/d.tar"],
+        "*/": BELOW,
+        "**/?*[1p]": BELOW[:3],
+        "d*/**": ["deep/d.tar"],
+        "g[1]": ["g[1]/n.tar"],
+    }.items():
+        found = Finder(suffixes=(".tar",), deep=True).files(f"{base}/{pattern}", Storage())
+        assert found == [f"{base}/{name}" for name in names], pattern
 
 
 def test_without_suffixes_all_files_are_meant(base: str) -> None:

@@ -1037,7 +1037,7 @@ def test_a_reader_of_the_users_may_say_a_version() -> None:
 
 def test_a_version_may_come_from_compiled_code_that_tells_no_signature() -> None:
     class Mine(MapDatasetReader):
-        fingerprint = partial(next, iter(["2026-11-01"]))  # type: ignore[assignment]
+        fingerprint = staticmethod(partial(next, iter(["2026-11-01"])))  # type: ignore[assignment]
 
     assert strength_of(reader_fingerprint(Mine(Held(4)))) == "given"
 

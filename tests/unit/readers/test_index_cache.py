@@ -282,7 +282,7 @@ KEPT = {
         "recordio.source.scan",
         "recordio2",
     ),
-    "tar": (lambda path: TarReader(path, index_dir="beside"), "tar.index.sample_starts", "tar1"),
+    "tar": (lambda path: TarReader(path, index_dir="beside"), "tar.index.pass_over", "tar1"),
 }
 
 

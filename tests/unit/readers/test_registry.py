@@ -134,10 +134,12 @@ def test_urls_of_parquet_are_told_from_others(url, ours):
 
 
 def test_a_url_of_anything_but_parquet_is_refused_with_the_ways_to_read_it():
-    with pytest.raises(
-        ReaderError, match=r"'memory://bucket/none' is no folder with files; check the bucket"
-    ):
-        open_reader("memory://bucket/none")
+    for url, said in {
+        "memory://bucket/none": "'memory://bucket/none' does not exist: .*; check the path and the bucket",
+        "file:///none/a.csv": "'file:///none/a.csv' does not exist: .*; check the path$",
+    }.items():
+        with pytest.raises(ReaderError, match=said):
+            open_reader(url)
     store = fsspec.filesystem("memory")
     store.pipe("/bucket/rows.xyz", b"1")
     with pytest.raises(
@@ -379,4 +381,8 @@ def test_a_bucket_of_voc_and_other_data_is_refused_with_the_folder_to_give():
     store.rm("/several/table", recursive=True)
     with pytest.raises(DataFormatError, match="ImageSets"):  # its list is not there: it was taken for VOC
         open_reader("memory://several/voc")
+    store.pipe("/several/coco/annotations/instances.json", b"{}")
+    store.pipe("/several/coco/images/1.jpg", b"1")
+    with pytest.raises(ReaderError, match=r"holds COCO, as '.*s.json': name .* by CocoDetectionReader\(i"):
+        open_reader("memory://several/coco")
     store.rm("/several", recursive=True)

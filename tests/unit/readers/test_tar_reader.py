@@ -27,7 +27,7 @@ from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, Reader
 from edl_torch.readers import TarReader, open_reader
 from edl_torch.readers.base import is_source_error, reader_fingerprint
 from edl_torch.readers.storage import Storage
-from edl_torch.readers.tar.index import index_tar, parse_index, write_beside
+from edl_torch.readers.tar.index import index_tar, parse_index, refuse_packed, write_beside
 from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
 
@@ -225,6 +225,18 @@ def test_a_packed_tar_is_refused_with_the_command_that_unpacks_it(
         assert TarReader(plain).count == 3
 
 
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("s3://b/x.tgz", "aws s3 cp 's3://b/x.tgz' - | gunzip -c | aws s3 cp - 's3://b/x.tar'"),
+        ("gs://b/x.tgz", "copy it here, unpack it (gunzip -c), and put it there as 'gs://b/x.tar'"),
+    ],
+)
+def test_a_packed_tar_in_a_store_is_refused_with_a_command_that_works_there(url: str, remedy: str) -> None:
+    with pytest.raises(DataFormatError, match=re.escape(remedy)):
+        refuse_packed(url, gzip.compress(b""))
+
+
 @pytest.mark.parametrize("program", ["tar", "bsdtar"])
 def test_a_sparse_member_is_refused_by_name(tmp_path: Path, program: str) -> None:
     if shutil.which(program) is None:
@@ -245,7 +257,7 @@ def test_tars_that_end_early_or_late_are_refused(tmp_path: Path) -> None:
     whole = Path(samples_tar(path, 3)).read_bytes()
     end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
     for cut, said in (
-        (0, "zeros that end a tar"),
+        (0, "it has no byte"),
         (end, "zeros that end a tar"),
         (end - 512, "is cut short in"),
     ):
@@ -297,6 +309,15 @@ def test_links_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert TarReader(tmp_path / "a.tar").count == 1
     assert "links=1" in caplog.text
     assert "--hard-dereference" in caplog.text
+
+
+def test_keys_that_come_again_behind_others_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["a.txt", "b.txt", "a.cls", "c.cls", "c.txt", "a.json"]
+    path = write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"1"))
+    assert TarReader(path).count == 5
+    assert "samples=2 keys come again behind other samples, such as 'a'" in caplog.text
 
 
 # By what the data are called ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tar_files import add
 
 from edl_torch.errors import DataFormatError
 from edl_torch.readers import TarReader
-from edl_torch.readers.tar.index import BrokenTar, Windowed, members, sample_starts
+from edl_torch.readers.tar.index import BrokenTar, Windowed, members, pass_over
 from edl_torch.shard import Shard, Task
 
 MAKERS = {"python": tuple(PYTHON_FORMATS), "tar": GNU_FORMATS, "bsdtar": BSD_FORMATS}
@@ -126,7 +126,7 @@ def test_a_damaged_tar_is_refused_or_is_what_tarfile_says(
         place = draw.draw(st.integers(0, len(data) - 1))
         data[place] = draw.draw(st.integers(0, 255))
     try:
-        sample_starts(Windowed(lambda a, b: bytes(data[a:b]), len(data)), len(data))
+        pass_over(Windowed(lambda a, b: bytes(data[a:b]), len(data)), len(data))
     except BrokenTar:
         return
     try:
@@ -144,7 +144,7 @@ def test_a_tar_that_is_cut_is_refused(
     end = max([0, *(start for _, _, start, _, _ in by_us(data))])
     short = data[: draw.draw(st.integers(0, end + 511))]
     with pytest.raises(BrokenTar, match="cut short"):
-        sample_starts(Windowed(lambda a, b: short[a:b], len(short)), len(short))
+        pass_over(Windowed(lambda a, b: short[a:b], len(short)), len(short))
 
 
 def test_times_of_gnu_tars_incremental_headers_are_no_part_of_a_name(tmp_path: Path) -> None:
