@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from stores import BUCKET, SECRET, Place, Request, put, web_server
+from stores import BUCKET, KEY, SECRET, Place, Request, put, web_server
 
 from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
 from edl_torch.readers.storage import Object, Storage
@@ -227,6 +227,8 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
     assert "check the credentials in storage_options" in said(url, secret="another-secret-9999")
     assert "another-secret" not in said(url, secret="another-secret-9999")
     assert "does not take these storage_options" in said(url, nonsense="1")
+    for panics in ({"endpoint_url": "minio:9000"}, {"region": "a\n"}, {"key": f"{KEY}\n"}):
+        assert "an endpoint begins with http:// or https://, and none of them has a" in said(url, **panics)
     assert "leave user and password out" in said("http://me:pass@host/x")
     assert "secret" not in (signed := said("http://host/x.tar?X-Amz-Signature=secret"))
     assert "'http://host/x.tar?…' has a query" in signed

@@ -319,13 +319,9 @@ class Objects:
             return b""
         whole = start == 0 and length == one.size  # a server may know no ranges
         options: Any = None if whole else {"range": (start, start + length)}
-        try:
+        with self._meaning(one.name, one):
             answer = self._obstore.get(self._store, self._path(one.name), options=options)
             meta, data = answer.meta, memoryview(answer.bytes())  # copied by nobody who can do without
-        except FileNotFoundError:
-            raise one.changed("it is gone") from None
-        except (self._errors.BaseError, OSError, ValueError) as exc:
-            raise self._meant(exc, one.name, one) from None
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
         return data
 
@@ -349,17 +345,25 @@ class Objects:
         return unquote(path) if self._web else path
 
     @contextmanager
-    def _meaning(self, name: str) -> Iterator[None]:
+    def _meaning(self, name: str, one: Object | None = None) -> Iterator[None]:
         try:
             yield
         except (self._errors.BaseError, OSError, ValueError) as exc:
-            raise self._meant(exc, name) from None
+            raise self._meant(exc, name, one) from None
+        except BaseException as exc:
+            if type(exc).__name__ != "PanicException":  # of Rust; no module has its class
+                raise
+            raise ReaderError(
+                f"'{name}' cannot be asked for: obstore failed ({self._said(exc)}); check endpoint, region "
+                "and credentials, here and in the environment: an endpoint begins with http:// or https://, "
+                "and none of them has a blank or a line end"
+            ) from None
 
     def _meant(self, exc: Exception, name: str, one: Object | None = None) -> Exception:
         """What an error of obstore's means; for most it has no class."""
         errors = self._errors
         if isinstance(exc, FileNotFoundError):
-            return Missing(self._said(exc))
+            return Missing(self._said(exc)) if one is None else one.changed("it is gone")
         if isinstance(exc, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return CredentialsRefused(self._said(exc))
         if isinstance(exc, errors.NotSupportedError):
@@ -382,7 +386,7 @@ class Objects:
             return ReaderError(f"'{name}' is refused ({self._said(exc)}); check the URL and storage_options")
         return Transient(self._said(exc), busy=status in _BUSY or bool(code and code[1] == "SlowDown"))
 
-    def _said(self, exc: Exception) -> str:
+    def _said(self, exc: BaseException) -> str:
         """What it says, in short and without anything that is secret."""
         said = str(exc).split("\n\nDebug source")[0]
         code = _CODE.search(said)
