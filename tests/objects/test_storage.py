@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 import random
+import socket
 import sys
 import threading
 import time
@@ -238,6 +239,17 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
         assert "reads no such name, rename it" in said(f"{url}/{name}")
         with pytest.raises(ReaderError, match="reads no such name"):
             Storage(weed.options()).look(f"{url}/{name}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_server_that_takes_connections_and_says_nothing_is_not_listed_for_ever(weed):
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(SourceUnavailable, match="cannot be reached"):
+            list(Storage(weed.options(address)).listing(f"s3://{BUCKET}/x"))
+        assert time.monotonic() - began < 90
 
 
 # Many at once --------------------------------------------------------------------------------------------

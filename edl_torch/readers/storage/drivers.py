@@ -40,7 +40,8 @@ _QUERY = re.compile(r"\?[^\s\"'<>)]+")
 _BUSY, _RETRIED = frozenset({429, 503}), frozenset({408, 425, 429})
 _EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
 _PAGE, _LISTED_AT_ONCE = 1000, 16
-_CUT_AT_MOST = 6  # times in a row
+_CUT_AT_MOST, _CUT_FOR_S = 6, 45.0  # times in a row, and how long
+_PAGE_TIMEOUT = "20s"
 _LISTING = {"max_retries": 8, "retry_timeout": timedelta(seconds=20)}
 # What s3fs calls the same: options that work there work here.
 _S3FS = {
@@ -251,7 +252,9 @@ class Objects:
                 make = HTTPStore if self._web else from_url
                 self._store = make(root, **chosen)
                 # A page of a listing is tried again by obstore, which alone knows where it was.
-                self._lister = make(root, **{**chosen, "retry_config": _LISTING})
+                own = options.get("client_options") or {}
+                client = {**chosen["client_options"], "timeout": own.get("timeout", _PAGE_TIMEOUT)}
+                self._lister = make(root, **{**chosen, "retry_config": _LISTING, "client_options": client})
             except (TypeError, ValueError, obstore.exceptions.BaseError) as exc:
                 raise ReaderError(
                     f"'{root}': its store does not take these storage_options ({self._said(exc)}); see "
@@ -401,12 +404,12 @@ class _Cuts:
     """Answers in a row of a listing that were cut: obstore tries those again alone that do not begin."""
 
     def __init__(self) -> None:
-        self._count, self._pauses = 0, backoff(0.2, 4.0)
+        self._count, self._pauses, self._began = 0, backoff(0.2, 4.0), time.monotonic()
 
     def wait(self, error: Transient) -> None:
-        """Wait before the next attempt. Raises the error when there were too many."""
+        """Wait before the next attempt. Raises the error when there were too many, or for too long."""
         self._count += 1
-        if self._count == _CUT_AT_MOST:
+        if self._count == _CUT_AT_MOST or time.monotonic() - self._began > _CUT_FOR_S:
             raise error
         time.sleep(next(self._pauses))
 
