@@ -11,13 +11,15 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from stores import BUCKET, KEY, SECRET, Place, Request, put, web_server
+from stores import BUCKET, KEY, SECRET, Place, Request, put, served, web_server
 
 from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
 from edl_torch.readers.storage import Object, Storage
@@ -437,6 +439,15 @@ def test_a_web_server(tmp_path):
         (tmp_path / "a b%.bin").write_bytes(b"012345678")
         with pytest.raises(SourceChanged, match="10 bytes then, 9 now"):
             storage.read(one)
+
+
+def test_a_web_server_without_ranges_is_named(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"0123456789")
+    with served(partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as url:
+        one = Storage().look(f"{url}/a.bin")
+        assert Storage().read(one) == b"0123456789", "whole objects need none"
+        with pytest.raises(ReaderError, match=r"cannot do that \(.*\); parts .* need one that knows ranges"):
+            Storage().read(one, 2, 3)
 
 
 # Forks ---------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_what_is_not_there_is_said(weed, bucket, tmp_path):
     for data, said in {
         "none/b.tar": "does not exist; check the path and the bucket",
         "none/{0..2}.tar": "0.tar' does not exist",
-        "nowhere": "has no data file: expected a name that ends in .tar",
+        "nowhere": "nowhere' does not exist: no object has that name, and none lies below it",
         "none/a.tar": "is cut short",
     }.items():
         with pytest.raises(DataFormatError, match=said):

@@ -370,7 +370,10 @@ class Objects:
         if isinstance(exc, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return CredentialsRefused(self._said(exc))
         if isinstance(exc, errors.NotSupportedError):
-            return ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})")
+            return ReaderError(
+                f"'{name}': its server cannot do that ({self._said(exc)}); parts of files need one that "
+                "knows ranges (nginx does, python -m http.server does not)"
+            )
         if isinstance(exc, errors.InvalidPathError | ValueError):
             return ReaderError(f"'{name}': obstore reads no such name, rename it ({self._said(exc)})")
         found = _STATUS.search(str(exc))
