@@ -6,6 +6,7 @@ At a rate of 1 each record adds 1 to its own weight. Nothing here asks the loade
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain
@@ -18,6 +19,7 @@ from torch import nn
 
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Verdict, audit
+from edl_torch.cli.main import main
 from edl_torch.cli.verdict_words import inexact, undecided
 
 RECORDS, BATCH = 48, 4
@@ -139,6 +141,14 @@ def judged(
         for _ in loader.epochs():
             loop(loader, model, optimizer)
     return model, verdict_of(folder)
+
+
+def by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """The exit status of an audit, and what `--json` says of the only dataset."""
+    capsys.readouterr()
+    status = main(["audit", "--json", str(folder)])
+    (said,) = json.loads(capsys.readouterr().out)["datasets"]
+    return status, said
 
 
 def lacks(verdict: Verdict) -> list[str]:

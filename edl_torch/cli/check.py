@@ -151,7 +151,10 @@ def _lines(report: CheckReport, listed: int) -> Iterator[str]:
     by = f"{report.workers} process(es)" if report.workers else "this process"
     yield f"read {report.read:,} of them in {report.seconds:.1f} s by {by} ({rate:,.0f} a second)"
     strength, _, rest = report.fingerprint.partition(":")
-    yield f"fingerprint: {strength} {rest.partition(':')[0]}" if strength else "fingerprint: none"
+    if strength:
+        yield f"fingerprint: {strength} {rest.partition(':')[0]}"
+    else:
+        yield "fingerprint: none; a job does not notice other data, unless its loader has fingerprint=…"
     for kind in KINDS:
         yield from _of_kind(report, kind, listed)
     yield "FINDINGS" if report.findings else "CLEAN"

@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if _blames_input(error) else failed
+        blames_input = isinstance(error, InvalidArgument | ReaderError)
+        return 2 if blames_input or isinstance(error.__cause__, InvalidArgument) else failed
     except BrokenPipeError:  # `edl-torch status | head`
         _flush_or_drop()
         return failed
@@ -50,10 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _flush_or_drop()
         print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
         return failed
-
-
-def _blames_input(error: EdlError) -> bool:
-    return isinstance(error, InvalidArgument | ReaderError) or isinstance(error.__cause__, InvalidArgument)
 
 
 def _flush_or_drop() -> None:
@@ -92,8 +89,8 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
     _option(parser, "--addr", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help=where)
     _path(parser, "--address_file", "PATH", "write the address there once it serves")
     _path(parser, "--state", "DIR", "keep the state there, and resume from it at start")
-    older = "go on from a journal that is older than what its trainers were told: what it does not know is "
-    _flag(parser, "--accept_older_journal", older + "lent again (for one start)")
+    older = "start once from a journal that lacks what trainers were told: records that it does not know as "
+    _flag(parser, "--accept_older_journal", older + "done are lent again")
     _option(parser, "--health_addr", metavar="HOST:PORT", help="answer health checks there too, without TLS")
     page = "serve the page, /metrics and /api/status there (needs edl-torch[web])"
     _option(parser, "--http", metavar="HOST:PORT", help=page)
@@ -157,7 +154,7 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "weights", nargs="+", metavar="NAME=WEIGHT", help="of each component, 0 leaves it out"
+        "weights", nargs="+", metavar="NAME=WEIGHT", help="the weight of each component; 0 leaves it out"
     )
     _option(parser, "--dataset", default="training", metavar="NAME", help="the mixture (default: training)")
     _add_client(parser)
@@ -165,7 +162,7 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
 
 def _add_top(parser: argparse.ArgumentParser) -> None:
     _add_client(parser)
-    _duration(parser, "--every", 1.0, "look so often (default: 1)")
+    _duration(parser, "--every", 1.0, "seconds between two looks (default: 1)")
 
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
@@ -174,14 +171,14 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         "model has all; 3 inexact; 1 refuted; 2 unfinished, or the logs or the journal cannot be used."
     )
     parser.add_argument("directories", nargs="+", metavar="DIR", help="an audit_dir of trainers")
-    state = "the master's --state folder: its journal says what was heard of trainers that were killed"
+    state = "the master's --state folder: compare the logs with the journal in it"
     _path(parser, "--state", "STATE_DIR", state)
     _flag(parser, "--json", "print JSON")
     unfinished = "the job still runs or was stopped: records without an outcome are open, not lost"
     _flag(parser, "--unfinished", unfinished)
     _path(parser, "--html", "FILE", "draw it too, as one HTML file: lineages, epochs and wrong records")
     _number(parser, "--list", 20, "ranges of each kind to name (default: 20)")
-    expect = "what ends with 0: proven (the default), or delivered, or better"
+    expect = "the exit status is 0 for this verdict or a better one (default: proven)"
     _option(parser, "--expect", default="proven", choices=("proven", "delivered"), help=expect)
 
 
@@ -193,10 +190,16 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     how = "records as bytes: auto (default), bytes, text, json, npy, npz or MODULE:FUNCTION"
     _option(parser, "--encode", default="auto", metavar="HOW", help=how)
     _mode(parser)
-    dialect = "of the library that is to read it: pyrecordio's (default) or Go's; edl_torch reads both"
+    dialect = "for the library that will read it: pyrecordio (default) or Go's; edl_torch reads both"
     _option(parser, "--dialect", default="python", choices=("python", "go"), help=dialect)
     compressors = ("none", "snappy", "gzip")
-    _option(parser, "--compressor", default="snappy", choices=compressors, help="of chunks (default: snappy)")
+    _option(
+        parser,
+        "--compressor",
+        default="snappy",
+        choices=compressors,
+        help="compression of chunks (default: snappy)",
+    )
     _number(parser, "--max_chunk_bytes", 1 << 18, "bytes of records in a chunk (default: 262144)")
     _add_reader(parser)
 
@@ -279,7 +282,7 @@ def _seconds(text: str) -> float:
 _COMMANDS: tuple[tuple[str, Callable[[argparse.ArgumentParser], None], str, str], ...] = (
     ("master", _add_master, "serve shards of datasets to trainers", "--addr 127.0.0.1:50001 --state state/"),
     ("status", _add_status, "show progress, trainers and bad records", "--addr 127.0.0.1:50001 --watch"),
-    ("top", _add_top, "show the same live, in the terminal", "--addr 127.0.0.1:50001"),
+    ("top", _add_top, "show progress and trainers live, in the terminal", "--addr 127.0.0.1:50001"),
     ("weights", _add_weights, "give a mixture other weights", "--addr 127.0.0.1:50001 web=0.5 code=0.5"),
     (
         "audit",

@@ -22,7 +22,7 @@ _WAYS = {
     Evidence.COUNT.label: "by counting reports over several loader workers",
     Evidence.UNSTEPPED.label: "at the end of the job, without a step on them",
 }
-_ALL = 'for all bytes give fingerprint="…"; of files `edl-torch check DATA --whole` prints one'
+_ALL = 'to compare all bytes give fingerprint="…"; for files `edl-torch check DATA --whole` prints one'
 # By how the data of all sessions were compared: what the first line says of that, and what the grounds say
 _DATA = {
     "whole": ("", "whole: checksums or versions of all of them were compared"),
@@ -32,20 +32,20 @@ _DATA = {
         "names: names were compared, with sizes at most, and nothing that is in the files",
     ),
     "given": ("the same by fingerprint=", "given: what fingerprint= says was compared"),
-    "partly": ("partly looked at", "partly: not all was looked at"),
-    "none": ("not known to be the same", "not looked at: other data would not be seen"),
+    "partly": ("partly looked at", "partly: not all of them was compared"),
+    "none": ("not known to be the same", "not compared: other data would not be noticed"),
 }
 # What would show more, of a dataset and of components of a mixture, whose readers of files take none
 _MORE = {
     "sampled": (_ALL, ""),
     "names": (_ALL, ""),
     "partly": (
-        'fingerprint="v1" at the loader would tell other data',
-        'MapDatasetReader(…, fingerprint="v1") for each would tell other data',
+        'with fingerprint="v1" at the loader they would be compared',
+        'with MapDatasetReader(…, fingerprint="v1") for each they would be compared',
     ),
     "none": (
-        'fingerprint="v1" at the loader would tell them',
-        'MapDatasetReader(…, fingerprint="v1") for each would tell them',
+        'with fingerprint="v1" at the loader they would be compared',
+        'with MapDatasetReader(…, fingerprint="v1") for each they would be compared',
     ),
 }
 

@@ -14,7 +14,7 @@ import logging
 import math
 import platform
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PLACES = 256  # of all parameters together, and as many sums at most
 _COLUMNS = 1024
+_ADDING = 1e-12  # of a sum: the order of adding
 _KEPT = 2  # parameters whose values are compared between steps
 
 _GONE = -1, -1, None  # in the place of what a parameter has that exists no more
@@ -50,7 +51,8 @@ class Model:
         self.word = ""
         self.is_due = True  # it is looked at before the next step
         self.doubts: set[str] = set()  # what was written down in this lineage
-        self.kept: dict[int, Kept] = {}  # by the optimizer's number
+        self._kept: dict[int, _Kept] = {}  # by the optimizer's number
+        self._left: ModelSeen | None = None  # all that a step has left, where that was looked at
         self._number = 0
         self._known: list[weakref.ref[Any]] = []  # its parameters when it was last looked at
         self._is_trained = False  # it has stepped
@@ -75,28 +77,83 @@ class Model:
         self.steps = 0
         self.is_due = True
         self.doubts.clear()
-        self.may_be_written()
+        for kept in self._kept.values():
+            kept.forget()
+        self._left = None
         self._known, self._number, self._is_trained = [], 0, False
 
-    def may_be_written(self, parameters: Sequence[Any] | None = None) -> None:
-        """Let parameters change until the next step, of optimizers that train some of these, or all: the data
-        went back, or another loop steps on them."""
-        for kept in self.kept.values():
-            if parameters is None or kept.shares(parameters):
+    # Writes between steps ---------------------------------------------------------------------------------
+
+    def watch(self, number: int, parameters: Sequence[Any]) -> None:
+        """Watch parameters of an optimizer, in the place of those that are no more."""
+        self._kept = {other: kept for other, kept in self._kept.items() if kept.is_alive}
+        self._kept[number] = _Kept(parameters)
+
+    def step_begins(self, number: int) -> None:
+        """Note what an optimizer is about to step on."""
+        if number in self._kept:
+            self._kept[number].begin()
+
+    def step_ended(self, number: int, optimizer: Any, attached: Collection[int], *, trains: bool) -> bool:
+        """Note what a step has left. Returns whether it has moved any parameter, as far as that can be seen.
+
+        What it shares with another optimizer that one's next step notes anew, if it is attached still.
+        """
+        shared = self._shared(optimizer) if len(self._kept) > 1 else {}
+        for other in shared.keys() - {number}:
+            self._kept[other].forget()
+            if other not in attached:
+                del self._kept[other]
+        return self._kept[number].keep() if trains and number in self._kept else True
+
+    def stepped_elsewhere(self, optimizer: Any, *, in_this_thread: bool) -> None:
+        """Note a step of an optimizer of another loader. One of another thread may go on writing."""
+        self._left = None
+        for kept in self._shared(optimizer).values():
+            if in_this_thread:
+                kept.keep()
+            else:
                 kept.forget()
 
-    def was_written(self) -> bool:
-        """Whether something wrote parameters since the last step. It is said once."""
-        found = [kept.was_written() for kept in self.kept.values()]
-        for kept, written in zip(self.kept.values(), found, strict=True):
-            if written:
-                kept.forget()
-        return any(found)
+    def was_written(self, optimizer: Any = None) -> bool:
+        """Whether something wrote parameters since the last step; of those of one optimizer, or of all. It is
+        said once."""
+        looked_at = self._kept if optimizer is None else self._shared(optimizer)
+        written = [kept for kept in looked_at.values() if kept.was_written()]
+        for kept in written:
+            kept.forget()
+        return bool(written)
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether all that a step has left was looked at, and not compared since."""
+        return self._left is not None
+
+    def is_another(self, optimizers: Iterable[Any]) -> bool:
+        """Whether it is not what the last step left: some of it replaced, or written where all was looked at.
+
+        Sums may differ by the order of adding.
+        """
+        if self.is_due:  # what was loaded between passes has its own samples
+            return self.was_replaced(optimizers)
+        left, self._left = self._left, None
+        if left is None or left.steps != self.steps:
+            return False
+        now = self.look("begin", optimizers)
+        if now is None or (now.number, now.shape) != (left.number, left.shape):
+            return False
+        sums, others = (np.frombuffer(seen.sums, dtype="<f8") for seen in (left, now))
+        return left.values != now.values or not np.allclose(sums, others, rtol=_ADDING, atol=0.0)
+
+    def _shared(self, optimizer: Any) -> dict[int, _Kept]:
+        """What is watched of this optimizer's parameters, also for others."""
+        parameters = _parameters([optimizer])
+        return {number: kept for number, kept in self._kept.items() if kept.shares(parameters)}
 
     @property
     def has_others_in_place(self) -> bool:
         """Whether parameters are now other than the last step left them."""
-        return any(kept.was_written() for kept in self.kept.values())
+        return any(kept.was_written() for kept in self._kept.values())
 
     def was_replaced(self, optimizers: Iterable[Any]) -> bool:
         """Whether some trained parameters are no more, and these optimizers have others of them: a layer was
@@ -130,7 +187,7 @@ class Model:
         else:
             shape, sharded, eps = places.digest, places.sharded, places.eps
             values, sums = seen.astype("<f4").tobytes(), totals.astype("<f8").tobytes()
-        return ModelSeen(
+        found = ModelSeen(
             at=at,
             steps=self.steps,
             number=self._number,
@@ -142,6 +199,9 @@ class Model:
             sums=sums,
             word=self.word,
         )
+        if at == "step":
+            self._left = found
+        return found
 
     def _recognise(self, parameters: Sequence[Any]) -> None:
         """Count another model where none of the parameters of the one that was trained is among these."""
@@ -152,15 +212,16 @@ class Model:
         self._known = [weakref.ref(parameter) for parameter in parameters]
 
 
-class Kept:
+class _Kept:
     """Values of some parameters as a step has left them, which nothing but the next one should change.
 
     In this machine's memory the values are compared, so that what was put back is no change, and what torch
-    does not count (`.data`) is one; elsewhere what torch counts is.
+    does not count (`.data`) is one; elsewhere what torch counts is. Of a parameter in shards it is this
+    rank's.
     """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
-        kept = some([parameter for parameter in parameters if has_place(parameter)], _KEPT)
+        kept = some([one for one in parameters if has_place(one) and not _wraps_others(one)], _KEPT)
         self._parameters = [weakref.ref(parameter) for parameter in kept]
         self._places = [-1] * len(kept)
         self._views: list[npt.NDArray[Any] | None] = [None] * len(kept)
@@ -224,11 +285,12 @@ class Kept:
                 self._places[number], self._views[number] = -1, None
                 found.append(_GONE)
                 continue
-            place = parameter.data_ptr()
+            local = _here(parameter)
+            place = local.data_ptr()
             if place != self._places[number]:
-                self._places[number], self._views[number] = place, _view(parameter)
+                self._places[number], self._views[number] = place, _view(local)
             view = self._views[number]
-            found.append((parameter._version, place, None if view is None else view.tobytes()))
+            found.append((local._version, place, None if view is None else view.tobytes()))
         return found
 
 
@@ -263,6 +325,16 @@ def some(parameters: list[Any], most: int) -> list[Any]:
 def has_place(parameter: Any) -> bool:
     """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
     return not _is_empty(parameter) and str(parameter.layout) == "torch.strided"
+
+
+def _here(parameter: Any) -> Any:
+    """The shard of a parameter that this rank has, or the parameter. `to_local` takes 100 times as long."""
+    return getattr(parameter, "_local_tensor", parameter)
+
+
+def _wraps_others(parameter: Any) -> bool:
+    """Whether a parameter has no memory of its own here, as one in 8 bits beside its scales."""
+    return hasattr(_here(parameter), "__tensor_flatten__")
 
 
 def _view(parameter: Any) -> npt.NDArray[Any] | None:

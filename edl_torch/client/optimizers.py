@@ -12,12 +12,13 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
-from edl_torch.client.gradients import HOOKED, trained
-from edl_torch.client.model import Kept, some, uncompiled
+from edl_torch.client.model import some, uncompiled
 from edl_torch.client.session import Session
+from edl_torch.client.watched import HOOKED, parameters_of, trained
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, is_engine
 
@@ -130,43 +131,33 @@ class Optimizers:
                 f"call that in its __init__, or give attach() the optimizer that it wraps"
             )
         batches = session.trainer.state.batches
-        unclear = batches.unclear
+        if insists:
+            session.gradients.leave(batches.unclear)
         number = session.do(batches.attach, type(optimizer).__name__, insists)
-        session.gradients.watch(number, optimizer, unclear, has_in_hand=not insists)
+        session.gradients.watch(number, optimizer, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
-            kept_now = session.model.kept
-            for former in [other for other, values in kept_now.items() if not values.is_alive]:
-                del kept_now[former]
-            kept_now[number] = Kept(trained(optimizer))
+            parameters = parameters_of(optimizer)
+            session.model.watch(number, [parameter for parameter in parameters if parameter.requires_grad])
             if session.model.was_replaced([optimizer]):
                 session.doubt("written")
-
-        def kept() -> dict[int, Kept]:
-            return {} if session.model is None else session.model.kept
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             self._stepping = id(optimizer)
             if _trains(named):
                 session.look_for_writes()
                 session.about_to_step()
-                if number in kept():
-                    kept()[number].begin()
+                if session.model is not None:
+                    session.model.step_begins(number)
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
             if self._gone:
                 self._let_go()
             self._mine, self._stepping = id(optimizer), 0
-            all_kept = kept()
-            for other, values in [*all_kept.items()] if len(all_kept) > 1 else ():
-                if other != number and values.shares(trained(optimizer)):
-                    values.forget()
-                    if other not in self._attached:
-                        del all_kept[other]
-            if not _trains(named):
-                return
-            moved = all_kept[number].keep() if number in all_kept else True
-            if not _overflowed(optimizer):
+            trains, moved = _trains(named), True
+            if session.model is not None:
+                moved = session.model.step_ended(number, optimizer, self._attached, trains=trains)
+            if trains and not _overflowed(optimizer):
                 attached.steps += 1
                 session.stepped(number, moved=moved)
 
@@ -235,6 +226,9 @@ class Optimizers:
             self._let_go()
         session = self._session
         batches = session.trainer.state.batches
+        is_others = self._number_of(optimizer) is None and session.loop_thread == get_ident()
+        if session.model is not None and is_others and session.is_attached_elsewhere(optimizer):
+            session.look_for_writes(optimizer)
         if self._attached or not _trains(named):
             return
         has_closure = callable(named.get("closure", arguments[1] if len(arguments) > 1 else None))
@@ -254,7 +248,8 @@ class Optimizers:
             return
         if self._session.is_attached_elsewhere(optimizer):
             if self._session.model is not None:
-                self._session.model.may_be_written(trained(optimizer))
+                in_this_thread = self._session.loop_thread == get_ident()
+                self._session.model.stepped_elsewhere(optimizer, in_this_thread=in_this_thread)
             return
         is_unknown = not self._attached and optimizer not in self._detached
         if is_unknown and self._session.has_padding and _trains(named) and _has_gradients(optimizer):

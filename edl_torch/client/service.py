@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import uuid
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -256,7 +257,12 @@ class DataShardService:
                 f"weights are {weights!r:.60}: give one for each component by name, as {{'web': 0.5, …}}. A "
                 f"schedule stands in the mixture: Mixture(…, weights=[(0, {{…}}), (index, {{…}})])"
             )
-        return self.session.set_weights(weights)
+        session = self.session
+        session.plan()
+        # A rank without leases has no fence: it gets the batches of one that has.
+        fence = session.trainer.state.fence if session.trainer.state.fence.ledger else None
+        name, key = session.description.name, uuid.uuid4().hex
+        return session.master.set_weights(name, weights, key=key, fence=fence).start
 
     def progress(self) -> Progress:
         """Counts and rate of the dataset over all trainers, as the master has them now, and how long this

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
@@ -372,17 +372,6 @@ class Session:
         """The dataset as registered; registers it at first use."""
         return self.trainer.state.registered.plan or self.run(self.trainer.registrar.plan())
 
-    def set_weights(self, weights: Mapping[str, float]) -> int:
-        """Give the mixture other weights. Returns the index from which on they hold.
-
-        They come to this trainer as to all others, with the leases that are of them.
-        """
-        self.plan()
-        # A rank without leases has no fence: it gets the batches of one that has.
-        fence = self.trainer.state.fence if self.trainer.state.fence.ledger else None
-        name, key = self.description.name, uuid.uuid4().hex
-        return self.master.set_weights(name, weights, key=key, fence=fence).start
-
     def follow(self) -> None:
         """Leave the master: another rank holds the leases of what this one trains on."""
         if self.joined:
@@ -403,7 +392,7 @@ class Session:
         for other in _sessions.alive():
             if other is not self and other.loop_thread == self.loop_thread:
                 other.trainer.state.batches.left_for_another()
-        self.gradients.left()
+        self.gradients.pass_left()
         is_first = not self.trainer.state.supply.current.number
         if self._has_unseen and not is_first:  # the loop has left the last pass
             self.see_data()
@@ -411,8 +400,7 @@ class Session:
         number = self.run(self.trainer.open(epoch))
         if is_first and self._audit is not None:
             self._tell_of_namesake(self._audit)
-        if self.trainer.state.batches.unclear:
-            self.gradients.keep_all()
+        self.gradients.leave(self.trainer.state.batches.unclear)
         if lost := self.gradients.lost():
             self.end(self.passes.lose_gradients(lost))
         if self.model is not None:
@@ -472,16 +460,18 @@ class Session:
         return self.run(self.passes.passed_on())
 
     def about_to_step(self) -> None:
-        """Look at the model before the first step of a pass, or of another optimizer: what goes on from here
-        is what was loaded, whenever that was."""
-        if self.model is not None and self.model.is_due:
-            if self.model.was_replaced(self.gradients.optimizers()):
+        """Look at the model before the first step of a pass, or of another optimizer, which goes on from what
+        was loaded, whenever that was; and after a step that was looked at."""
+        model = self.model
+        if model is not None and (model.is_due or model.was_seen):
+            if model.is_another(self.gradients.optimizers()):
                 self.doubt("written")
-            self.see_model("begin")
+            if model.is_due:
+                self.see_model("begin")
 
-    def look_for_writes(self) -> None:
-        """Doubt that there is one model where parameters were written since the last step."""
-        if self.model is not None and self.model.was_written():
+    def look_for_writes(self, optimizer: Any = None) -> None:
+        """Doubt that there is one model if parameters, of one optimizer or all, were written since a step."""
+        if self.model is not None and self.model.was_written(optimizer):
             self.doubt("written")
 
     def doubt(self, why: str) -> None:
@@ -582,8 +572,7 @@ class Session:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
-        batches = self.trainer.state.batches
-        is_unclear = bool(batches.unclear) or (batches.is_unclear and batches.has_in_hand)
+        self.gradients.leave(self.trainer.state.batches.before_any_step())
         try:
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
@@ -591,8 +580,6 @@ class Session:
                 self.see_model("end")
                 if self._has_unseen:
                     self.see_data(at_any_cost=True)
-                if is_unclear:
-                    self.gradients.keep_all()
         except (MasterUnavailable, ServiceClosed, StaleLease):
             # What nobody hears of is taken back when the session is over.
             log.debug("the end of session %s was not answered", self.id, exc_info=True)

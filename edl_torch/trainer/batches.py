@@ -129,6 +129,11 @@ class Batches:
         """Whether nobody knows yet if steps decide."""
         return self.hears_steps and not (self.attached or self.settled)
 
+    def before_any_step(self) -> list[Batch]:
+        """Return those, in hand or gone back, of which the first step will show whether it is on them."""
+        in_hand = [batch for batch in self.unfinished if batch is self.in_hand]
+        return [*self.unclear, *in_hand] if self.is_unclear else []
+
     def untouched(self) -> list[Batch]:
         """Return those that the loop was passed, and no attached optimizer has stepped on."""
         return [batch for batch in self.unfinished if self._names and batch.number > self._touched]

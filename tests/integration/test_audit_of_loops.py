@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import suppress
 from itertools import islice
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from learning_kit import by_command
 from loader_kit import AWAY, NumberReader, cut_off, stalled, stopped
 from lockstep_kit import Rank, run_ranks
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
-from edl_torch.cli.main import main
 from edl_torch.testing import FakeMaster, wait_until
 
 SIZE, BATCH = 40, 4
@@ -41,14 +40,6 @@ def finish(trainer: DataShardService) -> None:
     while not trainer.finished:
         for _ in batches:
             pass
-
-
-def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """The exit status, and what `--json` says of the only dataset."""
-    capsys.readouterr()
-    status = main(["audit", "--json", str(folder)])
-    (said,) = json.loads(capsys.readouterr().out)["datasets"]
-    return status, said
 
 
 class Sgd:
@@ -90,7 +81,7 @@ def leave(batches: ElasticDataLoader, how: str) -> Any:
 def test_a_loop_without_attach_is_delivered_and_told_of_the_line_that_proves_it(tmp_path, capsys, in_process):
     with service(FakeMaster(), tmp_path, in_process=in_process) as trainer:
         finish(trainer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["verdict"], said["rests_on"]) == (DELIVERED, "DELIVERED", {"next": SIZE})
     assert "loader.attach(optimizer)" in said["undecided"][0]
 
@@ -104,7 +95,7 @@ def test_a_batch_given_back_after_the_loop_had_it_is_not_exact(tmp_path, capsys,
     del kept
     with service(fake, tmp_path, in_process=in_process) as trainer:
         finish(trainer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["verdict"]) == (INEXACT, "INEXACT")
     assert (said["repeated"], said["acknowledged"]) == (BATCH, SIZE)
     (found,) = (finding for finding in said["findings"] if finding["kind"] == "repeated")
@@ -123,7 +114,7 @@ def test_a_batch_that_no_attached_optimizer_stepped_on_is_given_back_exactly(tmp
             optimizer.step()
         for _ in batches:
             optimizer.step()
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["rests_on"]) == (PROVEN, {"step": SIZE})
 
 
@@ -141,7 +132,7 @@ def test_a_batch_that_one_of_two_optimizers_stepped_on_is_not_given_back_exactly
         for _ in again:
             first.step()
             second.step()
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["repeated"]) == (INEXACT, BATCH)
 
 
@@ -156,7 +147,7 @@ def test_what_was_given_back_after_the_checkpoint_is_rolled_back_with_it(tmp_pat
     with service(fake, tmp_path) as trainer:
         trainer.load_state_dict(checkpoint)
         finish(trainer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["repeated"]) == (DELIVERED, 0)
     assert said["rests_on"] == {"next": SIZE - BATCH, "token": BATCH}
 
@@ -171,7 +162,7 @@ def test_what_was_given_back_before_the_checkpoint_is_in_its_model(tmp_path, cap
     with service(fake, tmp_path) as trainer:
         trainer.load_state_dict(checkpoint)
         finish(trainer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["repeated"]) == (INEXACT, BATCH)
 
 
@@ -189,7 +180,7 @@ def test_a_batch_whose_lease_was_taken_back_while_the_loop_had_it_is_not_exact(t
         finish(heir)
     assert list(batches) == []  # it goes on, and learns that its leases are others'
     stopped.close()
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["repeated"], said["acknowledged"]) == (INEXACT, BATCH, SIZE)
 
 
@@ -218,7 +209,7 @@ def test_what_a_loop_trained_on_twice_is_counted(tmp_path, capsys, fake, away, i
                 if number % 3 == 0:
                     optimizer.step()
             optimizer.step()
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     twice = [record for record, times in seen.items() if times > 1]
     assert len(twice) == 2 * BATCH
     assert (status, said["repeated"], said["void"]) == (INEXACT, len(twice), len(twice))
@@ -247,7 +238,7 @@ def test_synchronous_ranks_that_left_a_step_are_exact_if_they_go_back_before_it(
     ranks = run_ranks(fake, 3, left, READER, audit_dir=tmp_path)
     in_hand = [len(batch) for rank in ranks for batch, weight in rank.seen.passes[-1][-1:] if weight]
     run_ranks(fake, 2, resumed, READER, audit_dir=tmp_path)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["repeated"]) == ((DELIVERED, 0) if saved == "before" else (INEXACT, sum(in_hand)))
     assert (said["acknowledged"], said["lineage"]) == (SIZE, 3)
 
@@ -265,7 +256,7 @@ def test_reports_of_one_stream_of_records_are_exact(tmp_path, capsys):
     with service(FakeMaster(), tmp_path) as trainer:
         for _ in plain(trainer, 0):
             trainer.report_batch_done()
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["rests_on"]) == (DELIVERED, {"report": SIZE})
 
 
@@ -274,7 +265,7 @@ def test_reports_counted_over_several_workers_are_not_exact(tmp_path, capsys):
         for _ in plain(trainer, 2):
             trainer.report_batch_done()
         assert trainer.finished
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["verdict"]) == (INEXACT, "INEXACT")
     assert said["counted"] > 0
     assert (said["acknowledged"], said["lost"]) == (SIZE, 0)
@@ -292,7 +283,7 @@ def test_a_token_taken_while_reports_are_counted_is_not_exact(tmp_path, capsys):
     with service(fake, tmp_path) as trainer:
         trainer.load_state_dict(checkpoint)
         finish(trainer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["inexact_tokens"]) == (INEXACT, 1)
     assert said["uncounted"] > 0  # the model has them, and the token has not
 
@@ -307,7 +298,7 @@ def test_no_less_is_counted_than_a_plain_loop_trained_on_twice(tmp_path, capsys,
                     away(fake, trainer.session.id)
                 seen.update(batch.tolist())
                 trainer.report_batch_done()
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     twice = [record for record, times in seen.items() if times > 1]
     assert twice
     assert said["repeated"] >= len(twice), (sorted(twice), said)
@@ -322,6 +313,6 @@ def test_a_pass_left_with_reports_uncounted_is_not_exact(tmp_path, capsys):
                 break
         trainer.abandon_pass()
         finish(trainer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == INEXACT
     assert said["uncounted"] > 0

@@ -206,8 +206,8 @@ def test_a_list_that_becomes_shorter_has_changed_and_no_record_is_bad(bad: dict[
     [
         ((None, None), OLD, "sampled", "data: sampled: "),
         (("v1", "v1"), [object()] * 48, "given", "data: given: "),
-        ((None, None), [object()] * 48, "none", 'data: not looked at: .*fingerprint="v1"'),
-        ((None, "v1"), [object()] * 48, "none", 'data: not looked at: .*fingerprint="v1"'),
+        ((None, None), [object()] * 48, "none", 'data: not compared: .*fingerprint="v1"'),
+        ((None, "v1"), [object()] * 48, "none", 'data: not compared: .*fingerprint="v1"'),
     ],
     ids=["looked at", "given", "unknown", "known too late"],
 )

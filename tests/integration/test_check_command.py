@@ -88,6 +88,16 @@ def test_a_sample_reads_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "read 6 of them" in out
 
 
+def test_a_reader_without_a_fingerprint_is_told_what_that_means(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(READERS))
+    reader = ("--custom_data_reader", "checked_readers:Numbers", "--custom_data_reader_params", "count=3")
+    status, out, _ = run(capsys, "x", "--workers", 0, *reader)
+    assert status == 0
+    assert "fingerprint: none; a job does not notice other data, unless its loader has fingerprint=" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

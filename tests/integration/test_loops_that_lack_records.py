@@ -27,7 +27,6 @@ from learning_kit import (
     sgd,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from edl_torch.audit.verdict import Outcome, judge
 from edl_torch.cli.audit_page import render
@@ -63,22 +62,6 @@ def step(optimizer: Any, set_to_none: bool = True) -> None:
 
 
 @lacking("")
-def an_error_in_the_backward_pass(loader: Any, model: Counts, optimizer: Any, every: int = 1) -> None:
-    """A part of a gradient stays, and is stepped on."""
-    for number, batch in enumerate(loader, 1):
-        model.fails = number == EVERY + 2
-        with suppress(MemoryError):
-            model(batch).backward()
-        if number % every == 0:
-            step(optimizer)
-
-
-@lacking("")
-def an_error_in_the_backward_pass_of_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
-    an_error_in_the_backward_pass(loader, model, optimizer, every=EVERY)
-
-
-@lacking("")
 def an_error_in_the_backward_pass_and_the_batch_once_more(loader: Any, model: Counts, optimizer: Any) -> None:
     """What it has left is not thrown away."""
     for number, batch in enumerate(loader):
@@ -92,29 +75,14 @@ def an_error_in_the_backward_pass_and_the_batch_once_more(loader: Any, model: Co
         optimizer.step()
 
 
-@lacking("")
-def an_error_in_a_checkpointed_backward_pass(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader):
-        optimizer.zero_grad()
-        model.fails = number == 3
-        with suppress(MemoryError):
-            checkpoint(model, batch, use_reentrant=False).backward()
-        optimizer.step()
-
-
 # Batches that no gradient is of -------------------------------------------------------------------------
 
 
 @lacking(UNSEEN)
-def skipped(loader: Any, model: Counts, optimizer: Any, at: int = 3) -> None:
+def skipped(loader: Any, model: Counts, optimizer: Any) -> None:
     for number, batch in enumerate(loader):
-        if number != at:
+        if number != 3:
             learn(model, optimizer, batch)
-
-
-@lacking(UNSEEN)
-def skipped_at_first(loader: Any, model: Counts, optimizer: Any) -> None:
-    skipped(loader, model, optimizer, at=0)
 
 
 @lacking(UNSEEN)
@@ -181,16 +149,6 @@ def unsaid_read_ahead(loader: Any, model: Counts, optimizer: Any) -> None:
 
 
 @lacking(UNSEEN)
-def thrown_away_in_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
-    for number, batch in enumerate(loader, 1):
-        if number == 6:
-            optimizer.zero_grad()
-        model(batch).backward()
-        if number % EVERY == 0:
-            step(optimizer)
-
-
-@lacking(UNSEEN)
 def zeroed_in_a_window(loader: Any, model: Counts, optimizer: Any) -> None:
     for number, batch in enumerate(loader, 1):
         optimizer.zero_grad(set_to_none=False)
@@ -217,17 +175,12 @@ def zeroed_in_a_window_of_groups(loader: Any, model: Counts, optimizer: Any) -> 
 
 
 @lacking(UNSEEN)
-def zeroed_before_the_step(loader: Any, model: Counts, optimizer: Any, to_none: bool = True) -> None:
+def zeroed_before_the_step(loader: Any, model: Counts, optimizer: Any) -> None:
     for number, batch in enumerate(loader):
         model(batch).backward()
         if number == 3:
-            optimizer.zero_grad(set_to_none=to_none)
+            optimizer.zero_grad()
         step(optimizer)
-
-
-@lacking(UNSEEN)
-def zeroed_in_place_before_the_step(loader: Any, model: Counts, optimizer: Any) -> None:
-    zeroed_before_the_step(loader, model, optimizer, to_none=False)
 
 
 @lacking(UNSEEN)
@@ -346,23 +299,19 @@ def an_error_in_the_first_batch_with_a_gradient_in_place(loader: Any, model: Cou
 # Weights that go back -----------------------------------------------------------------------------------
 
 
-def rolled_back(
-    loader: Any, model: Counts, optimizer: Any, *, saved: int, back: int, leaves: bool = False, by: Any = None
-) -> None:
+def rolled_back(loader: Any, model: Counts, optimizer: Any, by: Any = None) -> None:
     load = by or model.load_state_dict
     for number, batch in enumerate(loader):
-        if number == saved:
+        if number == 4:
             state = copy.deepcopy(model.state_dict())
         learn(model, optimizer, batch)
-        if number == back:
+        if number == 6:
             load(state)
-            if leaves:
-                break
 
 
 @lacking(WRITTEN)
 def rolled_back_by_version(loader: Any, model: Counts, optimizer: Any) -> None:
-    rolled_back(loader, model, optimizer, saved=4, back=6)
+    rolled_back(loader, model, optimizer)
 
 
 @lacking(WRITTEN, alone=True)
@@ -370,17 +319,7 @@ def rolled_back_unseen_by_autograd(loader: Any, model: Counts, optimizer: Any) -
     def load(state: Any) -> None:
         model.learnt.data.copy_(state["learnt"])
 
-    rolled_back(loader, model, optimizer, saved=4, back=6, by=load)
-
-
-@lacking(WRITTEN)
-def rolled_back_before_a_break(loader: Any, model: Counts, optimizer: Any) -> None:
-    rolled_back(loader, model, optimizer, saved=4, back=6, leaves=True)
-
-
-@lacking(WRITTEN)
-def rolled_back_at_the_end(loader: Any, model: Counts, optimizer: Any) -> None:
-    rolled_back(loader, model, optimizer, saved=5, back=RECORDS // BATCH - 1)
+    rolled_back(loader, model, optimizer, by=load)
 
 
 @lacking(WRITTEN)
@@ -390,7 +329,7 @@ def rolled_back_beside_another(loader: Any, model: Counts, optimizer: Any) -> No
     second = sgd(other.learnt)
     loader.attach(second)
     both = (learn(other, second, batch) or batch for batch in loader)
-    rolled_back(both, model, optimizer, saved=4, back=6)
+    rolled_back(both, model, optimizer)
 
 
 # Other optimizers ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from learning_kit import by_command, learn, sgd
 from loader_kit import NumberReader
 from lockstep_kit import Rank, run_ranks
 
@@ -41,16 +41,6 @@ class Memory(torch.nn.Module):
     @property
     def learnt(self) -> set[int]:
         return {n for n, count in enumerate(self.counts.tolist()) if count}
-
-
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=1.0)
-
-
-def learn(model: Memory, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    model(batch).backward()
-    optimizer.step()
 
 
 def loader(
@@ -87,21 +77,13 @@ def train(batches: ElasticDataLoader, model: Memory, optimizer: Any, steps: int 
                 return
 
 
-def judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """The exit status, and what `--json` says of the only dataset."""
-    capsys.readouterr()
-    status = main(["audit", "--json", str(folder)])
-    (said,) = json.loads(capsys.readouterr().out)["datasets"]
-    return status, said
-
-
 # One trainer --------------------------------------------------------------------------------------------
 
 
 def test_one_trainer_that_attached_its_optimizer_has_one_model(tmp_path, capsys):
     with trainer(FakeMaster(), tmp_path, num_epochs=3) as (batches, model, optimizer):
         train(batches, model, optimizer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["headline"]) == (PROVEN, "PROVEN")
     assert said["models"]["shares"] == [{"trainers": ["a"], "records": 3 * SIZE}]
 
@@ -138,7 +120,7 @@ def test_a_model_that_was_restored_with_its_token_goes_on(tmp_path, capsys, when
                 model.load_state_dict(saved[0])
             learn(model, optimizer, batch)
         assert model.learnt == set(range(SIZE))
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["undecided"]) == (PROVEN, [])
     assert "those saved with the token" in said["models"]["shown"][0]
 
@@ -152,7 +134,7 @@ def test_a_token_restored_without_its_model_has_two_models(tmp_path, capsys):
         batches.load_state_dict(token)
         train(batches, model, optimizer)
         assert model.learnt != set(range(SIZE))
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == DELIVERED
     assert said["headline"] == f"DELIVERED: {BY_TWO} a 20, b 28, data the same by samples"
     assert "model.load_state_dict(…) before the first step" in said["undecided"][0]
@@ -174,7 +156,7 @@ def test_a_token_of_the_end_is_restored_with_its_model_too(tmp_path, capsys, lef
         batches.load_state_dict(token)
         if begins:
             assert not list(batches)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     is_whole = model.learnt == set(range(SIZE))
     assert status == (PROVEN if is_whole else DELIVERED)
     assert is_whole or "model.load_state_dict(…) before the first step" in said["undecided"][0]
@@ -191,7 +173,7 @@ def test_a_model_loaded_in_part_is_one_by_its_users_word(tmp_path, capsys):
         batches.load_state_dict(saved[1])
         train(batches, model, optimizer)
         assert model.learnt == set(range(SIZE))
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == PROVEN
     assert said["models"]["shown"] == ["that trainers had one model is their user's word: 'its head is new'"]
 
@@ -228,7 +210,7 @@ def reset_model(batches: ElasticDataLoader) -> None:
 def test_a_session_whose_model_begins_anew_has_several(tmp_path, capsys, loop):
     with loader(FakeMaster(), tmp_path) as batches:
         loop(batches)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     # What is written between two passes differs at both, and from what the last step left.
     reasons = 2 if loop is reset_model else 1
     assert (status, said["verdict"], len(said["undecided"])) == (DELIVERED, "DELIVERED", reasons)
@@ -273,14 +255,14 @@ def another_optimizer(batches: ElasticDataLoader) -> None:
 def test_a_model_with_several_optimizers_is_one(tmp_path, capsys, loop):
     with loader(FakeMaster(), tmp_path) as batches:
         loop(batches)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["undecided"]) == (PROVEN, [])
 
 
 def test_data_of_evaluation_have_no_model(tmp_path, capsys):
     with trainer(FakeMaster(), tmp_path, task_type=TaskType.EVALUATION) as (batches, model, optimizer):
         train(batches, model, optimizer)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["headline"]) == (DELIVERED, "DELIVERED: each record went to a loop once")
 
 
@@ -300,7 +282,7 @@ def test_a_trainer_that_was_killed_and_begun_anew_without_a_checkpoint_has_half_
     with trainer(fake, tmp_path, "b") as (others, other, steps):
         train(others, other, steps)
     assert model.learnt | other.learnt == set(range(SIZE))
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == DELIVERED
     assert said["headline"] == f"DELIVERED: {BY_TWO} a 24, b 24, data the same by samples"
     assert "model = DistributedDataParallel(model)" in said["undecided"][0]
@@ -357,7 +339,7 @@ def batch_of(batch: Any) -> list[float]:
 def test_ranks_whose_gradients_are_reduced_have_one_model(tmp_path, capsys):
     models = ranks_that(lambda gradients: torch.stack(gradients).sum(0), tmp_path)
     assert all(model.learnt == set(range(SIZE)) for model in models)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["undecided"]) == (PROVEN, [])
     assert said["models"]["shown"] == [
         "trainers' parameters were sampled, and the same after the last of their records"
@@ -377,7 +359,7 @@ def test_a_token_from_before_the_first_step_is_of_the_model_that_was_loaded(tmp_
             steps=steps,
         )
     assert all(model.learnt == set(range(SIZE)) for model in models or ())
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, said["undecided"]) == (PROVEN, [])
 
 
@@ -397,7 +379,7 @@ def test_synchronous_ranks_without_ddp_have_models_of_their_own(tmp_path, capsys
 
     run_ranks(FakeMaster(), 2, work, NumberReader({"a": SIZE}), audit_dir=tmp_path)
     assert not models[0].learnt & models[1].learnt
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == DELIVERED
     for rank, model in models.items():
         assert {"trainers": [f"rank{rank}"], "records": len(model.learnt)} in said["models"]["shares"]
@@ -429,7 +411,7 @@ def test_a_token_with_the_model_of_a_neighbouring_checkpoint_is_not_one_model(tm
         batches.load_state_dict(token)
         train(batches, model, optimizer)
         assert len(model.learnt) == SIZE - BATCH
-    assert judged(tmp_path, capsys)[0] == DELIVERED
+    assert by_command(tmp_path, capsys)[0] == DELIVERED
 
 
 @pytest.mark.parametrize("master", ["the same", "another"])
@@ -445,7 +427,7 @@ def test_a_model_that_has_learnt_does_not_begin_anew(tmp_path, capsys, master):
             model.load_state_dict(state)
             train(batches, model, optimizer)
     assert max(model.counts.tolist()) == 2
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == DELIVERED
     assert "had learnt from them before" in said["undecided"][-1]
 
@@ -516,7 +498,7 @@ def test_the_first_line_says_that_nothing_shows_a_new_model(tmp_path, capsys, le
             batches.load_state_dict(token)
         train(batches, model, optimizer)
     assert max(model.counts.tolist()) >= 2
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == PROVEN
     assert said["headline"].startswith("PROVEN, if its model was new")
     assert main(["audit", str(tmp_path)]) == PROVEN
@@ -531,7 +513,7 @@ def test_a_run_from_scratch_after_another_is_proven_where_both_began_alike(tmp_p
         torch.nn.init.normal_(model.counts)
         with trainer(None, tmp_path, f"run{number}", model) as (batches, model, optimizer):
             train(batches, model, optimizer, steps=3 if number == 0 else 1000)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     new = "" if seeds[0] == seeds[1] else ", if its model was new"
     assert (status, said["headline"]) == (PROVEN, f"PROVEN{new}, data the same by samples")
     assert len(said["models"]["perhaps_trained"]) == (seeds[0] != seeds[1])
@@ -548,7 +530,7 @@ def test_a_second_run_from_what_was_loaded_after_attach_is_of_a_new_model(tmp_pa
                     batches.state_dict()
                     model.load_state_dict(pretrained.state_dict())
                 learn(model, optimizer, batch)
-    assert judged(tmp_path, capsys)[1]["headline"] == "PROVEN, data the same by samples"
+    assert by_command(tmp_path, capsys)[1]["headline"] == "PROVEN, data the same by samples"
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -565,7 +547,7 @@ def test_of_few_values_a_model_that_begins_anew_is_known_too(tmp_path, capsys, k
     first = torch.nn.Linear(1, 1, bias=False)
     live(first, 5)
     live(first if kept else torch.nn.Linear(1, 1, bias=False), SIZE)
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert status == (DELIVERED if kept else PROVEN)
     assert ["all 1 of its values" in reason for reason in said["undecided"]] == [True] * kept
 
@@ -577,7 +559,7 @@ def test_a_model_that_is_written_between_two_passes_has_forgotten(tmp_path, caps
             for batch in batches:
                 learn(model, optimizer, batch)
     assert set(model.counts.tolist()) == {1.0}
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, "was changed after" in said["undecided"][0]) == (DELIVERED, True)
 
 
@@ -602,7 +584,7 @@ def test_a_token_between_the_steps_of_two_optimizers_is_inexact(tmp_path, capsys
             learn(critic, often, batch)
             learn(model, optimizer, batch)
     assert max(critic.counts.tolist()) == 2
-    status, said = judged(tmp_path, capsys)
+    status, said = by_command(tmp_path, capsys)
     assert (status, "another had not" in said["inexact"][0]) == (INEXACT, True)
 
 
@@ -621,7 +603,7 @@ def test_averaged_weights_may_be_in_place_while_a_token_is_taken(tmp_path, capsy
         batches.load_state_dict(token)
         train(batches, model, optimizer)
     assert set(model.counts.tolist()) == {1.0}
-    assert judged(tmp_path, capsys)[1]["undecided"] == []
+    assert by_command(tmp_path, capsys)[1]["undecided"] == []
 
 
 def test_parameters_may_be_added_between_a_restore_and_its_first_step(tmp_path, capsys):
@@ -634,7 +616,7 @@ def test_parameters_may_be_added_between_a_restore_and_its_first_step(tmp_path, 
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
         train(batches, model, optimizer)
     assert set(model.counts.tolist()) == {1.0}
-    assert judged(tmp_path, capsys)[1]["undecided"] == []
+    assert by_command(tmp_path, capsys)[1]["undecided"] == []
 
 
 @pytest.mark.parametrize(
@@ -655,4 +637,4 @@ def test_a_parameter_of_any_kind_ends_no_job(tmp_path, capsys, tensor):
         batches.state_dict()
         train(batches, model, optimizer)
     assert set(model.counts.tolist()) == {1.0}
-    assert judged(tmp_path, capsys)[1]["undecided"] == []
+    assert by_command(tmp_path, capsys)[1]["undecided"] == []

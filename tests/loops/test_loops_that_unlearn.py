@@ -154,6 +154,27 @@ def makes_all_gradients_zero_before_the_step(job: Job) -> None:
         job.optimizer.step()
 
 
+def holds_some_values_of_a_layer_in_the_middle(job: Job) -> None:
+    for batch in job.loader:
+        job.learn(batch)
+        with torch.no_grad():
+            job.model.learnt[: RECORDS // 2] = 0
+
+
+def does_so_unseen_by_torch(job: Job) -> None:
+    for batch in job.loader:
+        job.learn(batch)
+        job.model.learnt.data[: RECORDS // 2] = 0
+
+
+def never_throws_gradients_away_and_clips_each_part(job: Job) -> None:
+    for batch in job.loader:
+        for part in batch.chunk(2):
+            job.model(part).backward()
+            torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1e12)
+        job.optimizer.step()
+
+
 def makes_the_optimizer_in_a_function_that_is_tried_again(job: Job) -> None:
     """It is left between `backward()` and the step, and the gradient stays."""
 
@@ -185,6 +206,9 @@ LOOPS: list[Callable[[Job], None]] = [
     does_so_at_the_end,
     makes_gradients_zero_before_the_step,
     makes_all_gradients_zero_before_the_step,
+    holds_some_values_of_a_layer_in_the_middle,
+    does_so_unseen_by_torch,
+    never_throws_gradients_away_and_clips_each_part,
     makes_the_optimizer_in_a_function_that_is_tried_again,
 ]
 
@@ -273,6 +297,32 @@ def test_a_model_that_is_loaded_back_does_not_hide_in_a_loop_over_two_loaders(tm
                 jobs[0].model.load_state_dict(best)
     outcomes = [audit([tmp_path / name])[0].outcome for name in ("one", "other")]
     assert outcomes == [Outcome.DELIVERED, Outcome.PROVEN]
+
+
+@pytest.mark.parametrize("loads_after", [None, 0, 1])
+def test_of_one_model_that_two_loaders_train_in_turn_both_see_what_is_written(
+    tmp_path: Path, loads_after: int | None
+) -> None:
+    """Weights that are loaded back after a step of the first loader's optimizer, or of the second one's."""
+    model = Counts()
+    with (
+        ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path / "one") as one,
+        ElasticDataLoader(range(RECORDS), batch_size=BATCH, audit_dir=tmp_path / "other") as other,
+    ):
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for _ in range(2)]
+        for loader, optimizer in zip((one, other), optimizers, strict=True):
+            loader.attach(optimizer)
+        for number, batches in enumerate(zip(one, other, strict=True)):
+            if number == 2:
+                best = copy.deepcopy(model.state_dict())
+            for place, (optimizer, batch) in enumerate(zip(optimizers, batches, strict=True)):
+                learn(model, optimizer, batch)
+                if (number, place) == (5, loads_after):
+                    model.load_state_dict(best)
+    is_exact = model.has_each(2)
+    assert is_exact == (loads_after is None)
+    expected = Outcome.PROVEN if is_exact else Outcome.DELIVERED
+    assert [audit([tmp_path / name])[0].outcome for name in ("one", "other")] == [expected, expected]
 
 
 @pytest.mark.parametrize("fails_at", [0, 5])

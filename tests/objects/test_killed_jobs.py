@@ -26,7 +26,7 @@ from tar_files import samples_tar
 
 from edl_torch.readers import RecordIOWriter
 
-RECORDS = 203
+RECORDS = 123
 BATCHES = EPOCHS * -(-RECORDS // BATCH)
 PROGRAM = Path(__file__).with_name("store_trainer.py")
 

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cases import cases
 from stores import BUCKET, Proxy, Weed, files_below, put
 from test_readers import CASES, KINDS
 
@@ -231,7 +232,7 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize("kind", MOVED)
+@cases("kind", ["csv folder", "tar folder", "captions"], MOVED)
 def test_every_reader_that_lists_takes_the_kept_listing(
     kind: str, weed: Weed, bucket: Any, proxy: Proxy, lists: str, tmp_path: Path
 ):

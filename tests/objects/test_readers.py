@@ -168,11 +168,13 @@ def without_place(records: list[list[Any]]) -> list[list[Any]]:
 
 
 def at_places() -> Iterator[Any]:
-    """Each reader at each place. Those that list and their twins that name share all but the finder: at some
-    places one of the two is enough, and the rest are further cases."""
+    """Each reader at each place. Those that list and their twins that name share all but the finder: at each
+    place one of the two is enough, and the rest are further cases."""
     for kind, place in product(CASES, ("file", "memory", "s3", "http", "gs", "hf")):
-        if CASES[kind].names:
-            usual = place in ("s3", "http")
+        if f"{kind} folder" in CASES:
+            usual = place == "http"
+        elif CASES[kind].names:
+            usual = place == "s3" or (place == "http" and kind in ("manifest", "detection"))
         elif place == "http":  # a web server lists no files
             continue
         else:

@@ -173,17 +173,17 @@ def broken_refusals(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "refused", lambda self, tasks: None)
 
 
-@pytest.mark.parametrize(
-    ("break_it", "seed", "kinds", "fates", "promise"),
-    [
-        (broken_snapshot, 5, SUPERSEDED, Fates(at="save", stop=0.1, kill=0.0), "differ at checkpoint"),
-        (broken_restore, 4, SUPERSEDED, QUIET, "in place of lineage"),
-        (broken_progress, 10, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0), "were never trained"),
-        (broken_evidence, 9, {"rollback": 1}, QUIET, "too often in it [1-9]"),
-        (broken_losses, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
-        (broken_refusals, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
-    ],
-)
+BREAKS: list[Any] = [
+    (broken_snapshot, 5, SUPERSEDED, Fates(at="save", stop=0.1, kill=0.0), "differ at checkpoint"),
+    (broken_restore, 4, SUPERSEDED, QUIET, "in place of lineage"),
+    (broken_progress, 10, SUPERSEDED, Fates(at="finished?", stop=0.5, kill=0.0), "were never trained"),
+    (broken_evidence, 9, {"rollback": 1}, QUIET, "too often in it [1-9]"),
+    (broken_losses, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
+    (broken_refusals, 5, {"stop": 1}, QUIET, "too often in it [1-9]"),
+]
+
+
+@cases("break_it, seed, kinds, fates, promise", BREAKS[:4], BREAKS)
 def test_code_that_lets_model_and_token_part_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
     break_it: Any,
@@ -253,16 +253,16 @@ def broken_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Batches, "stepped", lambda self, number, before_hand: stepped(self, number))
 
 
-@pytest.mark.parametrize(
-    ("break_it", "seed", "kind", "habits", "promise"),
-    [
-        (lost_count_of_what_is_ahead, 2, "stop", {"tells": 2}, "and its trainer says Batch"),
-        (broken_wrapper, 1, "supersede", {"tells": 2}, "not in the model [1-9]"),
-        (broken_window, 3, "supersede", {"accumulates": 3}, "too often in it [1-9]"),
-        (broken_padding, 2, "supersede", {"accumulates": 3, "pads": 0.3}, "too often in it [1-9]"),
-        (broken_step, 1, "supersede", {"accumulates": 3, "tells": 2}, "not in the model [1-9]"),
-    ],
-)
+BREAKS_OF_HABITS: list[Any] = [
+    (lost_count_of_what_is_ahead, 2, "stop", {"tells": 2}, "and its trainer says Batch"),
+    (broken_padding, 2, "supersede", {"accumulates": 3, "pads": 0.3}, "too often in it [1-9]"),
+    (broken_wrapper, 1, "supersede", {"tells": 2}, "not in the model [1-9]"),
+    (broken_window, 3, "supersede", {"accumulates": 3}, "too often in it [1-9]"),
+    (broken_step, 1, "supersede", {"accumulates": 3, "tells": 2}, "not in the model [1-9]"),
+]
+
+
+@cases("break_it, seed, kind, habits, promise", BREAKS_OF_HABITS[:2], BREAKS_OF_HABITS)
 def test_code_that_does_not_know_which_batch_a_loop_has_is_found_out(
     monkeypatch: pytest.MonkeyPatch, break_it: Any, seed: int, kind: str, habits: dict[str, Any], promise: str
 ) -> None:
@@ -298,14 +298,14 @@ def broken_registration(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dispatcher, "reconcile", lambda registered, asked, *, alone: registered)
 
 
-@pytest.mark.parametrize(
-    ("break_it", "promise"),
-    [
-        (broken_token, "which is of other data"),
-        (broken_way_on, "too often in it [1-9]"),
-        (broken_registration, "too often in it [1-9]"),
-    ],
-)
+BREAKS_OF_DATA = [
+    (broken_token, "which is of other data"),
+    (broken_way_on, "too often in it [1-9]"),
+    (broken_registration, "too often in it [1-9]"),
+]
+
+
+@cases("break_it, promise", BREAKS_OF_DATA[:1], BREAKS_OF_DATA)
 def test_code_that_takes_other_data_for_the_same_is_found_out(
     monkeypatch: pytest.MonkeyPatch, break_it: Any, promise: str
 ) -> None:

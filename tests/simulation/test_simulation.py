@@ -67,7 +67,7 @@ def test_it_is_fast_enough_to_be_of_use() -> None:
     """In units of this machine, whose pace at this moment is measured beside it: one of three runs."""
     costs: list[float] = []
     while len(costs) < 3 and min(costs, default=PUSHES) >= PUSHES:
-        costs.append(1 / Cluster(options(6, **SHORT)).run().rate / _push_s())
+        costs.append(1 / Cluster(options(6, **BROKEN)).run().rate / _push_s())
     assert min(costs) < PUSHES, costs
 
 
@@ -245,15 +245,15 @@ def broken_promise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimMaster, "_answer", early)
 
 
-@pytest.mark.parametrize(
-    ("break_it", "seed", "promise"),
-    [
-        (broken_token, 6, "another record"),
-        (broken_start, 1, "new weights hold for what is lent|lost or doubled"),
-        (broken_lags, 1, "another order"),
-        (broken_promise, 1, "answered and are not kept"),
-    ],
-)
+BREAKS_OF_MIXTURES = [
+    (broken_lags, 1, "another order"),
+    (broken_token, 6, "another record"),
+    (broken_start, 1, "new weights hold for what is lent|lost or doubled"),
+    (broken_promise, 1, "answered and are not kept"),
+]
+
+
+@cases("break_it, seed, promise", BREAKS_OF_MIXTURES[:1], BREAKS_OF_MIXTURES)
 def test_code_that_breaks_a_promise_of_mixtures_is_found_out(
     monkeypatch: pytest.MonkeyPatch, break_it: Any, seed: int, promise: str
 ) -> None:
@@ -262,20 +262,20 @@ def test_code_that_breaks_a_promise_of_mixtures_is_found_out(
         Cluster(mixture_options(seed, **MIXED)).run()
 
 
-@pytest.mark.parametrize(
-    ("break_it", "promise"),
-    [
-        (broken_fencing, "late outcome was not refused"),
-        (broken_refusal, "late outcome was not refused"),
-        (broken_return, "not the rest came back"),
-        (broken_replay, "stuck|lost or doubled"),
-        (broken_lineage, "another lineage was answered"),
-        (broken_expiry, "stuck"),
-        (broken_journal, "lost or doubled|lent again"),
-        (broken_confirming, "lost lease was handed out"),
-        (broken_tickets, "acknowledged, not trained"),
-    ],
-)
+BREAKS = [
+    (broken_fencing, "late outcome was not refused"),
+    (broken_return, "not the rest came back"),
+    (broken_confirming, "lost lease was handed out"),
+    (broken_tickets, "acknowledged, not trained"),
+    (broken_refusal, "late outcome was not refused"),
+    (broken_replay, "stuck|lost or doubled"),
+    (broken_lineage, "another lineage was answered"),
+    (broken_expiry, "stuck"),
+    (broken_journal, "lost or doubled|lent again"),
+]
+
+
+@cases("break_it, promise", BREAKS[:4], BREAKS)
 def test_code_that_breaks_a_promise_is_found_out(
     monkeypatch: pytest.MonkeyPatch, break_it: Any, promise: str
 ) -> None:

@@ -39,7 +39,8 @@ def test_a_proof_ends_with_0(job, capsys):
         "  rolled back 0  refused as stale 0",
         "  acknowledged: 25 when an attached optimizer had stepped",
         "  that trainers had one model is their user's word: 'a test says so'",
-        '  data: not looked at: other data would not be seen; fingerprint="v1" at the loader would tell them',
+        "  data: not compared: other data would not be noticed; "
+        'with fingerprint="v1" at the loader they would be compared',
     ]
 
 

@@ -95,31 +95,12 @@ def test_a_dead_trainer_is_remembered_with_what_went_back() -> None:
     assert (dataset.returned_slices, dataset.returned_records, dataset.given_back) == (1, 8, 0)
 
 
-def test_a_silent_trainer_is_said_to_have_been_silent() -> None:
-    job = Job("a")
-    job.dispatcher.expire(31.0)
-    assert "was silent for 30 s; it held no records" in job.lines[-1]
-
-
 def test_one_that_leaves_did_not_die() -> None:
     job = Job("a")
     job.dispatcher.leave("a", 1, 3.0)
     (gone,) = job.dispatcher.status(4.0).departed
     assert (gone.died, gone.why, gone.at) == (False, "", 1003.0)
     assert job.lines[-1] == "trainer worker-a left; it held no records"
-
-
-def test_a_call_without_a_time_of_its_own_has_that_of_the_last_one() -> None:
-    job = Job("a")
-    job.at(50.0)
-    job.trainers["a"].snapshot()
-    job.dispatcher.go_back("training", None)
-    job.dispatcher.leave("a", 1)
-    assert [(event.kind, event.at) for event in job.dispatcher.history.events][-3:] == [
-        (EventKind.CHECKPOINT, 1050.0),
-        (EventKind.RESTORED, 1050.0),
-        (EventKind.LEFT, 1050.0),
-    ]
 
 
 def test_what_trainers_give_back_themselves_is_counted_apart() -> None:
@@ -169,24 +150,6 @@ def test_who_holds_nothing_or_has_just_come_is_not_slow() -> None:
     assert [job.seen(name).slow for name in ("a", "c", "idle", "late")] == [False, False, False, False]
     job.at(39.0)
     assert job.seen("late").slow
-
-
-def test_one_alone_is_not_slow() -> None:
-    job = Job("a")
-    first_of(job.trainers["a"])
-    job.at(20.0)
-    assert (job.seen("a").pace, job.seen("a").slow) == (0.0, False)
-
-
-def test_a_trainer_is_seen_with_what_it_does() -> None:
-    job = Job("a")
-    job.at(3.0)
-    job.train("a", 2)
-    first_of(job.trainers["a"])
-    job.at(8.0)
-    seen = job.seen("a")
-    assert (seen.datasets, seen.leased, seen.leases, seen.trained) == (("training",), 8, 1, 16)
-    assert (seen.idle_s, seen.since_progress_s) == (5.0, 5.0)
 
 
 def test_a_lease_has_an_age_to_a_second() -> None:
@@ -269,14 +232,6 @@ def test_calls_of_a_new_second_look_at_all() -> None:
     assert ticks == [1.0, 1.0, 2.0, 2.0, 3.0]
 
 
-def test_an_endless_job_counts_its_epochs() -> None:
-    registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=0)
-    job = Job("a", registration=registration)
-    while job.dataset.acknowledged < 20:
-        job.train("a")
-    assert job.lines[-2:] == ["training: epoch 0 over", "training: epoch 1 over"]
-
-
 def test_a_look_tells_what_has_ended_since_the_last_one_and_a_restore_ends_nothing() -> None:
     registration = Registration(name="training", sources=(Source(name="a", count=8),), num_epochs=2)
     job = Job("a", registration=registration)
@@ -348,10 +303,3 @@ def test_all_of_it_is_bounded() -> None:
     assert max(len(event.worker_id) for event in status.events) <= NAME_CHARS + 1
     assert max(len(gone.session) for gone in status.departed) <= NAME_CHARS + 1
     assert status.event_counts["joined"] == EVENTS + 10
-
-
-def test_every_kind_of_event_has_words() -> None:
-    job = Job()
-    for kind in EventKind:
-        job.dispatcher.history.add(kind, 0.0)
-    assert all(event.line for event in job.dispatcher.status(0.0).events)

@@ -1,7 +1,9 @@
-"""What a ledger lends, and when an epoch is over; `test_ledger_machine` covers combinations."""
+"""What a ledger lends, when an epoch is over, and outcomes; `test_ledger_machine` covers combinations."""
 
 from __future__ import annotations
 
+import json
+import random
 import time
 import tracemalloc
 from contextlib import nullcontext
@@ -12,18 +14,23 @@ import pytest
 from core_kit import (
     SPEC,
     SimulatedTrainer,
+    Trainer,
     acknowledge,
+    first_of,
     lease_all,
     ledger_of,
     run_to_the_end,
-    verdict,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_torch.core.calls import NEW_PASS, PassState
+from edl_torch.core.calls import NEW_PASS, Acknowledgement, GiveBack, Registration
+from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.ledger import ShardLedger
-from edl_torch.errors import DatasetConflict, InvalidArgument, TokenError
+from edl_torch.core.persistence import dump, load
+from edl_torch.core.quarantine import token_bytes
+from edl_torch.core.token import Token
+from edl_torch.errors import DatasetConflict, TokenError, TooManyBadRecords
 from edl_torch.shard import Source
 
 # Options
@@ -90,25 +97,6 @@ def test_a_barrier_that_is_lifted_at_the_end_of_an_epoch_lets_the_job_go_on(way:
     assert (ledger.acknowledged, ledger.finished) == (32, True)
 
 
-def test_records_that_came_back_are_lent_before_the_cursor_goes_on() -> None:
-    ledger = ledger_of()
-    ledger.join("dead", 4)
-    ledger.join("alive", 4)
-    (first,) = lease_all(ledger, "dead", count=1)
-    ledger.release("dead")
-    (again,) = lease_all(ledger, "alive", count=1)
-    assert (again.slice, again.attempt) == (first.slice, 2)
-    assert again.task != first.task
-
-
-def test_an_epoch_that_has_not_begun_cannot_be_leased() -> None:
-    ledger = ledger_of(num_epochs=3)
-    ledger.join("s", 4)
-    with pytest.raises(InvalidArgument, match="has not begun"):
-        lease_all(ledger, "s", epoch=1)
-    assert ledger.backlog.records == 16
-
-
 def test_leases_shrink_towards_the_end_in_whole_batches() -> None:
     ledger = ledger_of(200, 50)
     ledger.join("a", 4)
@@ -128,87 +116,10 @@ def test_leases_shrink_towards_the_end_in_whole_batches() -> None:
     assert max(sizes[-5:]) == 4
 
 
-def test_without_a_barrier_leases_shrink_in_the_last_epoch_alone() -> None:
-    ledger = ledger_of(64, 16, num_epochs=2, epoch_barrier=False)
-    for name in ("a", "b"):
-        ledger.join(name, 4)
-    sizes = [grant.slice.limit for _ in range(5) for grant in lease_all(ledger, "a", count=1)]
-    assert sizes == [16, 16, 16, 16, 4]
-
-
 # Epochs and waiting
 
 
-def test_without_a_barrier_leases_cross_into_the_next_epoch() -> None:
-    ledger = ledger_of(8, 8, num_epochs=2, epoch_barrier=False)
-    ledger.join("s", 8)
-    assert [g.slice.epoch for g in lease_all(ledger, "s")] == [0, 1]
-
-
-def test_zero_epochs_never_end() -> None:
-    ledger = ledger_of(8, 8, num_epochs=0)
-    ledger.join("s", 8)
-    for epoch in range(20):
-        (grant,) = lease_all(ledger, "s")
-        assert grant.slice.epoch == epoch
-        acknowledge(ledger, "s", grant)
-    assert not ledger.finished
-
-
-def test_records_that_came_back_too_late_do_not_keep_a_younger_pass_from_its_end() -> None:
-    ledger = ledger_of(8, 8, num_epochs=2)
-    for name in ("a", "b"):
-        ledger.join(name, 8)
-    lease_all(ledger, "a")
-    verdict(ledger, "a", 0)
-    younger = lease_all(ledger, "b")
-    assert {g.slice.epoch for g in younger} == {1}
-    ledger.release("a")
-    acknowledge(ledger, "b", *younger)
-    assert verdict(ledger, "b", 1) is PassState.EPOCH_OVER
-    assert not ledger.finished
-    assert {g.slice.epoch for g in lease_all(ledger, "b")} == {0}
-
-
-def test_a_pass_with_nothing_for_this_trainer_waits_instead_of_ending_at_once() -> None:
-    ledger = ledger_of(8, 8)
-    for name, size in (("dead", 5), ("big", 8), ("small", 4)):
-        ledger.join(name, size)
-    (grant,) = lease_all(ledger, "dead", count=1)
-    assert grant.slice.limit == 5
-    rest = lease_all(ledger, "dead")
-    verdict(ledger, "dead", 0)  # the pass is over, 8 records are with a loop
-    ledger.release("dead")
-    back = lease_all(ledger, "small")
-    assert sum(g.slice.limit for g in back) == 8
-    for item in back[-1:]:
-        ledger.give_back("small", item.task, item.attempt, item.slice.skip, remainder=True)
-    assert rest
-    epoch, state, grants = ledger.lease("big", epoch=NEW_PASS, count=1)
-    assert (epoch, state, grants) == (NEW_PASS, PassState.OPEN, ())
-
-
 # Tokens
-
-
-def test_a_restore_of_nothing_is_the_beginning_of_the_data() -> None:
-    ledger = ledger_of()
-    ledger.join("s", 8)
-    acknowledge(ledger, "s", *lease_all(ledger, "s"))
-    ledger.restore(None)
-    assert (ledger.finished, ledger.acknowledged, ledger.backlog.records, ledger.epoch) == (False, 0, 16, 0)
-
-
-def test_a_refused_token_changes_nothing() -> None:
-    ledger = ledger_of()
-    ledger.join("s", 8)
-    lease_all(ledger, "s", count=1)
-    before = repr(ledger), ledger.snapshot(), ledger.lineage
-    with pytest.raises(TokenError):
-        ledger.restore(ledger_of(17).snapshot())
-    with pytest.raises(TokenError, match="damaged"):
-        ledger.restore(replace(ledger.snapshot(), position=9))
-    assert (repr(ledger), ledger.snapshot(), ledger.lineage) == before
 
 
 @given(
@@ -265,3 +176,171 @@ def test_a_trillion_shuffled_records_cost_no_time_and_no_memory(capsys: pytest.C
     assert elapsed < 0.5
     assert peak < 2**20
     assert len(ledger.snapshot().encode()) < 1000
+
+
+# Outcomes: acknowledged, bad, given back, and whose is refused ----------------------------------------------
+
+
+def test_more_bad_records_than_allowed_fail_the_job_with_the_records_name() -> None:
+    ledger = ledger_of(max_bad_records=0)
+    ledger.join("s", 8)
+    grant = lease_all(ledger, "s", count=1)[0]
+    ledger.fail("s", grant.task, grant.attempt, 5, "truncated")
+    with pytest.raises(TooManyBadRecords, match=r"record 5 of 'a': truncated.*max_bad_records"):
+        lease_all(ledger, "s")
+
+
+def test_of_many_bad_records_as_many_are_shown_as_there_is_place_for() -> None:
+    ledger = ledger_of(8, 8, max_bad_records=8)
+    ledger.join("s", 8)
+    (grant,) = lease_all(ledger, "s")
+    for position in range(3):
+        ledger.fail("s", grant.task, grant.attempt, position, "torn")
+    bad = tuple(ledger.quarantine)
+    sizes = [token_bytes(bad[:n]) for n in range(4)]
+    assert sizes[3] == ledger.quarantine.bytes
+    for n in range(1, 4):
+        assert ledger.quarantine.within(sizes[n]) == bad[:n]
+        assert ledger.quarantine.within(sizes[n] - 1) == bad[: n - 1]
+        assert ledger.quarantine.first(n) == bad[:n]
+    assert ledger.quarantine.within(-1) == ()
+
+
+# Batches that are done, or go back, in any order; and how large a token and a journal get by that -----------
+
+
+TRAINERS, LEASES, BATCHES, BATCH = 1_000, 2, 16, 32  # leases of a trainer, batches of a lease
+LEASE = BATCHES * BATCH
+RECORDS = TRAINERS * LEASES * LEASE * 200  # so many that no lease is smaller, as near the end
+
+
+def done_of(order: str, rng: random.Random) -> list[int]:
+    """Return the batches of a lease that are done, half of them."""
+    if order == "prefix":
+        return list(range(BATCHES // 2))
+    if order == "every other":
+        return list(range(1, BATCHES, 2))
+    return rng.sample(range(BATCHES), BATCHES // 2)
+
+
+def job(order: str) -> Dispatcher:
+    """A thousand trainers in the middle of what they hold."""
+    rng = random.Random(7)
+    dispatcher = Dispatcher(ledger_id="L")
+    sources = (Source(name="imagenet.rec", count=RECORDS),)
+    registration = Registration(name="training", sources=sources, records_per_shard=LEASE)
+    trainers = [Trainer(dispatcher, f"session-{number:04}", BATCH) for number in range(TRAINERS)]
+    for trainer in trainers:
+        trainer.register(registration)
+    held = [(trainer, trainer.lease(count=LEASES).grants) for trainer in trainers]
+    for trainer, grants in held:
+        done = [
+            Acknowledgement(task=grant.task, attempt=1, start=batch * BATCH, upto=(batch + 1) * BATCH)
+            for grant in grants
+            for batch in done_of(order, rng)
+        ]
+        assert trainer.report(*done).stale == ()
+    return dispatcher
+
+
+def sizes(dispatcher: Dispatcher) -> tuple[int, int]:
+    """Return the bytes of a token, and of a journal with nothing but the state."""
+    rows = dump(dispatcher)
+    journal = sum(len(json.dumps([key, row], separators=(",", ":"))) + 1 for key, row in rows.items())
+    again = load(rows, ledger_id="L", now=0.0)
+    assert again.token("training") == dispatcher.token("training")
+    return len(dispatcher.token("training")), journal
+
+
+@pytest.mark.parametrize("order", ["random", "every other"])
+def test_a_thousand_trainers_that_are_done_in_any_order_fit_a_small_token(order: str) -> None:
+    in_order, out_of_order = sizes(job("prefix")), sizes(job(order))
+    pieces = BATCHES // 2  # of a lease, at most
+    assert out_of_order[0] < pieces * in_order[0]
+    assert out_of_order[0] < 400_000, "bytes of a token"
+    assert out_of_order[1] < 1.4 * in_order[1], "bytes of a journal"
+
+
+def test_a_batch_in_the_middle_goes_back_alone_and_what_is_told_of_it_later_is_refused() -> None:
+    dispatcher = Dispatcher(ledger_id="L")
+    a = Trainer(dispatcher, "a", batch_size=8)
+    a.register(Registration(name="training", sources=(Source(name="a", count=64),), records_per_shard=64))
+    grant = first_of(a)
+
+    def done(start: int, upto: int) -> Acknowledgement:
+        return Acknowledgement(task=grant.task, attempt=1, start=start, upto=upto)
+
+    assert a.report(done(0, 8), GiveBack(task=grant.task, attempt=1, start=16, upto=24)).stale == ()
+    token = Token.decode(dispatcher.token("training"))
+    assert [(cut.skip, cut.stop) for cut in token.open] == [(8, 16), (24, 32), (16, 24)]
+    assert a.report(done(8, 24)).stale == (grant.task,), "all of it, or nothing"
+    late = a.report_call(done(16, 17))
+    for master in (dispatcher, load(dump(dispatcher), ledger_id="L", now=0.0)):
+        assert master.dataset_status("training").acknowledged == 8
+        assert master.report(late, 0.0).stale == (grant.task,)
+
+
+# Remainders that make whole batches -------------------------------------------------------------------------
+
+
+def test_remainders_of_many_batches_are_shared_among_those_who_wait() -> None:
+    """The one who asks first would train on all of them while the others wait."""
+    ledger = ledger_of(64, 1)
+    for name in "abcd":
+        ledger.join(name, 4)
+    for grant in lease_all(ledger, "a", count=64):
+        ledger.give_back("a", grant.task, grant.attempt, 0, remainder=True)
+    shares = [sum(g.slice.limit for g in lease_all(ledger, name, 0)) for name in "abcdabcd"]
+    assert shares == [8, 4, 4, 4, 4, 4, 4, 4]
+    bundles = {g.bundle for g in lease_all(ledger, "a", 0)}
+    assert bundles == {9}, "numbered one after the other"
+
+
+# Windows of several shards: how they are lent, cut, and what comes back of them -----------------------------
+
+
+WINDOW = {"shuffle_shards": True, "shuffle_in_shard": True, "shuffle_window": 4}
+
+
+def trained_on(ledger: ShardLedger, session: str, records_of: int) -> None:
+    """Train until a session has shown so much."""
+    while records_of > 0:
+        (grant,) = ledger.lease(session, epoch=NEW_PASS, count=1)[2]
+        acknowledge(ledger, session, grant)
+        records_of -= grant.slice.limit
+
+
+def test_a_trainer_that_has_shown_nothing_is_lent_no_more_than_a_shard() -> None:
+    ledger = ledger_of(1024, 8, **WINDOW)
+    ledger.join("s", 4)
+    limits = []
+    for _ in range(6):
+        (grant,) = ledger.lease("s", epoch=NEW_PASS, count=1)[2]
+        limits.append(grant.slice.limit)
+        acknowledge(ledger, "s", grant)
+    assert limits == [8, 16, 8, 32, 32, 32]  # the third ends a window
+
+
+def test_a_lease_has_no_more_than_a_million_records() -> None:
+    ledger = ledger_of(10**12, 1000, shuffle_in_shard=True, shuffle_window=10**8)
+    ledger.join("s", 256)
+    trained_on(ledger, "s", 1 << 21)
+    (grant,) = ledger.lease("s", epoch=NEW_PASS, count=1)[2]
+    assert grant.slice.limit == 1 << 20
+    big = ledger_of(10**12, 10**7, shuffle_in_shard=True, shuffle_window=10**3)
+    big.join("s", 256)
+    (grant,) = big.lease("s", epoch=NEW_PASS, count=1)[2]
+    assert grant.slice.limit == 10**7  # a shard was always lent whole
+
+
+def test_shards_left_counts_shards_of_windows() -> None:
+    ledger = ledger_of(80, 8, **WINDOW)  # windows of 4, 4 and 2 shards
+    ledger.join("s", 4)
+    assert ledger.shards_left == 10
+    (first,) = ledger.lease("s", epoch=NEW_PASS, count=1)[2]
+    assert ledger.shards_left == 10
+    acknowledge(ledger, "s", first)
+    assert ledger.shards_left == 10
+    grants = lease_all(ledger, "s")
+    acknowledge(ledger, "s", *(g for g in grants if g.slice.shard != grants[-1].slice.shard))
+    assert ledger.shards_left == 2

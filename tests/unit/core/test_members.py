@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from core_kit import Trainer, whole
+from core_kit import Trainer, photo, whole
 
-from edl_torch.core.changes import Changes
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.members import ASKS, Members, Participants
-from edl_torch.core.persistence import dump, load, update
+from edl_torch.core.persistence import dump, load
 from edl_torch.core.registration import differences, identity
 from edl_torch.errors import SessionLost, StaleLease
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.shard import DatasetSpec, Source, TaskType
+from edl_torch.shard import DatasetSpec, Source
 
 
 @pytest.fixture
@@ -56,28 +57,12 @@ def test_the_grace_never_outlasts_the_lease_timeout() -> None:
     assert members.next_deadline() == 2.0
 
 
-def test_a_session_that_enters_again_keeps_what_is_known_of_it(members: Members) -> None:
-    members.get("s").reports["training"] = 7
-    assert members.enter("s", "worker-0", 105.0).reports == {"training": 7}
-    assert members.next_deadline() == 135.0
-
-
 def test_a_session_that_left_is_stale(members: Members) -> None:
     assert members.leave("s") is not None
     assert members.leave("s") is None
     assert len(members) == 0
     with pytest.raises(StaleLease, match="'s' is not known"):
         members.heard("s", 1, 101.0)
-
-
-def test_streams_of_strangers_are_ignored(members: Members) -> None:
-    members.stream_opened("stranger", 100.0)
-    members.stream_broke("stranger", 100.0)
-    assert [member.session for member in members] == ["s"]
-
-
-def test_without_a_progress_timeout_nobody_is_stalled(members: Members) -> None:
-    assert members.progress_deadline(members.get("s")) == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -101,15 +86,6 @@ def waiting(*batch_sizes: int) -> Participants:
         participants.enter(str(number), size)
         participants.ask(str(number))
     return participants
-
-
-def test_remainders_are_enough_for_the_smallest_batch_that_is_waited_for() -> None:
-    participants = waiting(8, 4, 8)
-    assert not participants.can_use(3)
-    assert participants.can_use(4)
-    participants.served("1")
-    assert not participants.can_use(7)
-    assert participants.can_use(8)
 
 
 def test_while_nobody_waits_they_are_for_whoever_takes_part() -> None:
@@ -215,58 +191,7 @@ def test_a_file_name_that_is_not_unicode_has_an_identity() -> None:
     assert identity(odd)["names"] != identity(even)["names"]
 
 
-def test_options_of_the_job_are_no_part_of_the_identity() -> None:
-    other = replace(
-        SPEC,
-        name="other",
-        num_epochs=9,
-        epoch_barrier=False,
-        max_bad_records=3,
-        task_type=TaskType.EVALUATION,
-    )
-    assert differences(identity(SPEC), identity(other)) == []
-
-
-def test_a_field_that_one_side_lacks_is_a_difference() -> None:
-    assert differences({"seed": 0}, {"seed": 0, "version": 2}) == ["version: registered nothing, asked 2"]
-    assert differences({"seed": 0}, {}) == ["seed: registered 0, asked nothing"]
-
-
 # Calls that come after their session was given up and has registered again under the same id ----------------
-
-
-def test_a_late_lease_call_of_before_a_session_was_given_up_is_lent_nothing(
-    dispatcher: Dispatcher, a: Trainer
-) -> None:
-    early, last, on_its_way = a.lease_call(), a.lease_call(), a.lease_call()
-    for call in (early, last):
-        dispatcher.lease(call, 0.0)
-    dispatcher.expire(30.0)
-    a.now = 31.0
-    a.register()
-    for call in (early, last, on_its_way):
-        with pytest.raises(SessionLost, match="is member 2 now, the call is of member 1"):
-            dispatcher.lease(call, 31.0)
-        with pytest.raises(SessionLost):
-            dispatcher.poll(call, 31.0)
-    assert dispatcher.dataset_status("training").leases == 0
-    a.report(*map(whole, a.lease(count=9).grants))
-    assert dispatcher.dataset_status("training").finished
-
-
-def test_a_lease_call_that_waits_ends_with_its_session(dispatcher: Dispatcher, a: Trainer) -> None:
-    b = Trainer(dispatcher, "b")
-    b.register()
-    b.lease(count=9)
-    call = a.lease_call()
-    assert dispatcher.poll(call, 0.0) is None
-    dispatcher.heartbeat("b", b.member, 20.0)
-    dispatcher.expire(30.0)
-    a.register()
-    dispatcher.leave("b", b.member)
-    with pytest.raises(SessionLost):
-        dispatcher.poll(call, 30.0)
-    assert dispatcher.dataset_status("training").leases == 0
 
 
 @pytest.mark.parametrize("progress", [None, 1])
@@ -282,64 +207,83 @@ def test_a_heartbeat_of_a_session_that_was_given_up_is_refused(
     assert dispatcher.expire(61.0), "it is no sign of life"
 
 
-def test_a_session_that_a_late_registration_brought_back_hears_of_it(
-    dispatcher: Dispatcher, a: Trainer
-) -> None:
-    """It does not know that it was given up. Only what it says as the new member counts."""
-    late = a.lease_call()
-    dispatcher.lease(late, 0.0)
-    dispatcher.expire(30.0)
-    Trainer(dispatcher, "a", now=31.0).register()  # a copy of the registration
-    a.now = 31.0
-    with pytest.raises(SessionLost):
-        a.lease()
-    a.register()
-    with pytest.raises(SessionLost):
-        dispatcher.lease(late, 32.0)
-    a.report(*map(whole, a.lease(count=9).grants))
-    assert dispatcher.dataset_status("training").finished
-
-
-def test_a_repeated_registration_is_the_same_member(dispatcher: Dispatcher, a: Trainer) -> None:
-    member = a.member
-    assert a.register().fence.member == member
-    b = Trainer(dispatcher, "b")
-    assert b.register().fence.member != member
-    assert a.lease().grants
-
-
-def test_a_restart_of_the_master_forgets_no_member() -> None:
-    """Neither of those that there are, nor of those that were given up, be it the last one."""
-    changes = Changes()
-    dispatcher = Dispatcher(ledger_id="L1", changes=changes)
-    a = Trainer(dispatcher, "a")
-    a.register()
-    of_the_first = a.lease_call()
-    dispatcher.lease(of_the_first, 0.0)
-    rows = update(dispatcher, changes.take())
-    dispatcher.expire(30.0)
-    rows |= update(dispatcher, changes.take())
-    rows = {key: row for key, row in rows.items() if row is not None}
-    assert rows == dump(dispatcher)
-
-    a.dispatcher = load(rows, ledger_id="L1", now=40.0)
-    a.now = 41.0
-    with pytest.raises(SessionLost):
-        a.dispatcher.lease(of_the_first, 41.0)
-    a.register()
-    of_the_second = a.lease_call()
-
-    a.dispatcher = load(dump(a.dispatcher), ledger_id="L1", now=50.0)
-    a.now = 51.0
-    with pytest.raises(SessionLost, match="is member 2 now, the call is of member 1"):
-        a.dispatcher.lease(of_the_first, 51.0)
-    granted = a.dispatcher.lease(of_the_second, 51.0).grants
-    a.report(*map(whole, (*granted, *a.lease(count=9).grants)))
-    assert a.dispatcher.dataset_status("training").finished
-
-
 def test_rows_that_would_give_a_number_again_are_refused(dispatcher: Dispatcher, a: Trainer) -> None:
     rows = dump(dispatcher)
     del rows["next", "member"]
     with pytest.raises(ValueError, match="still to be given"):
         load(rows, ledger_id="L1", now=0.0)
+
+
+# Fences: calls are those of a trainer that is still part of the dataset's history ---------------------------
+
+
+@pytest.fixture
+def b(dispatcher: Dispatcher, a: Trainer) -> Trainer:
+    """Joins after `a` did."""
+    b = Trainer(dispatcher, "b")
+    b.register()
+    return b
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "snapshot": lambda trainer, **change: trainer.snapshot(**change),
+    "progress": lambda trainer, **change: trainer.progress(**change),
+    "restore": lambda trainer, **change: trainer.restore(None, **change),
+    "lease": lambda trainer, **change: trainer.lease(**change),
+    "report": lambda trainer, **change: trainer.report(**change),
+    "confirm": lambda trainer, **change: trainer.confirm(**change),
+}
+
+
+@pytest.mark.parametrize("ask", CALLS.values(), ids=list(CALLS))
+def test_a_superseded_trainer_is_refused_and_changes_nothing(
+    dispatcher: Dispatcher, a: Trainer, b: Trainer, ask: Callable[..., Any]
+) -> None:
+    (grant,) = a.lease(count=1).grants
+    a.report(whole(grant))
+    assert b.restore(a.snapshot()) == 2
+    before = photo(dispatcher)
+    with pytest.raises(StaleLease, match="is in lineage 2; the call is of lineage 1"):
+        ask(a)
+    assert photo(dispatcher) == before
+    assert b.progress().acknowledged == grant.slice.limit, "the living one goes on"
+
+
+@pytest.mark.parametrize("ask", CALLS.values(), ids=list(CALLS))
+def test_a_call_of_another_ledger_is_refused(
+    dispatcher: Dispatcher, a: Trainer, ask: Callable[..., Any]
+) -> None:
+    before = photo(dispatcher)
+    for ledger in ("", "another"):
+        with pytest.raises(StaleLease, match=f"the call is of ledger {ledger}"):
+            ask(a, ledger=ledger)
+    assert photo(dispatcher) == before
+
+
+@pytest.mark.parametrize("ask", CALLS.values(), ids=list(CALLS))
+def test_a_call_of_before_its_session_was_given_up_is_refused(
+    dispatcher: Dispatcher, a: Trainer, ask: Callable[..., Any]
+) -> None:
+    earlier = a.fence
+    dispatcher.expire(30.0)
+    with pytest.raises(SessionLost, match="not known"):
+        ask(a)
+    a.now = 31.0
+    a.register()
+    before = photo(dispatcher)
+    for member in (earlier.member, 0, 99):
+        with pytest.raises(SessionLost, match="registered again"):
+            ask(a, member=member)
+    assert photo(dispatcher) == before
+    ask(a)
+
+
+def test_a_lost_answer_to_a_restore_is_given_again(dispatcher: Dispatcher, a: Trainer) -> None:
+    token = a.snapshot()
+    a.lease()
+    call = a.restore_call(token)
+    assert dispatcher.restore(call, 0.0) == 2
+    assert dispatcher.restore(call, 0.0) == 2
+    restarted = load(dump(dispatcher), ledger_id=dispatcher.ledger_id, now=0.0)
+    assert restarted.restore(call, 0.0) == 2
+    assert restarted.token("training") == token

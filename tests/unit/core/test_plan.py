@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import time
 import tracemalloc
@@ -72,27 +71,6 @@ def epoch_of(plan: Plan, epoch: int) -> list[tuple[str, int]]:
 # --- cutting -------------------------------------------------------------------------------------------
 
 
-def test_sources_are_cut_in_order_and_short_last_pieces_are_kept() -> None:
-    plan = Plan(SPEC)
-    assert plan.num_shards == 7
-    assert plan.size == 12
-    assert [plan.bounds(shard) for shard in range(7)] == [
-        (0, 0, 2),
-        (0, 2, 4),
-        (0, 4, 5),
-        (2, 100, 102),
-        (2, 102, 104),
-        (3, 50, 52),
-        (3, 52, 53),
-    ]
-    assert [plan.length(shard) for shard in range(7)] == [2, 2, 1, 2, 2, 2, 1]
-
-
-def test_the_global_shuffle_cuts_all_sources_as_one() -> None:
-    plan = Plan(replace(SPEC, shuffle=True, records_per_shard=5))
-    assert [plan.bounds(shard) for shard in range(plan.num_shards)] == [(-1, 0, 5), (-1, 5, 10), (-1, 10, 12)]
-
-
 def test_a_shard_or_position_that_is_not_there_is_refused() -> None:
     plan = Plan(replace(SPEC, shuffle_shards=True))
     for call in (plan.bounds, plan.length, lambda n: plan.shard_at(0, n), lambda n: plan.position_of(0, n)):
@@ -145,14 +123,6 @@ def test_positions_and_shards_are_inverse(spec: DatasetSpec, epoch: int) -> None
     shards = [plan.shard_at(epoch, position) for position in range(plan.num_shards)]
     assert sorted(shards) == list(range(plan.num_shards))
     assert [plan.position_of(epoch, shard) for shard in shards] == list(range(plan.num_shards))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_an_empty_slice_has_no_records(order: dict[str, bool]) -> None:
-    plan = Plan(replace(SPEC, **order))
-    slice = Slice(epoch=0, shard=0, skip=2, limit=0)
-    assert list(plan.indices(slice)) == []
-    assert len(plan.shard(slice)) == 0
 
 
 # --- order ---------------------------------------------------------------------------------------------
@@ -259,18 +229,6 @@ def test_a_shard_inside_of_a_window_names_none() -> None:
         plan.indices(Slice(epoch=0, shard=inside, skip=0, limit=1))
 
 
-@pytest.mark.parametrize("shards", [2, 3])
-def test_a_slice_of_a_window_has_no_name_and_the_bounds_of_the_window(shards: int) -> None:
-    plan = Plan(replace(SPEC, shuffle_window=shards, **WINDOWED))
-    window = plan.window_at(6, 1)
-    shard = plan.shard(Slice(epoch=6, shard=window, skip=1, limit=2))
-    first = plan.records_before(6, 1)
-    assert (shard.name, shard.start, shard.end) == ("", first, first + plan.records_in(6, window))
-    assert shard.shuffled
-    assert len(shard) == 2
-    assert shard.indices()[0] == plan.locate(6, window, 1)
-
-
 def test_windows_of_shards_that_are_more_than_64_bits_are_refused() -> None:
     sources = tuple(Source(name=str(i), count=1) for i in range(3))
     spec = DatasetSpec(name="t", sources=sources, records_per_shard=2**61)
@@ -304,22 +262,6 @@ def test_the_order_of_a_large_dataset_never_changes() -> None:
     ]
     everywhere = Plan(replace(large, shuffle=True)).indices(Slice(epoch=2, shard=0, skip=0, limit=3))
     assert list(everywhere) == [("b", 186308091575), ("b", 420108679170), ("b", 762021895417)]
-
-
-@pytest.mark.parametrize("order", [order for order in ORDERS if any(order.values())])
-def test_epoch_and_seed_each_change_a_shuffled_order(order: dict[str, bool]) -> None:
-    spec = DatasetSpec(name="t", sources=(Source(name="a", count=600),), records_per_shard=20, **order)
-    orders = [epoch_of(Plan(replace(spec, seed=seed)), epoch) for seed in (0, 1, -1) for epoch in (0, 1)]
-    assert len({tuple(order) for order in orders}) == len(orders)
-    assert len({tuple(sorted(order)) for order in orders}) == 1
-
-
-def test_the_order_does_not_depend_on_what_was_asked_before() -> None:
-    spec = replace(SPEC, shuffle=True, shuffle_shards=True)
-    plan = Plan(spec)
-    forward = [epoch_of(plan, epoch) for epoch in (0, 1, 2)]
-    assert [epoch_of(plan, epoch) for epoch in (2, 0, 1)] == [forward[2], forward[0], forward[1]]
-    assert epoch_of(pickle.loads(pickle.dumps(plan)), 1) == forward[1]
 
 
 # --- the public shard ----------------------------------------------------------------------------------
@@ -428,23 +370,6 @@ def test_an_unusable_dataset_is_refused_by_field_value_and_remedy(
         validate_spec(spec)
     with pytest.raises(InvalidArgument, match=message):
         Plan(spec)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"num_epochs": 0},
-        {"seed": -(10**40)},
-        {"records_per_shard": 2**62},
-        {"sources": (Source(name="", count=2**62),)},
-        {"sources": (Source(name="a", start=5, count=5), Source(name="a", count=5))},
-        {"sources": (Source(name="a", count=5), Source(name="a", start=2, count=0))},
-    ],
-)
-def test_unusual_datasets_are_accepted(change: dict[str, Any]) -> None:
-    plan = Plan(replace(SPEC, **change))
-    assert plan.num_shards > 0
-    assert len(plan.indices(Slice(epoch=0, shard=0, skip=0, limit=1))) == 1
 
 
 def test_positions_outside_of_a_shard_are_named() -> None:

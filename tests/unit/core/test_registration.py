@@ -7,14 +7,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from core_kit import TRAINING, Trainer, whole
+from core_kit import TRAINING, Trainer
 
 from edl_torch.core.calls import (
     Failure,
     Fence,
     GiveBack,
     LeaseCall,
-    PassState,
     RegisterCall,
     Registration,
     ReportCall,
@@ -27,7 +26,6 @@ from edl_torch.errors import (
     DatasetConflict,
     InvalidArgument,
     LimitExceeded,
-    StaleLease,
     UnknownDataset,
 )
 from edl_torch.fingerprint import Fingerprint
@@ -84,14 +82,6 @@ def test_a_dataset_without_records_is_refused(sources: tuple[Source, ...], named
         new_spec(Registration(name="training", sources=sources), batch_size=4)
 
 
-def test_a_name_alone_follows_what_is_registered() -> None:
-    assert reconcile(SPEC, Registration(name="training"), alone=False) == SPEC
-
-
-def test_the_same_description_fits() -> None:
-    assert reconcile(SPEC, SAME, alone=False) == SPEC
-
-
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(
     ("change", "named"),
@@ -111,11 +101,6 @@ def test_another_identity_is_a_conflict_that_names_the_field(
 ) -> None:
     with pytest.raises(DatasetConflict, match=named):
         reconcile(SPEC, replace(SAME, **change), alone=alone)
-
-
-def test_a_conflict_lists_every_field() -> None:
-    with pytest.raises(DatasetConflict, match=r"records_per_shard.*; seed.*; num_epochs"):
-        reconcile(SPEC, replace(SAME, records_per_shard=4, seed=1, num_epochs=2), alone=False)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +127,6 @@ def test_the_first_trainer_says_the_window_that_was_left_open() -> None:
     assert (spec.shuffle_in_shard, spec.shuffle_window) == (True, 4)
     with pytest.raises(DatasetConflict, match="shuffle_window: registered 4, asked 5"):
         reconcile(spec, replace(SAME, shuffle_window=5), alone=True)
-
-
-def test_a_window_that_is_named_without_a_trainer_mixes_records() -> None:
-    spec = new_spec(replace(SAME, shuffle_window=4), batch_size=4)
-    assert (spec.shuffle_in_shard, spec.shuffle_window) == (True, 4)
-
-
-def test_an_option_out_of_range_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="num_epochs is -1"):
-        reconcile(SPEC, replace(SAME, num_epochs=-1), alone=True)
 
 
 def test_who_comes_with_other_data_is_told_how_the_job_goes_on_with_them() -> None:
@@ -205,14 +180,6 @@ def test_the_seed_of_a_component_is_its_mixtures() -> None:
     ]
 
 
-def test_the_first_description_makes_the_dataset_and_a_name_alone_joins_it(dispatcher: Dispatcher) -> None:
-    made = Trainer(dispatcher, "a").register()
-    joined = Trainer(dispatcher, "b", batch_size=9).register(Registration(name="training"))
-    assert joined == replace(made, fence=replace(made.fence, member=2))
-    assert (made.fence.ledger, made.fence.lineage, made.epoch, made.spec.size) == ("L1", 1, 0, 16)
-    assert dispatcher.dataset_status("training").trainers == 2
-
-
 def test_a_name_that_nobody_described_is_unknown(dispatcher: Dispatcher) -> None:
     with pytest.raises(UnknownDataset, match="reader"):
         Trainer(dispatcher, "a").register(Registration(name="training"))
@@ -227,49 +194,11 @@ def test_a_batch_has_records(dispatcher: Dispatcher, batch_size: int) -> None:
         Trainer(dispatcher, "a", batch_size=batch_size).register()
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"sources": (Source(name="a", count=17),)}, "size: registered 16, asked 17"),
-        ({"task_type": TaskType.EVALUATION}, "task_type: registered"),
-    ],
-)
-def test_another_description_is_a_conflict_and_does_not_join(
-    dispatcher: Dispatcher, a: Trainer, change: dict[str, Any], named: str
-) -> None:
-    b = Trainer(dispatcher, "b")
-    with pytest.raises(DatasetConflict, match=named):
-        b.register(replace(TRAINING, **change))
-    assert dispatcher.dataset_status("training").trainers == 1
-    with pytest.raises(StaleLease):
-        b.lease()
-
-
-def test_who_uses_a_dataset_alone_may_change_its_options(dispatcher: Dispatcher, a: Trainer) -> None:
-    assert a.register(replace(TRAINING, num_epochs=3)).spec.num_epochs == 3
-
-
-def test_more_epochs_may_follow_when_the_job_is_finished(dispatcher: Dispatcher, a: Trainer) -> None:
-    a.report(*map(whole, a.lease(count=9).grants))
-    assert a.lease().state is PassState.FINISHED
-    a.register(replace(TRAINING, num_epochs=2))
-    assert a.lease().grants[0].slice.epoch == 1
-
-
 # Fewer epochs
 
 
 def with_epochs(count: int) -> Registration:
     return replace(TRAINING, num_epochs=count)
-
-
-def test_epochs_that_have_not_begun_may_be_left_out(dispatcher: Dispatcher) -> None:
-    a = Trainer(dispatcher, "a")
-    a.register(with_epochs(3))
-    while dispatcher.dataset_status("training").epoch == 0:
-        a.report(*map(whole, a.lease(count=9).grants))
-    a.register(with_epochs(1))
-    assert dispatcher.dataset_status("training").finished
 
 
 def test_a_dataset_of_the_command_line_has_shards_of_eight_records(dispatcher: Dispatcher) -> None:

@@ -385,26 +385,6 @@ def older(job: Job) -> tuple[Trainer, Trainer]:
     return one, other
 
 
-def test_a_forgotten_report_is_named_with_both_numbers(job: Job) -> None:
-    one, _ = older(job)
-    with pytest.raises(JournalWentBack, match="answer to report 1, and the journal knows none beyond 0"):
-        one.lease()
-
-
-def test_a_forgotten_lease_call_is_named_with_both_numbers(job: Job) -> None:
-    _, other = older(job)
-    with pytest.raises(JournalWentBack, match="answer to lease call 1, and the journal knows none beyond 0"):
-        other.confirm()
-
-
-def test_a_forgotten_restore_is_named_with_both_numbers(job: Job) -> None:
-    version = job.master.version
-    job.trainers[0].restore(None)
-    job.master.restart(version)
-    with pytest.raises(JournalWentBack, match=r"lineage \d+, and the journal knows none beyond 1"):
-        job.trainers[0].lease()
-
-
 def test_a_forgotten_registration_is_found_out_though_another_took_its_place(job: Job) -> None:
     version = job.master.version
     late = job.join()
@@ -427,20 +407,6 @@ def test_a_late_copy_of_an_old_call_hides_no_forgotten_report_of_a_member_given_
     job.master.commit()
     with pytest.raises(JournalWentBack, match="answer to report 1, and the journal knows none beyond 0"):
         one.look()
-
-
-def test_a_trainer_whose_end_was_forgotten_finds_it_out_itself(job: Job) -> None:
-    """It was told that it is no member any more, and is one."""
-    one = job.trainers[0]
-    one.lease()
-    version = job.master.version
-    job.master.now += 2 * TIMEOUT_S
-    job.master.dispatcher.expire(job.master.now)
-    with pytest.raises(SessionLost):
-        one.look()
-    job.master.restart(version)
-    with pytest.raises(JournalWentBack, match="given up, and back"):
-        one.register()
 
 
 def test_once_known_nobody_is_lent_anything_until_the_dataset_is_restored(job: Job) -> None:
@@ -521,10 +487,6 @@ def test_a_suspension_ends_all_members_and_forgets_those_given_up_before(job: Jo
     master.commit()
 
 
-def test_a_new_state_has_no_rows() -> None:
-    assert dump(Dispatcher(ledger_id="L")) == {}
-
-
 def test_lineages_of_two_futures_are_never_taken_for_each_other(job: Job) -> None:
     one, other = job.trainers[:2]
     version = job.master.version
@@ -532,20 +494,6 @@ def test_lineages_of_two_futures_are_never_taken_for_each_other(job: Job) -> Non
     job.master.restart(version)
     other.restore(None)
     with pytest.raises(StaleLease):
-        one.lease()
-
-
-def test_a_report_that_was_never_answered_does_not_count_for_one_of_a_later_lineage(job: Job) -> None:
-    """They have the same number."""
-    one = job.trainers[0]
-    one.lease()
-    one.report(heard=False)
-    one.restore(None)
-    one.lease()
-    version = job.master.version
-    one.report()
-    job.master.restart(version)
-    with pytest.raises(JournalWentBack, match="answer to report 1"):
         one.lease()
 
 

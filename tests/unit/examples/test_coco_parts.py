@@ -5,22 +5,19 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import random
 from pathlib import Path
-from typing import Any
 
 import checkpoint
 import numpy as np
 import pytest
 import torch
-from batches import Encode, Fit, NumberedReader, collate
+from batches import Encode, Fit, collate
 from deliveries import Deliveries
 from evaluate import judge, looks_named, read_scenes
 from progress import ProgressLine, Standing
 from split import hold_out, read_captions
 from vocabulary import BOS, EOS, PAD, Vocabulary
 
-from edl_torch import AbstractDataReader
 from edl_torch.errors import DataFormatError, InvalidArgument
 
 # --- deliveries ---
@@ -43,22 +40,6 @@ def test_missing_and_repeated_annotations_are_counted() -> None:
     assert (deliveries.delivered, deliveries.repeated) == (2, 2)
     assert not deliveries.exact(1)
     assert deliveries.verdict(1) == "delivered 2 of 4 annotations, 2 deliveries too many"
-
-
-def test_one_epoch_twice_is_not_two_epochs() -> None:
-    deliveries = Deliveries(2)
-    for _ in range(2):
-        deliveries.add(0, torch.tensor([0, 1]))
-    assert not deliveries.exact(2)
-
-
-def test_counting_goes_on_from_a_checkpoint() -> None:
-    before, after = Deliveries(3), Deliveries(0)
-    before.add(0, torch.tensor([0, 2]))
-    after.load_state_dict(before.state_dict())
-    before.add(0, torch.tensor([0]))  # trained after the checkpoint and lost: does not count
-    after.add(0, torch.tensor([1]))
-    assert after.exact(1)
 
 
 # --- split ---
@@ -116,24 +97,6 @@ def test_what_is_no_captions_file_is_refused_by_name(content: str, tmp_path: Pat
 # --- batches ---
 
 
-class Squares(AbstractDataReader):
-    def create_shards(self, mode: Any = None) -> Any:
-        return {"squares": 5}
-
-    def read_record(self, name: str, index: int) -> Any:
-        return np.full((4, 4, 3), index, dtype=np.uint8), f"number {index}"
-
-    def read_records(self, task: Any) -> Any:
-        raise AssertionError("not needed")
-
-
-def test_numbered_reader_adds_the_record_number_and_pickles() -> None:
-    reader = pickle.loads(pickle.dumps(NumberedReader(Squares())))
-    assert reader.create_shards() == {"squares": 5}
-    image, target = reader.read_record("squares", 3)
-    assert (int(image[0, 0, 0]), target) == (3, (3, "number 3"))
-
-
 @pytest.mark.parametrize("shape", [(30, 60, 3), (60, 30, 3), (7, 7, 3), (200, 3, 3)])
 def test_fitted_image_keeps_its_proportions_on_grey(shape: tuple[int, int, int]) -> None:
     fitted = Fit(32)(np.full(shape, 200, dtype=np.uint8))
@@ -162,13 +125,6 @@ def test_long_caption_is_cut_to_what_the_model_reads() -> None:
 # --- checkpoints ---
 
 
-def test_checkpoint_is_whole_and_alone(tmp_path: Path) -> None:
-    state = {"model": {"w": torch.arange(3)}, "data": {"token": "{}"}, "rng": checkpoint.rng_state()}
-    checkpoint.save(tmp_path / "c.pt", state)
-    assert torch.equal(checkpoint.load(tmp_path / "c.pt")["model"]["w"], torch.arange(3))
-    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
-
-
 def test_failed_save_keeps_the_checkpoint_of_before(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "c.pt", {"model": {}, "data": 1})
     with pytest.raises((AttributeError, pickle.PicklingError)):
@@ -185,13 +141,6 @@ def test_damaged_or_foreign_checkpoint_is_refused_by_name(content: bytes | None,
         (tmp_path / "c.pt").write_bytes(content)
     with pytest.raises(InvalidArgument, match=r"c\.pt"):
         checkpoint.load(tmp_path / "c.pt")
-
-
-def test_generators_continue_from_a_checkpoint(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "c.pt", {"model": {}, "data": {}, "rng": checkpoint.rng_state()})
-    drawn = random.random(), torch.rand(1).item()
-    checkpoint.set_rng_state(checkpoint.load(tmp_path / "c.pt")["rng"])
-    assert (random.random(), torch.rand(1).item()) == drawn
 
 
 # --- progress line ---
@@ -235,30 +184,6 @@ def test_terminal_line_is_drawn_over_and_ended_by_a_whole_line() -> None:
     assert last.rstrip() == "done"
     assert last.endswith("\n")
     assert len(last) > 60  # blanks cover what was there
-
-
-@pytest.mark.parametrize(("stream", "seconds"), [(Terminal(), 0.5), (io.StringIO(), 10.0)])
-def test_line_is_due_sooner_on_a_terminal(stream: io.StringIO, seconds: float) -> None:
-    clock = Clock()
-    line = ProgressLine(stream, clock)
-    clock.now = seconds - 0.01
-    assert not line.due
-    clock.now = seconds
-    assert line.due
-    line.draw(STANDING)
-    assert not line.due
-
-
-def test_rate_is_measured_anew_in_each_epoch() -> None:
-    clock = Clock()
-    line = ProgressLine(io.StringIO(), clock)
-    assert line.rate == 0.0
-    line.count(100)
-    clock.now = 10.0
-    line.restart()
-    line.count(30)
-    clock.now = 11.0
-    assert line.rate == pytest.approx(30.0)
 
 
 # --- judgement ---

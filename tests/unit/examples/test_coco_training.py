@@ -243,21 +243,6 @@ def test_files_that_cannot_be_used(
     assert message in error_of([*given, *more], capsys)
 
 
-def test_help_lists_every_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        train.main(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    wanted = "images annotations epochs batch-size workers device output resume master demo"
-    for argument in wanted.split():
-        assert f"--{argument}" in text
-
-
-def test_resume_without_a_file_means_the_last_checkpoint() -> None:
-    parsed = options.parse(["--demo", "--output", "here", "--resume"])
-    assert parsed.resume == Path("here/checkpoint.pt")
-
-
 @pytest.mark.parametrize(
     ("variables", "shared"),
     [
@@ -275,10 +260,6 @@ def test_master_of_the_environment_means_shared_data(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert options.parse(["--demo"]).shared is shared
-
-
-def test_device_is_chosen_where_none_is_named() -> None:
-    assert isinstance(options.parse(["--demo"]).device, torch.device)
 
 
 def test_learning_rate_warms_up_and_falls() -> None:

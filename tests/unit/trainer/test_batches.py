@@ -82,16 +82,6 @@ def test_two_steps_show_that_a_wrapper_reads_ahead_and_one_does_not() -> None:
         loop_behind(twice, twice.attach(), 3, 1)
 
 
-@pytest.mark.parametrize("batches", [4, 6, 7, 8])
-@pytest.mark.parametrize("accumulates", [2, 3])
-def test_a_loop_that_gathers_gradients_and_steps_on_the_rest_is_none(batches: int, accumulates: int) -> None:
-    steps = Steps()
-    number = steps.attach()
-    loop_behind(steps, number, batches, 0, accumulates)
-    steps.stepped_after_the_end(number)  # the last window, or a step too many
-    assert steps.keep == 0
-
-
 @pytest.mark.parametrize("way", ["reported", "failed"])
 @pytest.mark.parametrize("skipped", [1, 2])
 def test_a_loop_that_skips_its_first_steps_and_says_so_is_none(way: str, skipped: int) -> None:
@@ -145,16 +135,6 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     steps.take_idle()
     assert not steps.all_step
     steps.detach(idle)
-    assert steps.all_step
-
-
-def test_one_that_never_stepped_and_was_detached_does_not_count_among_all() -> None:
-    steps = Steps()
-    stepping, never = steps.attach(), steps.attach()
-    steps.handed()
-    steps.stepped(stepping)
-    assert not steps.all_step
-    steps.detach(never)
     assert steps.all_step
 
 
@@ -224,33 +204,6 @@ def test_batches_that_went_back_before_the_first_step_are_no_reading_ahead() -> 
     assert steps.keep == 0
 
 
-def test_a_padding_batch_in_hand_is_none_of_those_gathered() -> None:
-    batches = Batches(None)
-    optimizer = batches.attach()
-    batches.hand(((1, 0, 2),))
-    batches.hand()
-    batches.pass_on()
-    padding = batches.pass_on()
-    assert batches.in_hand is padding
-    assert not batches.has_in_hand
-    assert batches.failed() == ()
-    batches.stepped(optimizer)
-    assert batches.done() == [((1, 0, 2),)]
-
-
-def test_a_batch_that_went_back_moves_no_other() -> None:
-    batches = Batches()
-    optimizer = batches.attach()
-    for first in range(3):
-        batches.asked()
-        batches.hand(((1, first, first + 1),))
-    batches.take_back([batches.unfinished[1]])
-    batches.stepped(optimizer)
-    batches.hand(((1, 1, 2),))
-    assert batches.done() == [((1, 0, 1),), ((1, 2, 3),)]
-    assert batches.touched() == []
-
-
 def test_a_batch_with_records_is_in_doubt_until_a_gradient_of_it_is_seen() -> None:
     batches = Batches(None)
     assert not batches.in_doubt
@@ -277,22 +230,3 @@ def test_nothing_may_be_learnt_of_a_batch_that_has_failed_though_the_loop_still_
     assert (failed.counts_not, failed.has_learnt) == ("bad", True)
     assert batches.in_hand is not None
     assert (batches.in_hand.instead_of, batches.in_hand.counts_not) == (failed, "bad")
-
-
-def test_another_lineage_forgets_what_a_wrapper_that_counts_has_read_ahead() -> None:
-    steps = Steps(1)
-    steps.attach()
-    steps.handed()
-    steps.handed()
-    steps.clear()
-    assert (steps.keep, len(steps.ahead)) == (0, 0)
-
-
-def test_no_batch_is_in_hand_and_no_padding_is_to_be_weighed_where_all_are_void() -> None:
-    batches = Batches()
-    batches.attach()
-    batches.hand(((1, 0, 2),))
-    batches.hand()
-    assert batches.in_hand in batches.unweighed
-    batches.clear()
-    assert (batches.in_hand, batches.unweighed) == (None, [])

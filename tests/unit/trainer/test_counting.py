@@ -13,7 +13,7 @@ from trainer_kit import Delivered
 from edl_torch.core.calls import Grant
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.shard import Slice
-from edl_torch.trainer.counting import DrawnSamples, GrantedRecords, StreamCounts
+from edl_torch.trainer.counting import DrawnSamples, StreamCounts
 
 
 def lease(task: int, records: int, skip: int = 0) -> Grant:
@@ -126,26 +126,6 @@ def test_no_batch_is_short_before_its_stream_has_ended() -> None:
     assert counts.report(None) == [(1, 4, 6)]
 
 
-def test_one_stream_is_exact_and_several_are_not() -> None:
-    counts = StreamCounts(4)
-    assert counts.exact
-    counts.grant("worker 0", lease(1, 8))
-    assert counts.exact
-    assert counts.report(None) == [(1, 0, 4)]
-    counts.grant("worker 1", lease(2, 8))
-    assert not counts.exact
-    assert counts.report(None) == []  # may be the other's first batch
-    assert counts.unreported == 12
-
-
-def test_the_published_formula_and_what_was_reported_and_is_not_proved() -> None:
-    counts = StreamCounts(4)
-    counts.grant("worker 0", lease(1, 10))  # 3 batches
-    counts.grant("worker 1", lease(2, 4))  # 1 batch
-    proved = [(counts.report(None), counts.uncounted) for _ in range(4)]
-    assert proved == [([], 4), ([(1, 0, 4)], 4), ([(1, 4, 8)], 4), ([(1, 8, 10), (2, 0, 4)], 0)]
-
-
 def test_mixed_reports_are_refused_and_change_nothing() -> None:
     counts = StreamCounts(4)
     counts.grant("worker 0", lease(1, 4))
@@ -243,14 +223,6 @@ def test_the_last_samples_drawn_may_be_a_short_batch_when_all_is_read() -> None:
     assert drawn.may_end_short([Stream(2, ended=True)])
     assert not drawn.may_end_short([Stream(2)])
     assert not drawn.may_end_short([Stream(3, ended=True)])
-
-
-def test_what_is_granted_is_delivered_where_nobody_can_look() -> None:
-    granted = GrantedRecords()
-    assert granted.records([Stream(3), Stream(4)]) == (7, 7)
-    assert granted.may_end_short([Stream(3)])
-    assert (granted.batch_size, granted.batches) == (0, None)
-    assert (DrawnSamples.batch_size, DrawnSamples.batches) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Master, Shell, ack, back, reports_of, whole
+from trainer_kit import Master, Shell, back, reports_of, whole
 
 from edl_torch.core.calls import NEW_PASS, Grant
 from edl_torch.errors import AccountingError, MasterUnavailable, StaleLease
-from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Evidence, Logged, Loop, Reporting, StepShown, Voided, Warn
 
 
@@ -70,15 +69,6 @@ def test_a_loop_that_is_left_between_batches_gives_back_what_was_drawn(
     assert given_back(master) == [(1, 0)]
 
 
-def test_a_pass_that_is_left_before_the_loop_asks_gives_back_what_was_drawn() -> None:
-    shell = Shell(Master(num_epochs=2), attended=False)
-    shell.train_through()
-    number = shell.run(shell.trainer.open())
-    shell.draw()
-    shell.run(shell.elastic.close(number))
-    assert shell.master.status.leased == 0
-
-
 def test_a_padding_batch_is_in_hand_in_the_place_of_those_before(master: Master, shell: Shell) -> None:
     number = shell.begin_elastic()
     shell.state.batches.attach()
@@ -106,26 +96,6 @@ def test_a_loop_whose_last_question_failed_has_no_batch_in_hand(master: Master, 
     assert acknowledged(master) == [(1, 8)]
 
 
-def test_all_handed_out_and_one_in_training_is_not_the_end(master: Master) -> None:
-    shell = Shell(Master(records=8), batch_size=8, attended=False)
-    number = shell.begin_elastic()
-    hand_next(shell)
-    assert not shell.run(shell.elastic.look_for_more())
-    shell.run(shell.elastic.close(number))
-    assert given_back(shell.master) == [(1, 0)]
-
-
-def test_closing_an_older_pass_does_nothing(master: Master, shell: Shell) -> None:
-    first = shell.begin_elastic()
-    assert (shell.elastic.superseded, shell.elastic.read_ahead) == (0, 0)
-    shell.run(shell.trainer.open())
-    assert shell.elastic.superseded == first
-    hand_next(shell)
-    shell.run(shell.elastic.close(first))
-    assert shell.elastic.is_open(first + 1)
-    assert not shell.elastic.is_open(first)
-
-
 def test_a_pass_begins_with_none_of_the_leases_of_one_that_was_opened_meanwhile(shell: Shell) -> None:
     number = shell.begin_elastic()
     hand_next(shell)
@@ -145,27 +115,6 @@ def test_what_the_end_of_an_abandoned_pass_raises_is_raised_later(master: Master
     assert not shell.elastic.is_open(number)
     with pytest.raises(StaleLease):
         shell.run(shell.trainer.reporter.flush())
-
-
-def test_a_pass_that_is_not_open_is_not_ended_again(master: Master, shell: Shell) -> None:
-    number = shell.begin_elastic()
-    shell.run(shell.elastic.close(number))
-    assert not shell.elastic.end(number)
-    shell.run(shell.elastic.end_abandoned(number))
-    shell.begin_plain()
-    assert not shell.elastic.is_open(number + 1)
-
-
-def test_a_pass_over_one_epoch_is_over_with_it() -> None:
-    master = Master(num_epochs=2)
-    shell = Shell(master)
-    assert shell.train_through() == 64
-    shell.run(shell.trainer.open(0))
-    assert not shell.run(shell.elastic.more_to_read())
-    shell.run(shell.trainer.open(1))
-    assert shell.run(shell.elastic.more_to_read())
-    assert shell.state.supply.current.epoch == 1
-    assert shell.state.supply.current.mode is Mode.ELASTIC
 
 
 # More to read -----------------------------------------------------------------------------------------------
@@ -239,19 +188,6 @@ def test_a_partial_batch_goes_back_as_a_remainder(master: Master, shell: Shell) 
 # Promises ---------------------------------------------------------------------------------------------------
 
 
-def test_a_promise_waits_for_as_many_answers_as_it_must(master: Master, remote: Shell) -> None:
-    remote.begin_elastic()
-    first, second = remote.draw(), remote.draw()
-    assert remote.hand(first)
-    remote.request()
-    assert remote.state.outbox.unanswered == 1
-    assert remote.start(remote.elastic.promise(whole(second), 1)).is_done
-    promising = remote.start(remote.elastic.promise(whole(second), 0))
-    assert not promising.is_done
-    assert promising.finish()
-    assert acknowledged(master) == [(1, 8)]
-
-
 def test_a_promise_that_was_lost_meanwhile_is_not_delivered(shell: Shell) -> None:
     shell.begin_elastic()
     grant = shell.draw()
@@ -281,48 +217,6 @@ def test_a_batch_goes_back_though_a_promised_one_is_of_its_lease(
     assert reports_of(master)[-1].give_backs == (back(grant.task, 4),)
 
 
-def test_a_promise_presents_leases_in_doubt(master: Master) -> None:
-    shell = Shell(master)
-    shell.begin_elastic()
-    grant = shell.draw()
-    shell.break_stream()
-    assert shell.run(shell.elastic.promise(whole(grant), 0))
-    assert len(master.of("confirm")) == 1
-
-
-def test_a_master_that_is_back_hears_the_report_before_the_next_batch(master: Master) -> None:
-    shell = Shell(master, attended=False)
-    shell.begin_elastic()
-    first, second = shell.draw(), shell.draw()
-    assert shell.hand(first)
-    master.errors = [MasterUnavailable("away")]
-    with pytest.raises(MasterUnavailable):
-        shell.request()
-    assert shell.hand(second)
-    assert acknowledged(master) == [(1, 8)]
-
-
-# Progress of the loop ---------------------------------------------------------------------------------------
-
-
-def test_what_the_loop_does_is_its_progress(master: Master) -> None:
-    shell = Shell(master)
-    shell.run(shell.trainer.registrar.plan())
-    counts = [shell.liveness.progress]
-    optimizer = shell.state.batches.attach()
-    number = shell.run(shell.trainer.open())
-    for do in (
-        lambda: shell.request(),
-        lambda: shell.hand(shell.draw()),
-        lambda: shell.run(shell.elastic.stepped(optimizer)),
-    ):
-        counts.append(shell.liveness.progress)
-        do()
-    counts.append(shell.liveness.progress)
-    assert counts == [0, 1, 2, 3, 4]
-    shell.run(shell.elastic.close(number))
-
-
 # Taken back -------------------------------------------------------------------------------------------------
 
 
@@ -340,20 +234,6 @@ def test_leases_that_were_taken_back_are_told_and_not_drawn_again(remote: Shell)
     assert remote.told(Voided) == []
     assert remote.elastic.is_open(1)
     remote.state.check()
-
-
-def test_an_acknowledgement_that_was_refused_parts_the_model_from_the_count(
-    master: Master, shell: Shell
-) -> None:
-    shell.begin_elastic()
-    hand_next(shell)
-    master.dispatcher.find_ledger("training").take_back("s")  # type: ignore[union-attr]
-    shell.request()
-    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 8),)]
-    with pytest.raises(StaleLease, match=r"batches of 1 lease\(s\) of dataset 'training'"):
-        shell.state.check()
-    shell.state.restored()
-    shell.state.check()
 
 
 def test_that_a_batch_was_learnt_in_several_steps_is_noted_once(shell: Shell) -> None:

@@ -58,30 +58,6 @@ def test_positions_out_of_order_are_an_accounting_error(inflight: Loop) -> None:
     assert inflight.batches == []
 
 
-def test_a_batch_with_a_void_lease_is_discarded_and_the_rest_of_it_goes_back(inflight: Loop) -> None:
-    inflight.grant(lease(2))
-    inflight.void([1])
-    assert not inflight.hand(((1, 0, 2), (2, 0, 2)))
-    assert inflight.give_back([((1, 0, 2), (2, 0, 2))]) == [back(2, 0, 2)]
-    assert inflight.hand(((2, 2, 4),)), "the batch after it is this trainer's"
-    assert not inflight.is_mine(((2, 0, 2),))
-
-
-def test_a_batch_in_the_middle_goes_back_or_counts_by_itself(inflight: Loop) -> None:
-    for first in range(0, 10, 2):
-        inflight.hand(((1, first, first + 2),))
-    assert inflight.acknowledge([((1, 6, 8),)]) == [ack(1, 8, 6)]
-    assert inflight.give_back([((1, 2, 4),)]) == [back(1, 2, 4)]
-    assert inflight.acknowledge([((1, 0, 10),)]) == [ack(1, 2), ack(1, 6, 4), ack(1, 10, 8)]
-    assert not inflight
-
-
-def test_settling_a_batch_whose_lease_became_void_tells_nothing(inflight: Loop) -> None:
-    inflight.hand(((1, 0, 4),))
-    inflight.void([1])
-    assert inflight.settle(0) == []
-
-
 def test_what_goes_back_begins_behind_records_that_failed(inflight: Loop) -> None:
     """The report that tells of it may acknowledge the batch before them, and so pass over them."""
     inflight.hand(((1, 0, 4),))
@@ -90,14 +66,6 @@ def test_what_goes_back_begins_behind_records_that_failed(inflight: Loop) -> Non
     assert inflight.leave(0) == [back(1, 6)]
     assert inflight.settle(0) == [ack(1, 4)]
     assert not inflight
-
-
-def test_a_ticket_stands_for_parts_of_its_leases(inflight: Loop) -> None:
-    inflight.grant(lease(2, 3, 9))
-    assert inflight.slices(((1, 4, 10), (2, 3, 5))) == (
-        Slice(epoch=0, shard=1, skip=4, limit=6),
-        Slice(epoch=0, shard=2, skip=3, limit=2),
-    )
 
 
 def test_batches_of_another_trainer_are_held_as_they_come() -> None:
@@ -110,16 +78,6 @@ def test_batches_of_another_trainer_are_held_as_they_come() -> None:
     assert inflight.hand(first) == [(parts[0], 4, 8), (parts[1], 0, 2)]
     assert [(done.attempt, done.start, done.upto) for done in inflight.settle(0)] == [(0, 4, 8), (0, 0, 2)]
     assert inflight.records == 4
-
-
-def test_where_a_stream_is(inflight: Loop) -> None:
-    inflight.grant(lease(2, 3, 9))
-    inflight.draw(2, "worker 1")
-    inflight.draw(5, "worker 1")  # void meanwhile
-    inflight.hand(((1, 0, 4),))
-    assert inflight.unhanded("worker 0") == [Slice(epoch=0, shard=1, skip=4, limit=6)]
-    assert inflight.unhanded("worker 1") == [Slice(epoch=0, shard=2, skip=3, limit=6)]
-    assert inflight.unhanded("worker 2") == []
 
 
 @given(

@@ -80,27 +80,6 @@ def test_a_batch_in_hand_goes_back_though_the_end_of_its_pass_meets_an_error(mas
     assert master.status.acknowledged == 4, "the batch before the one in hand"
 
 
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-def test_a_trainer_whose_reports_are_of_another_lineage_may_not_go_back_to_a_token_but_a_new_one_may(
-    master: Master, in_process: bool
-) -> None:
-    superseded = Shell(master, "superseded", in_process=in_process)
-    superseded.run(superseded.trainer.registrar.plan())
-    token = superseded.run(superseded.trainer.position.snapshot())
-    report_in_vain(superseded, another_lineage)
-    with pytest.raises(StaleLease, match="lineage 2; the call is of lineage 1"):
-        superseded.run(superseded.trainer.position.restore(token))
-    shell = Shell(master, in_process=in_process)
-    shell.run(shell.trainer.position.restore(token))
-    seen = 0
-    while (grant := shell.fetch()) is not None:
-        seen += grant.slice.limit
-        shell.report()
-    assert seen == RECORDS
-    shell.run(shell.trainer.reporter.flush())
-    assert master.status.finished
-
-
 # A call for leases that ends without its answer, as by Ctrl-C, costs no record its outcome ------------------
 
 
@@ -156,19 +135,6 @@ def test_a_call_is_repeated_under_its_number_until_it_is_answered() -> None:
     shell.fetch()
     assert [call.request for call in master.of("lease")] == [1, 1, 2]
     assert [call.asked for call in master.of("lease")] == [0, 0, 1]
-
-
-def test_what_an_older_pass_was_lent_goes_back_when_its_answer_comes() -> None:
-    master = Cut(1, MasterUnavailable("no answer"))
-    shell = Shell(master)
-    with pytest.raises(MasterUnavailable):
-        shell.fetch()
-    assert master.status.leases == 1
-    shell.begin_plain()
-    grant = shell.draw()
-    assert shell.state.inflight.leases() == ((grant.task, grant.attempt),)
-    assert master.status.leases == 1
-    assert grant.task == 2
 
 
 # Acknowledgements for a master that lives and dies with its trainer wait a moment for more of them ----------
@@ -241,17 +207,6 @@ def test_a_loop_without_optimizer_waits_with_what_it_is_done_with_too(larger: Ma
     assert larger.status.acknowledged == 2
     shell.run(shell.elastic.close(number))
     assert larger.status.acknowledged == 6
-
-
-def test_what_waits_is_told_before_a_token_is_taken_and_at_the_end(larger: Master, case: Case) -> None:
-    batches = case.begin()
-    next(batches), next(batches)
-    case.run(case.trainer.position.snapshot())
-    assert larger.status.acknowledged == 4
-    next(batches)
-    case.run(case.trainer.close(1.0))
-    assert larger.status.acknowledged == 6
-    assert larger.status.leased == 0
 
 
 def test_what_waits_is_told_with_a_record_that_cannot_be_read(larger: Master, case: Case) -> None:

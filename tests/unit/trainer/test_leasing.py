@@ -10,7 +10,7 @@ from edl_torch.errors import ConcurrentIteration, MasterUnavailable
 from edl_torch.shard import Slice
 from edl_torch.trainer.inflight import LeaseQueue, Mode
 from edl_torch.trainer.leasing import POLL_S
-from edl_torch.trainer.vocabulary import Asking, Call, LookAround, SiblingSession, Wait
+from edl_torch.trainer.vocabulary import Asking, Call, LookAround, SiblingSession
 
 
 def lease(task: int, bundle: int = 0) -> Grant:
@@ -44,46 +44,6 @@ def test_a_plain_stream_that_holds_nothing_waits_for_more(master: Master, shell:
         drawing.step()
     other.run(other.elastic.close(number))
     assert drawing.finish() is not None
-
-
-def test_a_plain_stream_that_holds_a_lease_does_not_wait(master: Master, shell: Shell) -> None:
-    other = Shell(master, "other", attended=False)
-    shell.begin_plain()
-    assert shell.draw()
-    other.begin_plain()
-    while other.next() is not None:
-        pass
-    drawing = shell.start(shell.trainer.leasing.next("main", 1))
-    assert isinstance(drawing.action, Call)
-    assert drawing.action.wait_s == 0.0
-    assert drawing.finish() is None
-    assert shell.trainer.plain.owed == 8
-
-
-@pytest.mark.parametrize("end", ["close", "open", "closed"])
-def test_a_stream_of_a_pass_that_is_over_gets_nothing(shell: Shell, end: str) -> None:
-    number = shell.begin_elastic()
-    if end == "close":
-        shell.run(shell.elastic.close(number))
-    elif end == "open":
-        shell.run(shell.trainer.open())
-    else:
-        shell.draw()
-        shell.state.closed = True
-    asked = len(asks(shell))
-    assert shell.next("worker 0", number) is None
-    assert len(asks(shell)) == asked
-
-
-def test_the_rest_of_a_bundle_is_for_the_stream_that_began_it() -> None:
-    supply = LeaseQueue(ahead=True)
-    number = supply.open(Mode.ELASTIC)
-    supply.take_in(answer(lease(1, bundle=7), lease(2, bundle=7), lease(3), lease(4, bundle=8)), number)
-    drawn = [
-        supply.draw(stream, number)
-        for stream in ("worker 0", "worker 1", "worker 1", "worker 0", "worker 0", "worker 1")
-    ]
-    assert [grant and grant.task for grant in drawn] == [1, 3, 4, 2, None, None]
 
 
 def test_the_rest_of_a_bundle_stays_when_others_wait_and_goes_back_at_the_end() -> None:
@@ -130,26 +90,7 @@ def test_a_stream_of_an_earlier_pass_draws_nothing_of_a_later_one() -> None:
     assert supply.draw("worker 0", second) == lease(1)
 
 
-def test_an_error_of_fetching_ahead_ends_with_its_pass() -> None:
-    supply = LeaseQueue(ahead=True)
-    supply.error = MasterUnavailable("away")
-    supply.open(Mode.ELASTIC)
-    assert supply.error is None
-
-
 # One call at a time -----------------------------------------------------------------------------------------
-
-
-def test_who_finds_a_call_under_way_waits_for_its_answer(master: Master, shell: Shell) -> None:
-    number = shell.run(shell.trainer.open())
-    first = shell.start(shell.trainer.leasing.next("worker 0", number))
-    second = shell.start(shell.trainer.leasing.next("worker 1", number))
-    assert isinstance(second.action, Wait)
-    assert second.must_wait
-    first.finish()
-    assert not second.must_wait
-    assert second.finish() is not None
-    assert len(asks(shell)) == 2
 
 
 def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
@@ -164,24 +105,6 @@ def test_who_waits_for_an_answer_ends_with_the_pass(shell: Shell) -> None:
     assert second.finish() is None
     assert third.finish() is False
     first.interrupt()
-
-
-def test_a_verdict_is_waited_for_and_a_look_is_not(master: Master, shell: Shell) -> None:
-    shell.run(shell.trainer.open())
-    waiting = shell.start(shell.trainer.leasing.wait_for_more())
-    assert isinstance(waiting.action, Call)
-    assert waiting.action.wait_s == POLL_S
-    assert waiting.finish()
-    shell.draw()
-    looking = shell.start(shell.trainer.leasing.look_for_more())
-    assert isinstance(looking.action, Call)
-    assert looking.action.wait_s == 0.0
-    assert looking.finish()
-    assert shell.start(shell.trainer.leasing.look_for_more()).is_done, "there is one"
-    assert shell.start(shell.trainer.leasing.wait_for_more()).is_done
-    shell.state.close_pass()
-    assert shell.start(shell.trainer.leasing.look_for_more()).is_done
-    assert shell.run(shell.trainer.leasing.wait_for_more()) is False
 
 
 def test_a_trainer_with_a_batch_waits_for_what_others_hold_of_its_epoch(master: Master, shell: Shell) -> None:
@@ -227,11 +150,6 @@ def test_who_waits_for_another_loop_of_its_own_thread_is_told(
     assert shell.state.supply.phase is Asking.IDLE
 
 
-def test_who_gets_records_does_not_ask_whom_else_there_is(shell: Shell) -> None:
-    shell.siblings = (SiblingSession(session="other", records=64, same_thread=True),)
-    assert shell.train_through() == 64
-
-
 def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     shell.read()
@@ -243,13 +161,6 @@ def test_a_pass_that_is_over_is_not_asked_about_again(master: Master, shell: She
 
 
 # Ahead ------------------------------------------------------------------------------------------------------
-
-
-def test_in_one_process_nothing_is_fetched_ahead(shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw()
-    assert not shell.trainer.has_work
-    assert set(asks(shell)) == {1}
 
 
 def test_from_afar_one_lease_a_stream_is_fetched_ahead(remote: Shell) -> None:
@@ -325,16 +236,6 @@ def test_another_trainer_that_waits_gets_what_is_not_drawn(master: Master, remot
     assert remote.state.inflight.leases() == ((drawn.task, 1),)
 
 
-def test_a_lease_for_a_pass_that_has_ended_goes_back(master: Master, remote: Shell) -> None:
-    remote.begin_elastic()
-    remote.draw()
-    fetching = remote.start(remote.trainer.leasing.fetch_ahead()).to("lease")
-    remote.run(remote.trainer.open())
-    fetching.finish()
-    remote.run(remote.trainer.reporter.flush())
-    assert master.status.leases == 0
-
-
 def test_what_is_not_wanted_goes_back_at_once_in_one_process(master: Master, shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
     drawing = shell.start(shell.trainer.leasing.next("main", number)).to("lease")
@@ -349,17 +250,6 @@ def test_what_is_not_wanted_goes_back_at_once_in_one_process(master: Master, she
 @pytest.fixture
 def attended(master: Master) -> Shell:
     return Shell(master)
-
-
-def test_workers_of_an_elastic_loader_ask_ahead_and_its_loop_asks_for_what_it_needs(
-    master: Master, attended: Shell
-) -> None:
-    number = attended.begin_elastic()
-    while attended.next("worker 0", number) is not None:
-        pass
-    told = [(call.drained, call.ahead) for call in master.of("lease")]
-    assert told == [(True, False), *[(False, True)] * (len(told) - 1)]
-    assert len(told) > 2
 
 
 def test_plain_loops_ask_for_what_they_need(master: Master, attended: Shell) -> None:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from trainer_kit import Delivered, Master, Shell, ack, back, reports_of
+from trainer_kit import Delivered, Master, Shell, back, reports_of
 
 from edl_torch.errors import AccountingError, InvalidArgument
-from edl_torch.trainer.counting import DrawnSamples
 from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM, Reading
-from edl_torch.trainer.vocabulary import Evidence, Reporting, Uncounted, Voided
+from edl_torch.trainer.vocabulary import Voided
 
 # Who takes part ---------------------------------------------------------------------------------------------
-
-
-def test_a_worker_that_begins_after_its_iteration_was_given_up_gets_nothing(shell: Shell) -> None:
-    first = shell.begin_plain("worker 0", "7", 1)
-    second = shell.begin_plain("worker 0", "7", 2)
-    late = shell.begin_plain("worker 1", "7", 1)
-    assert late == NO_PASS
-    assert shell.next("worker 1", late) is None
-    assert shell.next("worker 0", first) is None
-    assert shell.draw("worker 0", second)
 
 
 def test_a_late_worker_does_not_bring_back_a_pass_that_a_restore_ended(shell: Shell) -> None:
@@ -35,13 +24,6 @@ def test_a_late_worker_does_not_end_an_elastic_pass(shell: Shell) -> None:
     number = shell.run(shell.trainer.open())
     assert shell.begin_plain("worker 1", "7", 1) == NO_PASS
     assert shell.elastic.is_open(number)
-
-
-def test_a_plain_pass_ends_an_elastic_one(shell: Shell) -> None:
-    number = shell.begin_elastic()
-    shell.begin_plain()
-    assert not shell.elastic.is_open(number)
-    assert shell.elastic.superseded == number
 
 
 def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(shell: Shell) -> None:
@@ -59,27 +41,6 @@ def test_the_first_iteration_of_all_may_be_an_older_one(shell: Shell) -> None:
     assert shell.begin_plain("worker 0", "i1", 1, number=1) == NO_PASS
 
 
-def test_the_very_first_iteration_begins_a_pass(shell: Shell) -> None:
-    assert shell.begin_plain("worker 0", "i1", 1, number=1) != NO_PASS
-
-
-def test_iterations_that_began_elsewhere_have_no_order(shell: Shell) -> None:
-    number = shell.begin_plain("worker 0", "i7", 1, number=7)
-    assert shell.begin_plain("worker 0", "other", 1) > number
-
-
-def test_workers_of_an_iteration_that_is_gone_get_nothing(shell: Shell) -> None:
-    assert shell.begin_plain("worker 0", "i7", 1, number=7, is_over=True) == NO_PASS
-
-
-def test_processes_that_are_no_loader_workers_share_a_pass_until_one_begins_again(shell: Shell) -> None:
-    first = shell.begin_plain("process 1")
-    assert shell.begin_plain("process 2") == first
-    second = shell.begin_plain("process 2")
-    assert second > first
-    assert shell.begin_plain("process 1") == second
-
-
 def test_one_pass_begins_at_a_time(shell: Shell) -> None:
     """Workers of one iteration arrive together: the second joins the pass that the first one begins."""
     shell.begin_plain("worker 0", "7", 1)
@@ -89,15 +50,6 @@ def test_one_pass_begins_at_a_time(shell: Shell) -> None:
     assert second.must_wait
     number, plan = first.finish()
     assert second.finish() == (number, plan)
-
-
-def test_a_beginning_that_was_interrupted_holds_nobody_up(shell: Shell) -> None:
-    shell.begin_plain("worker 0", "7", 1)
-    shell.draw("worker 0")
-    shell.start(shell.trainer.begin_plain(Reading(stream="worker 0", run="7", begun=2))).to(
-        "report"
-    ).interrupt()
-    assert shell.begin_plain("worker 1", "7", 3) != NO_PASS
 
 
 def test_a_worker_whose_iteration_was_given_up_while_it_waited_gets_nothing(shell: Shell) -> None:
@@ -133,59 +85,6 @@ def test_reports_outside_a_pass_prove_nothing(master: Master, shell: Shell) -> N
     assert shell.warnings == []
 
 
-def test_a_report_acknowledges_a_batch_and_says_how_many_leases_that_completed(
-    master: Master, shell: Shell
-) -> None:
-    shell.begin_plain()
-    shell.draw()
-    assert [shell.report(), shell.report()] == [0, 1]
-    assert [call.acknowledgements for call in reports_of(master)] == [(ack(1, 4),), (ack(1, 8, 4),)]
-    assert [fact.way for fact in shell.told(Reporting)] == [Evidence.REPORT, Evidence.REPORT]
-    assert shell.state.exact
-
-
-def test_reported_batches_and_their_records_are_measured(shell: Shell) -> None:
-    shell.begin_plain()
-    shell.draw()
-    shell.report()
-    shell.report(3)
-    measures = shell.state.measuring.measures()
-    assert (measures.batches, measures.records) == (2, 7)
-
-
-def test_reports_of_several_workers_are_counted(master: Master, shell: Shell) -> None:
-    number = shell.begin_plain("worker 0", "7", 1)
-    shell.begin_plain("worker 1", "7", 1)
-    shell.draw("worker 0", number)
-    shell.draw("worker 1", number)
-    assert [shell.report() for _ in range(3)] == [0, 0, 0]
-    assert not shell.state.exact
-    assert shell.report() == 2
-    assert {fact.way for fact in shell.told(Reporting)} == {Evidence.COUNT}
-
-
-def test_what_was_reported_and_nobody_can_name_is_told(shell: Shell) -> None:
-    number = shell.begin_plain("worker 0", "7", 1)
-    shell.begin_plain("worker 1", "7", 1)
-    shell.draw("worker 0", number)
-    shell.draw("worker 1", number)
-    shell.report()
-    assert shell.state.plain.uncounted == 4
-    shell.run(shell.trainer.plain.finish(abandoned=True))
-    assert shell.told(Uncounted) == [Uncounted(4)]
-    assert shell.state.plain.uncounted == 0
-
-
-def test_what_a_loop_was_given_bounds_its_reports(shell: Shell) -> None:
-    drawn = DrawnSamples()
-    shell.begin_plain(deliveries=drawn)
-    grant = shell.draw()
-    drawn.start(grant.task, 0)[2] = 4
-    assert shell.report() == 0
-    with pytest.raises(AccountingError, match="of the 4 delivered in this pass 0"):
-        shell.report()
-
-
 def test_with_another_reader_only_leases_bound_the_reports(shell: Shell) -> None:
     """What it hands on cannot be seen."""
     shell.begin_plain("process 1", deliveries=Delivered(4))
@@ -217,15 +116,6 @@ def test_of_several_workers_no_batch_can_be_named(shell: Shell) -> None:
     shell.draw("worker 1")
     with pytest.raises(InvalidArgument, match="err_msg cannot name its records"):
         shell.run(shell.trainer.fail_batch(None, "NaN"))
-
-
-def test_a_bad_record_is_in_no_batch(master: Master, shell: Shell) -> None:
-    shell.begin_plain()
-    grant = shell.draw()
-    shell.run(shell.trainer.fail_record(grant.task, 1, "torn"))
-    assert shell.report() == 0
-    assert reports_of(master)[-1].acknowledgements == (ack(1, 1), ack(1, 5, 2))
-    assert (master.status.quarantined, master.status.acknowledged) == (1, 4)
 
 
 def test_leases_taken_back_end_the_pass(master: Master) -> None:
@@ -319,13 +209,6 @@ def test_an_abandoned_pass_warns_of_nothing(master: Master, shell: Shell) -> Non
     assert not shell.state.supply.current.is_open
 
 
-def test_an_elastic_pass_finishes_the_plain_one(master: Master, shell: Shell) -> None:
-    read_all(shell)
-    shell.run(shell.trainer.open())
-    assert len(shell.warnings) == 1
-    assert master.status.leased == 0
-
-
 def test_finishing_twice_finishes_once(shell: Shell) -> None:
     for passes in (1, 2):
         read_all(shell)
@@ -335,11 +218,3 @@ def test_finishing_twice_finishes_once(shell: Shell) -> None:
     read_all(shell)
     with pytest.raises(AccountingError, match="3 passes"):  # in a row, with nothing between
         shell.run(shell.trainer.plain.finish())
-
-
-def test_a_pass_of_an_older_kind_is_not_finished_as_a_plain_one(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw()
-    shell.run(shell.trainer.plain.finish())
-    assert shell.elastic.is_open(1)
-    assert master.status.leased == 8

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from trainer_kit import DATASET, Master, Shell
 
-from edl_torch.core.token import Token
 from edl_torch.errors import MasterUnavailable, StaleLease, UnknownDataset
 from edl_torch.trainer.foreign_loop import OWN_STREAM
-from edl_torch.trainer.vocabulary import Call, Describe, Restored, TokenTaken, Uncounted
+from edl_torch.trainer.vocabulary import Describe, Restored, TokenTaken
 
 
 def snapshot(shell: Shell) -> str:
@@ -38,19 +37,6 @@ def test_the_token_of_data_that_nobody_asked_for_is_their_beginning(master: Mast
     assert taking.is_done
     assert shell.state.registered.plan is None
     assert master.calls == []
-
-
-def test_data_without_a_plan_are_registered_for_their_token(master: Master, shell: Shell) -> None:
-    taking = shell.start(shell.trainer.position.snapshot()).to("status")
-    taking.fail(UnknownDataset("who?"))
-    taking.answer("")
-    assert Token.decode(taking.finish()).open == ()
-    assert shell.state.registered.plan is not None
-
-
-def test_data_that_a_master_knows_are_registered_for_their_token(master: Master, shell: Shell) -> None:
-    assert snapshot(shell) == master.dispatcher.token(DATASET)
-    assert [method for method, _ in master.calls] == ["status", "register", "snapshot"]
 
 
 def test_a_token_says_what_it_lacks(shell: Shell) -> None:
@@ -93,11 +79,6 @@ def test_a_session_that_is_given_up_while_it_takes_the_token_gets_none(master: M
     assert shell.told(TokenTaken) == []
 
 
-def test_progress_registers_and_says_what_the_master_knows(master: Master, shell: Shell) -> None:
-    status = shell.run(shell.trainer.position.progress())
-    assert (status.dataset, status.size, status.acknowledged) == (DATASET, 64, 0)
-
-
 # The way back -----------------------------------------------------------------------------------------------
 
 
@@ -115,11 +96,6 @@ def test_going_back_reads_again_what_came_after(master: Master, shell: Shell) ->
     shell.run(shell.elastic.close(1))
     assert shell.train_through() == 56
     assert master.status.finished
-
-
-def test_going_back_registers_at_first_use(master: Master, shell: Shell) -> None:
-    restore(shell, None)
-    assert [method for method, _ in master.calls] == ["register", "restore"]
 
 
 @pytest.mark.parametrize(
@@ -149,55 +125,6 @@ def test_restores_are_numbered(master: Master, shell: Shell) -> None:
     assert shell.state.fence.lineage == 3
 
 
-def test_a_restore_whose_answer_was_lost_is_repeated_by_hand(master: Master, shell: Shell) -> None:
-    restoring = shell.start(shell.trainer.position.restore(None)).to("restore")
-    assert isinstance(restoring.action, Call)
-    master.answer(restoring.action)
-    with pytest.raises(MasterUnavailable):
-        restoring.fail(MasterUnavailable("away"))
-    with pytest.raises(StaleLease, match="lineage 2; the call is of lineage 1"):
-        restore(shell, None)
-
-
-def test_a_plain_pass_that_a_restore_ended_is_not_finished(master: Master, shell: Shell) -> None:
-    shell.begin_plain()
-    shell.draw()
-    shell.report()
-    restore(shell, None)
-    assert shell.warnings == []
-    assert shell.state.plain.begun == set()
-    shell.begin_plain()
-    assert shell.warnings == []
-
-
-def test_what_nobody_can_name_is_told_when_it_is_thrown_away(shell: Shell) -> None:
-    for stream in ("worker 0", "worker 1"):
-        shell.begin_plain(stream, "7 1")
-        shell.draw(stream)
-    shell.report()
-    restore(shell, None)
-    assert shell.told(Uncounted) == [Uncounted(4)]
-
-
-def test_a_refused_report_of_before_does_not_hold_it_up(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.trainer.fail(StaleLease("another lineage"))
-    restore(shell, None)
-    assert shell.state.fence.lineage == 2
-
-
-def test_a_master_that_is_away_does(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw()
-    shell.state.close_pass()
-    shell.state.outbox.note(give_backs=shell.state.inflight.give_back_unacknowledged())
-    master.errors = [MasterUnavailable("away")]
-    with pytest.raises(MasterUnavailable):
-        restore(shell, None)
-    restore(shell, None)
-    assert shell.state.fence.lineage == 2
-
-
 def test_the_batch_in_hand_of_a_restore_that_failed_is_not_trained_on(master: Master, shell: Shell) -> None:
     """The loop is left in its midst, and the next pass would take it for done."""
     number = shell.begin_elastic()
@@ -222,17 +149,6 @@ def test_a_restore_that_another_one_preceded_is_refused(master: Master, shell: S
     assert shell.state.fence.lineage == 3, "the look was of another checkpoint"
 
 
-def test_a_look_at_what_nobody_has_heard_of_expects_the_first_lineage(master: Master, shell: Shell) -> None:
-    looking = shell.start(shell.trainer.position.note_history())
-    looking.fail(UnknownDataset("who?"))
-    restore(shell, None)
-    looking = Shell(master, "other", attended=False)
-    other = looking.start(looking.trainer.position.note_history())
-    other.fail(UnknownDataset("who?"))
-    with pytest.raises(StaleLease, match="lineage 2, not 1"):
-        restore(looking, None)
-
-
 def test_a_look_notes_the_lineage_that_is(master: Master, shell: Shell) -> None:
     master.dispatcher.go_back(DATASET, None)
     shell.run(shell.trainer.position.note_history())
@@ -245,20 +161,3 @@ def test_another_master_since_the_look_is_refused(master: Master, shell: Shell) 
     master.dispatcher.ledger_id = "M"
     with pytest.raises(StaleLease, match=r"another master since .*: ledger M, not L"):
         restore(shell, None)
-
-
-def test_one_that_takes_part_need_not_look(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    asked = len(master.calls)
-    shell.run(shell.trainer.position.note_history())
-    assert shell.run(shell.trainer.position.beginning()) == ""
-    assert len(master.calls) == asked
-
-
-def test_a_session_that_was_given_up_goes_back_as_the_new_member(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    restoring = shell.start(shell.trainer.position.restore(None)).to("restore")
-    master.give_up_all()
-    restoring.finish()
-    assert [call.fence.member for call in master.of("restore")] == [1, 2]
-    assert shell.state.fence.lineage == 2

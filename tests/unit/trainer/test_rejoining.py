@@ -8,7 +8,7 @@ import pytest
 from trainer_kit import DATASET, Master, Running, Shell, reports_of
 
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.errors import JournalWentBack, MasterUnavailable, SessionLost, StaleLease, UnknownDataset
+from edl_torch.errors import JournalWentBack, MasterUnavailable, SessionLost, StaleLease
 from edl_torch.trainer.vocabulary import Attend, Call, Joined, Membership, Register, Voided
 
 
@@ -16,43 +16,6 @@ def begin(shell: Shell) -> None:
     """A first batch is with the loop."""
     shell.begin_elastic()
     assert shell.hand(shell.draw())
-
-
-def test_the_first_use_registers_once_however_many_come(master: Master, shell: Shell) -> None:
-    first = shell.start(shell.trainer.registrar.plan()).to(Register)
-    second = shell.start(shell.trainer.registrar.plan())
-    assert second.must_wait
-    plan = first.finish()
-    assert second.finish() is plan
-    assert plan.size == 64
-    assert len(master.of("register")) == 1
-    assert [(fact.fence, fact.batch_size) for fact in shell.told(Joined)] == [(shell.state.fence, 4)]
-
-
-def test_only_who_takes_part_anew_registers_by_the_name_alone(master: Master, shell: Shell) -> None:
-    registering = shell.start(shell.trainer.registrar.plan()).to(Register)
-    assert registering.action == Register(again=False)
-    registering.finish()
-    master.give_up_all()
-    rejoining = shell.start(shell.trainer.registrar.again(shell.state.fence)).to(Register)
-    assert rejoining.action == Register(again=True)
-    rejoining.finish()
-
-
-@pytest.mark.parametrize("interrupted", [True, False])
-def test_a_registration_that_came_to_nothing_is_made_again(
-    master: Master, shell: Shell, interrupted: bool
-) -> None:
-    registering = shell.start(shell.trainer.registrar.plan()).to(Register)
-    if interrupted:
-        registering.interrupt()
-    else:
-        with pytest.raises(UnknownDataset):
-            registering.fail(UnknownDataset("who?"))
-    assert shell.state.registered.phase is Membership.NEW
-    assert shell.state.registered.plan is None
-    shell.run(shell.trainer.registrar.plan())
-    assert shell.state.registered.phase is Membership.MEMBER
 
 
 def test_a_session_that_could_not_be_attended_is_attended_at_its_next_use(shell: Shell) -> None:
@@ -104,26 +67,6 @@ def test_a_lease_call_between_a_registration_and_its_answer_is_lent_nothing(
     master.outcomes.check_complete(1)
 
 
-def test_leases_that_arrive_after_their_session_took_part_anew_are_void(master: Master, shell: Shell) -> None:
-    begin(shell)
-    drawing = shell.start(shell.trainer.leasing.next("main", 1)).to("lease")
-    assert isinstance(drawing.action, Call)
-    void = master.answer(drawing.action)
-    assert void.grants
-    master.give_up_all()
-    shell.request()  # the report finds out
-    drawing.answer(void)
-    grant = drawing.finish()
-    assert grant is not None
-    assert grant in master.answers[-1].grants
-    assert shell.state.inflight.leases() == ((grant.task, grant.attempt),)
-    shell.run(shell.elastic.close(1))
-    assert {back.task for call in reports_of(master) for back in call.give_backs} == {grant.task}
-    shell.train_through()
-    assert master.status.finished
-    master.outcomes.check_complete(1)
-
-
 def test_the_late_answer_of_a_member_before_is_told_with_its_calls(master: Master, shell: Shell) -> None:
     """A master whose journal went back behind that answer is found out by it."""
     begin(shell)
@@ -138,18 +81,6 @@ def test_the_late_answer_of_a_member_before_is_told_with_its_calls(master: Maste
     shell.run(shell.trainer.registrar.again(lost))
     assert master.of("progress")[-1].fence == lost
     assert master.of("progress")[-1].asked == late.request
-
-
-def test_calls_name_the_member_that_the_session_is(master: Master) -> None:
-    shell = Shell(master)
-    begin(shell)
-    master.give_up_all()
-    shell.request()
-    shell.read()
-    assert {call.fence.member for call in master.of("lease")} == {1, 2}
-    reports = reports_of(master)
-    assert [call.fence.member for call in reports] == [1] + [2] * (len(reports) - 1)
-    assert shell.liveness.member == 2
 
 
 @pytest.mark.parametrize("in_process", [True, False])
@@ -172,46 +103,6 @@ def test_what_becomes_of_the_new_members_first_lease_is_told(master: Master, in_
     assert master.status.leases == 0
 
 
-def test_a_lost_session_takes_part_anew_once_however_many_calls_find_out(
-    master: Master, shell: Shell
-) -> None:
-    begin(shell)
-    lost = shell.state.fence
-    master.give_up_all()
-    assert shell.run(shell.elastic.more_to_read())
-    fresh = shell.draw()
-    shell.run(shell.trainer.registrar.again(lost))  # a second call comes back with the same news
-    assert fresh.task in shell.state.inflight
-    assert len(master.of("register")) == 2
-    shell.run(shell.elastic.close(1))
-    assert master.status.leased == 0
-
-
-def test_a_second_call_that_finds_out_waits_for_the_first(master: Master, shell: Shell) -> None:
-    begin(shell)
-    lost = shell.state.fence
-    master.give_up_all()
-    first = shell.start(shell.trainer.registrar.again(lost)).to(Register)
-    second = shell.start(shell.trainer.registrar.again(lost))
-    assert second.must_wait
-    third = shell.start(shell.trainer.registrar.plan())
-    assert third.must_wait
-    first.finish()
-    second.finish()
-    assert third.finish().size == 64
-    assert len(master.of("register")) == 2
-
-
-def test_a_plain_pass_of_a_lost_session_ends(master: Master, shell: Shell) -> None:
-    number = shell.begin_plain()
-    shell.draw()
-    master.give_up_all()
-    assert shell.report() == 0
-    assert shell.next(number=number) is None
-    assert master.status.acknowledged == 0
-    assert shell.begin_plain() > number
-
-
 def test_what_the_loop_had_is_void_and_the_model_has_learnt_from_it(master: Master, shell: Shell) -> None:
     shell.begin_elastic()
     first, second = shell.draw(), shell.draw()
@@ -225,15 +116,6 @@ def test_what_the_loop_had_is_void_and_the_model_has_learnt_from_it(master: Mast
     assert len(shell.state.batches) == 0
     with pytest.raises(StaleLease, match=r"1 batch\(es\) of dataset 'training': this trainer was cut off"):
         shell.state.check()
-
-
-def test_what_was_only_drawn_is_no_loss_of_an_elastic_pass(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.draw()
-    master.give_up_all()
-    assert shell.run(shell.elastic.more_to_read())
-    assert shell.told(Voided) == []
-    shell.state.check()
 
 
 def test_in_a_plain_pass_what_was_drawn_may_have_been_trained_on(master: Master, shell: Shell) -> None:
@@ -306,23 +188,6 @@ def test_a_master_that_has_forgotten_the_end_of_a_member_went_back(master: Maste
     answer = master.register(shell.session, shell.batch_size)
     with pytest.raises(JournalWentBack, match="member 1 of 'training' was given up, and is back"):
         rejoining.answer(replace(answer, fence=shell.state.fence))
-
-
-def test_a_master_that_does_not_know_what_it_answered_went_back(master: Master, shell: Shell) -> None:
-    rejoining = registering_again(master, shell).to("progress")
-    with pytest.raises(JournalWentBack):
-        rejoining.fail(JournalWentBack("went back"))
-    assert shell.state.registered.phase is Membership.MEMBER
-
-
-@pytest.mark.parametrize("what", ["progress", "register"])
-def test_an_interrupted_way_back_is_gone_again(master: Master, shell: Shell, what: str) -> None:
-    rejoining = registering_again(master, shell).to(Register if what == "register" else what)
-    rejoining.interrupt()
-    assert shell.state.registered.phase is Membership.MEMBER
-    assert shell.state.fence.member == 1
-    assert shell.run(shell.elastic.more_to_read())
-    assert shell.state.fence.member == 2
 
 
 def test_another_rank_that_went_back_moves_this_one(master: Master, shell: Shell) -> None:

@@ -9,10 +9,9 @@ import pytest
 from trainer_kit import Running, ScriptedMaster, Shell, ack, back, reports_of
 
 from edl_torch.core.calls import Acknowledgement, Failure, ReportAnswer
-from edl_torch.errors import AccountingError, EdlError, MasterUnavailable, SessionLost, StaleLease
+from edl_torch.errors import EdlError, MasterUnavailable, SessionLost, StaleLease
 from edl_torch.trainer.vocabulary import (
     Answered,
-    Call,
     Dropped,
     Evidence,
     Granted,
@@ -85,22 +84,6 @@ def embedded() -> Case:
     return Case(in_process=True)
 
 
-def test_a_report_carries_ledger_lineage_and_a_growing_number(case: Case) -> None:
-    case.tell(ack(1, 4))
-    case.flush()
-    case.tell(ack(1, 8))
-    case.flush()
-    assert [(c.fence.ledger, c.fence.lineage, c.request) for c in case.reports] == [
-        ("L", 1, 1),
-        ("L", 1, 2),
-    ]
-    assert case.acknowledged == [(ack(1, 4),), (ack(1, 8),)]
-    assert [(c.session, c.dataset, c.reported) for c in case.reports] == [
-        ("s", "training", 0),
-        ("s", "training", 1),
-    ]
-
-
 def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
     remote.tell(ack(1, 4))
     sending = remote.sending()
@@ -120,21 +103,6 @@ def test_reports_that_come_faster_than_answers_are_merged(remote: Case) -> None:
     assert merged.give_backs == (back(2, 0),)
 
 
-def test_what_no_master_answered_is_kept_and_sent_again(case: Case) -> None:
-    case.master.errors = [MasterUnavailable("away")]
-    with pytest.raises(MasterUnavailable, match="away"):
-        case.tell_and_wait(ack(1, 4))
-    assert case.reports == []
-    case.outbox.note(give_backs=[back(1, 4)])
-    assert case.outbox.unanswered == 2
-    case.flush()
-    again, newer = case.reports
-    assert (again.request, again.acknowledgements, again.give_backs) == (1, (ack(1, 4),), ())
-    assert (newer.request, newer.acknowledgements) == (2, ())
-    assert newer.give_backs == (back(1, 4),)
-    assert (again.reported, newer.reported) == (0, 1)
-
-
 def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> None:
     remote.master.errors = [MasterUnavailable("away")] * 3
     for _ in range(3):
@@ -144,26 +112,6 @@ def test_a_master_that_is_away_is_not_asked_in_a_tight_loop(remote: Case) -> Non
     assert remote.master.errors == []
     remote.flush()
     assert len(remote.reports) == 2  # the first as it was, and all that was noted since
-
-
-def test_send_tells_of_it_and_lets_it_be_sent_again(remote: Case) -> None:
-    remote.master.errors = [MasterUnavailable("away")]
-    remote.tell(ack(1, 4))
-    remote.work()
-    with pytest.raises(MasterUnavailable):
-        remote.tell(ack(1, 8))
-    remote.tell()
-    remote.work()
-    assert remote.acknowledged == [(ack(1, 4),), (ack(1, 8),)]
-
-
-def test_a_refused_report_raises_once_and_is_not_repeated(case: Case) -> None:
-    case.master.errors = [StaleLease("another lineage")]
-    with pytest.raises(StaleLease):
-        case.tell_and_wait(ack(1, 4))
-    case.flush()
-    assert case.reports == []
-    assert case.outbox.phase is Telling.IDLE
 
 
 @pytest.mark.parametrize("why", ["an error", "no answer", "nothing"])
@@ -206,15 +154,6 @@ def test_a_report_waits_for_a_master_that_is_away_as_its_trainer_registers_anew(
     assert (remote.outbox.phase, remote.outbox.unanswered, remote.outbox.error) == (phase, unanswered, error)
 
 
-def test_a_closed_trainer_takes_no_part_again(case: Case) -> None:
-    case.outbox.note(acknowledgements=[ack(1, 4)])
-    sending = case.sending()
-    case.state.closed = True
-    sending.fail(SessionLost("who?"))
-    assert sending.is_done
-    assert case.state.fence.member == 1
-
-
 def test_a_member_that_was_given_up_while_its_report_was_answered_says_what_was_answered(
     remote: Case,
 ) -> None:
@@ -231,26 +170,6 @@ def test_a_member_that_was_given_up_while_its_report_was_answered_says_what_was_
     assert remote.state.registered.known(lost) == (0, 1)
 
 
-def test_another_lineage_drops_what_was_not_sent(remote: Case) -> None:
-    remote.tell(ack(1, 4))
-    sending = remote.sending()
-    remote.tell(ack(1, 8))
-    remote.move_to(lineage=2, member=2)
-    assert remote.outbox.unanswered == 1
-    assert isinstance(sending.action, Call)
-    remote.master.answer(sending.action)
-    assert remote.outbox.is_sending
-    sending.answer(ReportAnswer(request=1))
-    sending.to("progress").fail(StaleLease("another lineage"))
-    sending.finish()
-    remote.tell(ack(9, 1))
-    remote.flush()
-    assert [(c.fence.lineage, c.acknowledgements) for c in remote.reports] == [
-        (1, (ack(1, 4),)),
-        (2, (ack(9, 1),)),
-    ]
-
-
 @pytest.mark.parametrize("error", [StaleLease("another lineage"), MasterUnavailable("away")])
 def test_what_a_report_of_another_lineage_raised_is_not_raised_in_this_one(
     remote: Case, error: EdlError
@@ -264,21 +183,6 @@ def test_what_a_report_of_another_lineage_raised_is_not_raised_in_this_one(
     remote.tell(ack(9, 1))
     remote.flush()
     assert [c.fence.lineage for c in remote.reports] == [2]
-
-
-def test_what_was_not_answered_is_void_in_another_lineage(remote: Case) -> None:
-    remote.master.errors = [MasterUnavailable("away")]
-    remote.tell(ack(1, 4))
-    remote.work()
-    remote.outbox.note(give_backs=[back(2, 0)], returned=[(2, 0, 4)])
-    remote.move_to(lineage=2)
-    assert remote.outbox.unanswered == 0
-    assert remote.outbox.phase is Telling.IDLE
-    assert remote.told(Dropped) == [
-        Dropped(acknowledgements=(), returned=((2, 0, 4),), on_its_way=False),
-        Dropped(acknowledgements=(ack(1, 4),), returned=(), on_its_way=False),
-    ]
-    assert "batches of 1 lease(s)" in remote.lost
 
 
 def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
@@ -341,44 +245,6 @@ def test_an_interrupted_report_is_sent_again(case: Case, interruption: BaseExcep
     assert [(c.request, c.acknowledgements) for c in case.reports] == [(1, (ack(1, 4),))]
 
 
-def test_what_the_thread_could_not_send_is_kept_and_sent_by_another(remote: Case) -> None:
-    remote.master.errors = [KeyError("bug")]
-    remote.tell(ack(1, 4))
-    with pytest.raises(KeyError, match="bug") as raised:
-        remote.work()
-    remote.trainer.fail(raised.value)  # as the shell does at the top of the thread
-    with pytest.raises(KeyError, match="bug"):
-        remote.flush()
-    remote.flush()
-    assert remote.acknowledged == [(ack(1, 4),)]
-
-
-def test_work_that_begins_while_another_sends_goes_on_afterwards(remote: Case) -> None:
-    remote.tell(ack(1, 4))
-    impatient = remote.start(remote.reporter.flush())
-    remote.tell(ack(2, 1))
-    remote.work()
-    assert remote.reports == []
-    impatient.finish()
-    remote.tell(ack(1, 8))  # nobody flushes: the work beside the loop has to send it
-    remote.work()
-    assert remote.acknowledged[-1] == (ack(1, 8),)
-    remote.run(remote.trainer.close(5.0))
-    remote.work()
-    assert remote._worker is not None
-    assert remote._worker.is_done
-
-
-def test_who_waits_for_an_answer_hears_of_a_refusal(remote: Case) -> None:
-    remote.tell(ack(1, 4))
-    sending = remote.sending()
-    waiting = remote.start(remote.reporter.flush())
-    assert waiting.must_wait
-    sending.fail(StaleLease("another lineage"))
-    with pytest.raises(StaleLease):
-        waiting.finish()
-
-
 def test_who_waits_for_an_answer_asks_again_where_another_has_heard_that_the_master_is_away(
     remote: Case,
 ) -> None:
@@ -392,17 +258,6 @@ def test_who_waits_for_an_answer_asks_again_where_another_has_heard_that_the_mas
         remote.tell(ack(2, 1))
     waiting.finish()
     assert remote.acknowledged == [(ack(1, 4),), (ack(2, 1),)]
-
-
-def test_who_waits_for_an_answer_waits_no_more_when_the_trainer_closes(remote: Case) -> None:
-    remote.tell(ack(1, 4))
-    sending = remote.sending()
-    waiting = remote.start(remote.reporter.flush())
-    assert waiting.must_wait
-    remote.state.closed = True
-    waiting.finish()
-    assert not sending.is_done
-    assert remote.start(remote.reporter.flush()).is_done
 
 
 # What the audit hears ---------------------------------------------------------------------------------------
@@ -470,11 +325,3 @@ def test_of_several_ways_the_one_that_proves_the_least_counts(embedded: Case) ->
         embedded.outbox.note(acknowledgements=[ack(1, 4)], way=way)
     embedded.outbox.note(give_backs=[back(2, 0)], way=Evidence.COUNT)
     assert embedded.outbox.take(embedded.state.fence).way == Evidence.REPORT
-
-
-def test_one_report_is_on_its_way_at_a_time(embedded: Case) -> None:
-    embedded.outbox.note(acknowledgements=[ack(1, 4)])
-    embedded.outbox.take(embedded.state.fence)
-    with pytest.raises(AccountingError, match="Telling is SENDING: it cannot become SENDING"):
-        embedded.outbox.take(embedded.state.fence)
-    assert embedded.outbox.phase is Telling.SENDING

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from trainer_kit import Master, ScriptedMaster, Shell, ack, reports_of
 
-from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Slice
 from edl_torch.trainer.outbox import Report
-from edl_torch.trainer.vocabulary import DataChanged, Logged, Register, Reporting, Wait
+from edl_torch.trainer.vocabulary import DataChanged, Logged, Reporting, Wait
 
 
 def test_every_part_shows_its_state(master: Master) -> None:
@@ -35,40 +34,9 @@ def test_every_part_shows_its_state(master: Master) -> None:
 # The end ----------------------------------------------------------------------------------------------------
 
 
-def test_closing_gives_back_all_that_was_not_trained_on(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    for _ in range(2):
-        assert shell.hand(shell.draw())
-        if len(shell.state.batches) < 2:
-            shell.state.batches.attach()
-            shell.request()
-    shell.draw()
-    shell.run(shell.trainer.close(5.0))
-    assert shell.state.closed
-    assert master.status.leased == 0
-    assert master.status.acknowledged == 0
-    assert sorted(back.task for back in reports_of(master)[-1].give_backs) == [1, 2, 3]
-    assert shell.told(Reporting)[-1].returned == ((1, 0, 8),), "the second was not stepped on"
-
-
 def test_closing_before_the_first_use_makes_no_call(master: Master, shell: Shell) -> None:
     shell.run(shell.trainer.close(5.0))
     assert master.calls == []
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_closing_waits_for_the_answer_or_for_an_error_and_no_longer(fails: bool, remote: Shell) -> None:
-    remote.begin_elastic()
-    remote.draw()
-    closing = remote.start(remote.trainer.close(5.0))
-    assert isinstance(closing.action, Wait)
-    assert (closing.must_wait, closing.action.timeout_s) == (True, 5.0)
-    if fails:
-        remote.trainer.fail(MasterUnavailable("away"))
-    else:
-        remote.work()
-    assert not closing.must_wait
-    assert remote.state.outbox.unanswered == fails
 
 
 def test_a_closed_trainer_whose_session_is_gone_does_not_register_again(
@@ -95,15 +63,6 @@ def test_data_that_changed_are_noted_each_time_and_told_once(shell: Shell) -> No
     assert "record 3" in told.text
 
 
-def test_a_process_that_begins_hears_of_the_pass_and_the_data(shell: Shell) -> None:
-    beginning = shell.start(shell.trainer.begin_stream())
-    assert isinstance(beginning.action, Register)
-    number, plan = beginning.finish()
-    assert (number, plan.size) == (0, 64)
-    assert shell.run(shell.trainer.open()) == 1
-    assert shell.run(shell.trainer.begin_stream())[0] == 1
-
-
 def test_a_process_that_dies_is_told_with_the_records_that_it_was_at(shell: Shell) -> None:
     shell.begin_elastic()
     first, second = shell.draw("worker 1"), shell.draw("worker 1")
@@ -115,50 +74,6 @@ def test_a_process_that_dies_is_told_with_the_records_that_it_was_at(shell: Shel
     assert shell.told(Logged) == [Logged(f"loader worker 1 ended before its pass: {where}")]
     shell.run(shell.trainer.stream_broke("worker 1"))
     assert len(shell.told(Logged)) == 1
-
-
-def test_a_process_that_dies_with_nothing_in_its_hands(shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.run(shell.trainer.stream_broke("worker 1"))
-    assert shell.run(shell.trainer.broken_streams(1.0)) == {"worker 1": "no record"}
-
-
-def test_a_process_that_hangs_up_after_its_pass_has_not_died(shell: Shell) -> None:
-    shell.run(shell.trainer.stream_broke("worker 1"))
-    number = shell.begin_elastic()
-    shell.run(shell.elastic.close(number))
-    shell.run(shell.trainer.stream_broke("worker 1"))
-    assert shell.told(Logged) == []
-
-
-def test_who_asks_for_dead_processes_waits_for_the_first(shell: Shell) -> None:
-    shell.begin_elastic()
-    asking = shell.start(shell.trainer.broken_streams(7.0))
-    assert isinstance(asking.action, Wait)
-    assert asking.action.timeout_s == 7.0
-    shell.run(shell.trainer.stream_broke("worker 1"))
-    assert not asking.must_wait
-    assert set(asking.finish()) == {"worker 1"}
-
-
-def test_the_dead_of_a_pass_are_not_those_of_the_next(shell: Shell) -> None:
-    shell.begin_elastic()
-    shell.run(shell.trainer.stream_broke("worker 1"))
-    shell.run(shell.trainer.open())
-    assert shell.run(shell.trainer.broken_streams(1.0)) == {}
-
-
-def test_reports_go_to_the_pass_that_is_open(master: Master, shell: Shell) -> None:
-    shell.begin_elastic()
-    assert shell.hand(shell.draw())
-    assert shell.report() == 1
-    shell.begin_plain()
-    shell.draw()
-    assert shell.report() == 0
-    assert [call.acknowledgements for call in reports_of(master) if call.acknowledgements] == [
-        (ack(1, 8),),
-        (ack(2, 4),),
-    ]
 
 
 # Trainers that follow another -------------------------------------------------------------------------------

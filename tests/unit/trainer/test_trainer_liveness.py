@@ -252,25 +252,6 @@ def test_a_long_wait_is_told_with_those_who_have_the_records(answer: Any, messag
     waiting.running.to("status")
 
 
-def test_records_that_came_end_the_wait() -> None:
-    waiting = Waiting()
-    waiting.wait(4)
-    waiting.other.run(waiting.other.trainer.plain.finish(abandoned=True))
-    assert waiting.running.finish()
-    assert waiting.said == []
-    assert waiting.shell.trainer.leasing._waited_s == 0.0
-
-
-def test_looks_that_cannot_wait_are_no_waits() -> None:
-    waiting = Waiting()
-    waiting.running.interrupt()
-    for _ in range(3):
-        looking = waiting.shell.start(waiting.shell.trainer.leasing.look_for_more())
-        waiting.master.now += 10.0
-        assert looking.finish() is False
-    assert waiting.said == []
-
-
 # What the answer to leases that were presented does not cover -----------------------------------------------
 
 
@@ -399,13 +380,3 @@ def test_a_session_that_was_given_up_asks_as_the_new_member(master: Master, shel
     shell.liveness.doubt()
     assert shell.hand(fresh)
     assert [call.fence.member for call in master.of("confirm")] == [1, 2, 2]
-
-
-def test_where_liveness_is_never_in_doubt_nothing_is_presented(master: Master) -> None:
-    shell = Shell(master, attended=False)
-    shell.run(shell.trainer.open())
-    assert shell.state.liveness is None
-    master.now += TIMEOUT_S / 2
-    assert shell.hand(shell.draw())
-    assert shell.trainer.confirmer.is_sure
-    assert master.of("confirm") == []

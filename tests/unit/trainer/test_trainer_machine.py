@@ -534,7 +534,6 @@ def ticket_of(batch: list[Position]) -> Ticket:
 
 
 which = st.integers(0, 2)
-UNASKED = ["open", "close", "snapshot", "restore", "step", "pass"]  # what a loop does outside of a pass, too
 WHAT = ["open", "close", "request", "hand", "look", "step", "report", "snapshot", "restore"]
 WHAT += ["fail_batch", "give_back", "pass"]
 HOW = ["step"] * 5 + ["reach_master", "lose", "lose_answer", "interrupt"]

@@ -1,12 +1,10 @@
-"""Reading a MaxCompute table in order, by forked processes, and as docs/maxcompute.md says."""
+"""Reading a MaxCompute table in order, and by forked processes."""
 
 from __future__ import annotations
 
 import multiprocessing
-import re
 import threading
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,32 +151,6 @@ def test_a_null_without_a_value_is_raised_where_rows_are_made(server, place):
         list(ODPSReader(*place, "gaps").to_iterator(1, 0, 50, num_processes=1))
     filled = ODPSReader(*place, "gaps", options={"fill_nulls": {"i": 0}})
     assert first(filled.to_iterator(1, 0, 50, num_processes=1)) == [1, 0]
-
-
-# The Python of docs/maxcompute.md runs as it stands ---------------------------------------------------------
-
-
-PAGE = Path(__file__).parents[4] / "docs" / "maxcompute.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-
-
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_block_runs(server, number, monkeypatch):
-    for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    rows = {"label": [0, None, 1], "price": [0.5, None, 2.5], "user": ["a", "b", None]}
-    server.add_table(
-        "clicks",
-        {"label": "bigint", "price": "double", "user": "string"},
-        partition_keys={"ds": "string"},
-        partitions={
-            "ds=20240101": rows if number == 0 else {**rows, "label": [0, 0, 1]},
-            "ds=20240201": rows,
-        },
-    )
-    if number == 1:
-        server.tables["clicks"].parts.pop("ds=20240201")
-    exec(compile(BLOCKS[number], f"{PAGE.name}, block {number}", "exec"), {})
 
 
 # Forked processes beside each other and beside their parent: each row once, always --------------------------
