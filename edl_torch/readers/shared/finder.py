@@ -59,7 +59,9 @@ class Finder:
         """
         store = Storage() if storage is None else storage
         entries = [data] if isinstance(data, str | os.PathLike) else data
-        found = [file for entry in entries for file in self._of_entry(os.fspath(entry), store)]
+        found: list[str] = []
+        for name in (name for entry in entries for name in expanded(os.fspath(entry), store)):
+            found += self._in_store(name, store) if is_elsewhere(name) else self._here(name)
         if not found:
             raise InvalidArgument("the list of data files is empty")
         where = list(map(_place_of, found))
@@ -71,10 +73,6 @@ class Finder:
                 f"'{name}' is listed twice{also}: its records would be read twice; name it once"
             )
         return found
-
-    def _of_entry(self, entry: str, storage: Storage) -> Iterator[str]:
-        for name in expanded(entry, storage):
-            yield from self._in_store(name, storage) if is_elsewhere(name) else self._here(name)
 
     def _here(self, name: str) -> list[str]:
         scheme, path = name[: -len(local_path(name))], local_path(name)

@@ -27,9 +27,10 @@ from urllib.parse import unquote
 
 from edl_torch.errors import ReaderError, ReaderUnavailable, SourceChanged
 from edl_torch.readers.base import required
-from edl_torch.readers.shared.files import read_range, whole_file
+from edl_torch.readers.shared.files import read_range
 from edl_torch.readers.storage.names import by_obstore, is_url, is_web, local_path
 from edl_torch.system.backoff import backoff
+from edl_torch.system.whole_files import whole_file
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
