@@ -90,7 +90,7 @@ class FileStamp:
         """Return the error for a file that is as `now`."""
         sizes = f"{self.size:,} bytes then, {now.size:,} now"
         return SourceChanged(
-            f"'{self.path}' has changed since its index was made ({sizes}): data must stay as it is while a "
+            f"'{self.path}' has changed since it was looked at ({sizes}): data must stay as it is while a "
             "job uses it; start the job again"
         )
 
