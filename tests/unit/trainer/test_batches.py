@@ -145,6 +145,16 @@ def test_a_detached_one_holds_back_the_word_of_the_others_no_more() -> None:
     assert steps.all_step
 
 
+def test_one_that_never_stepped_and_was_detached_does_not_count_among_all() -> None:
+    steps = Steps()
+    stepping, never = steps.attach(), steps.attach()
+    steps.handed()
+    steps.stepped(stepping)
+    assert not steps.all_step
+    steps.detach(never)
+    assert steps.all_step
+
+
 @pytest.mark.parametrize("sees", [True, False])
 def test_a_step_has_used_the_padding_batches_that_it_was_seen_to_or_all_where_nothing_is_seen(
     sees: bool,

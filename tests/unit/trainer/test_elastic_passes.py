@@ -308,6 +308,15 @@ def test_a_restore_in_the_midst_of_a_loop_is_no_matter(shell: Shell) -> None:
     assert shell.warnings == []
 
 
+def test_what_went_back_before_a_restore_is_no_matter(shell: Shell) -> None:
+    number = shell.begin_elastic()
+    hand_next(shell)
+    shell.run(shell.elastic.close(number))
+    shell.run(shell.trainer.position.restore(None))
+    shell.run(shell.elastic.warnings.of_what_went_back())
+    assert shell.warnings == []
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_optimizers_that_never_step_are_told_of_when_there_is_more(looks: bool) -> None:
     shell = Shell(Master(num_epochs=2), attended=False)
