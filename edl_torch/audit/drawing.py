@@ -13,11 +13,10 @@ from itertools import islice, pairwise
 
 import numpy as np
 
-from edl_torch.audit.chain import LineageChain
+from edl_torch.audit.chain import LineageChain, Part, all_reports, records_of
 from edl_torch.audit.findings import WRONG
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, Lineage
-from edl_torch.audit.part import Part, all_reports, records_of
 from edl_torch.audit.reading import Answer, Reports
 from edl_torch.audit.verdict import Judgement
 from edl_torch.core.status import cell_edges, records_by_cell

@@ -10,9 +10,9 @@ from itertools import islice
 
 import numpy as np
 
+from edl_torch.audit.chain import Part, records_of
 from edl_torch.audit.intervals import Intervals, covered
 from edl_torch.audit.lineage import DatasetHistory, Lineage
-from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Kind, Reports
 from edl_torch.core.mixture import Segments
 from edl_torch.core.plan import MixedRecords, Plan

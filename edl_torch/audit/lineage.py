@@ -20,7 +20,7 @@ from edl_torch.core.registration import differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import known_by, weakest
-from edl_torch.shard import Component, DatasetSpec, MixtureSegment
+from edl_torch.shard import DatasetSpec, MixtureSegment
 
 Key = tuple[str, int]  # ledger id, number of the lineage
 _Placed = tuple[int, Log, Chapter]  # the place of the log
@@ -161,7 +161,10 @@ def _history(runs: Runs, ledger: str) -> DatasetHistory:
     near = {name: (name in runs.earlier[ledger]) + 2 * (name == ledger) for name in order}
     chapters = sorted(runs.chapters, key=lambda placed: near[placed[2].ledger])
     newest = max((c for _, _, c in chapters if c.ledger == ledger), key=lambda c: (c.lineage, c.member))
-    spec, data = newest.dataset, _data_of(newest.dataset, chapters)
+    spec = newest.dataset
+    # Of a mixture: components that have left are what they were before.
+    whole = {one.name: one for _, _, c in chapters for one in c.dataset.components if not one.left}
+    data = tuple(whole.get(one.name, one) if one.left else one for one in spec.components)
     # A ledger of other data under the same name shares no record with the final one.
     final_identity = identity(replace(spec, components=data))
     same, others = [], set()
@@ -189,7 +192,10 @@ def _history(runs: Runs, ledger: str) -> DatasetHistory:
             (heard_of(spec, _segments(parts, spec)) for parts in lineages.values()), key=lambda one: one.size
         )
     longest = replace(longest, components=data)
-    lines = {name: Coordinates(replace(longest, num_epochs=_most_epochs(same, name))) for name, _ in lineages}
+    lines: dict[str, Coordinates] = {}
+    for name, _ in lineages:  # a later trainer of a job may have given other epochs; 0 is endless
+        said = {chapter.dataset.num_epochs for _, _, chapter in same if chapter.ledger == name}
+        lines[name] = Coordinates(replace(longest, num_epochs=0 if 0 in said else max(said)))
     trainers = [""] * len(sessions)
     for place, log, _ in same:
         trainers[place] = log.worker_id or log.session
@@ -215,14 +221,6 @@ def _history(runs: Runs, ledger: str) -> DatasetHistory:
         alike={placed[2].ledger for placed in same} - others,
         runs=runs,
     )
-
-
-def _data_of(spec: DatasetSpec, chapters: list[_Placed]) -> tuple[Component, ...]:
-    """The components of a mixture, of which those that have left are what they were before."""
-    whole = {
-        one.name: one for _, _, chapter in chapters for one in chapter.dataset.components if not one.left
-    }
-    return tuple(whole.get(one.name, one) if one.left else one for one in spec.components)
 
 
 def _earlier(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> dict[str, set[str]]:
@@ -276,12 +274,6 @@ def _all_before(before: Mapping[str, set[str]]) -> dict[str, set[str]]:
             ahead += new
         found[name] = reached - {name}
     return found
-
-
-def _most_epochs(chapters: list[_Placed], ledger: str) -> int:
-    """Return the epochs of a ledger's job, 0 for endless; a later trainer may have given another."""
-    said = {chapter.dataset.num_epochs for _, _, chapter in chapters if chapter.ledger == ledger}
-    return 0 if 0 in said else max(said)
 
 
 def _agrees(placed: _Placed, final: Mapping[str, object], newest: Chapter) -> bool:

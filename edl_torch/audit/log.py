@@ -104,7 +104,10 @@ def read_rows(text: bytes) -> tuple[IndexArray, IndexArray, IndexArray]:
     numbers = _numbers(text) if sound else np.empty(0, dtype=np.int64)
     # A line of seven spaces has eight numbers at most, so the total says that each has eight.
     if not sound or len(numbers) != rows * COLUMNS:
-        raise _first_damaged(text)
+        number, damaged = next(
+            (i, line) for i, line in enumerate(text.split(b"\n")) if not _LINE.fullmatch(line)
+        )
+        raise DamagedLine(number, damaged)
     lines = np.arange(len(ends), dtype=np.int64)
     return numbers.reshape(rows, COLUMNS), lines[~answers], lines[answers]
 
@@ -115,12 +118,6 @@ def _numbers(text: bytes) -> IndexArray:
         return np.empty(0, dtype=np.int64)
     # mypy knows only the binary form's bytes; the text form takes them too.
     return np.fromstring(blank, dtype=np.int64, sep=" ")
-
-
-def _first_damaged(text: bytes) -> DamagedLine:
-    lines = text.split(b"\n")
-    number = next(i for i, line in enumerate(lines) if not _LINE.fullmatch(line))
-    return DamagedLine(number, lines[number])
 
 
 # The log of a session ---------------------------------------------------------------------------------
@@ -391,7 +388,7 @@ class AuditLog:
                 with path.open("ab", buffering=0) as file:
                     file.write(line)
         except OSError as exc:
-            self._break(str(exc))
+            self._broken = str(exc)
             raise AuditError(f"the order of ledgers {str(path)!r} cannot be written: {exc}") from exc
 
     def _event(self, kind: str, **values: object) -> None:
@@ -409,21 +406,16 @@ class AuditLog:
         self._check()
         try:
             # One call, no buffer: what a killed process has written is whole, and a fork has no copy of it.
-            written = os.write(self._file, text)
+            if os.write(self._file, text) < len(text):  # nothing may follow half a line
+                self._broken = "the disk is full"
         except OSError as exc:
-            self._break(str(exc))
+            self._broken = str(exc)
             raise AuditError(f"the audit log {str(self.path)!r} cannot be written: {exc}") from exc
-        if written < len(text):
-            self._break("the disk is full")
-            raise AuditError(f"the audit log {str(self.path)!r} cannot be written: the disk is full")
+        self._check()
 
     def _check(self) -> None:
         if self._broken:
             raise AuditError(f"the audit log {str(self.path)!r} cannot be written: {self._broken}")
-
-    def _break(self, why: str) -> None:
-        """Nothing may follow half a line."""
-        self._broken = why
 
 
 def token_digest(token: str) -> str:

@@ -19,10 +19,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from edl_torch.audit.chain import Part, records_of
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, saved_with
 from edl_torch.audit.log import token_digest
-from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Chapter, Kind, Reports, Seen
 from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence
@@ -164,7 +164,11 @@ def models_of(parts: Sequence[tuple[DatasetHistory, Part]]) -> Models:
         compared += sum(len(group) > 1 for group in groups)
         if len(groups) > 1:
             reasons.append(_parted(part, groups))
-        goes_on = [bool(part.begun) and base is not None and _goes_on(group, taken) for group in groups]
+        # All began with the parameters that were saved with the token, or so their user says.
+        goes_on = [
+            bool(part.begun) and base is not None and all(one.word or _loaded(one, taken) for one in group)
+            for group in groups
+        ]
         restores += any(goes_on)
         if part.begun and groups and not unattached:
             if base is None and not reasons:
@@ -296,11 +300,6 @@ def _is_one(one: _Learner, other: _Learner) -> bool:
     both_sharded = one.began.sharded and other.began.sharded
     untrained = not (one.records or other.records)  # they have what they loaded
     return (covered or untrained) and (agreed or both_sharded)
-
-
-def _goes_on(group: _Group, taken: Sequence[_Learner]) -> bool:
-    """Whether all began with the parameters that were saved with the token, or so their user says."""
-    return all(learner.word or _loaded(learner, taken) for learner in group)
 
 
 def _loaded(learner: _Learner, taken: Sequence[_Learner]) -> bool:

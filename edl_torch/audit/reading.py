@@ -215,7 +215,13 @@ def read_logs(directories: Sequence[str | PathLike[str]]) -> list[Log]:
             )
         paths.update((path.resolve(), path) for path in found)
     logs = [log for path in paths.values() for log in read_log(path)]
-    _check_sessions(logs)
+    seen: dict[str, Path] = {}
+    for log in logs:
+        if log.session in seen:
+            raise AuditError(
+                f"{str(seen[log.session])!r} and {str(log.path)!r} are logs of one session: remove the copy"
+            )
+        seen[log.session] = log.path
     return logs
 
 
@@ -224,16 +230,6 @@ def read_order(directories: Sequence[str | PathLike[str]]) -> list[list[str]]:
     paths = [Path(directory) / LEDGERS for directory in directories]
     lines = (path.read_bytes().split(b"\n")[:-1] for path in paths if path.is_file())
     return [[line.decode("utf-8", "surrogateescape") for line in found] for found in lines]
-
-
-def _check_sessions(logs: list[Log]) -> None:
-    seen: dict[str, Path] = {}
-    for log in logs:
-        if log.session in seen:
-            raise AuditError(
-                f"{str(seen[log.session])!r} and {str(log.path)!r} are logs of one session: remove the copy"
-            )
-        seen[log.session] = log.path
 
 
 def read_log(path: Path) -> Iterator[Log]:
@@ -403,6 +399,7 @@ class _LogReader:
         order = np.argsort(answered, kind="stable")
         lost = order >= len(answered) - len(self._lost)
         settling = answered[order]
+        told, ways = np.array([(-1, 0), *self._ways], dtype=np.int64).T
         for chapter, found in zip(self._chapters, self._runs, strict=True):
             table = np.concatenate((np.empty((0, _COLUMNS), dtype=np.int64), *found))
             epochs, windows, starts, ends, tasks, attempts, lines, kinds = np.ascontiguousarray(table.T)
@@ -415,7 +412,7 @@ class _LogReader:
                 attempts=attempts,
                 answers=self._answers(lines, tasks, settling, lost),
                 settled=np.where(kinds <= Kind.QUARANTINED, _settled(lines, settling), lines),
-                ways=self._ways_of(lines),
+                ways=ways[np.searchsorted(told, lines) - 1],
                 who=np.zeros_like(lines),
             )
 
@@ -436,11 +433,6 @@ class _LogReader:
             answers[here][np.isin(tasks[here], refused) & known[here]] = Answer.REFUSED
             answers[here][np.isin(tasks[here], unsure) & known[here]] = Answer.LOST
         return answers
-
-    def _ways_of(self, lines: IndexArray) -> IndexArray:
-        told, ways = np.array([(-1, 0), *self._ways], dtype=np.int64).T
-        found: IndexArray = ways[np.searchsorted(told, lines) - 1]
-        return found
 
 
 def _settled(lines: IndexArray, settling: IndexArray) -> IndexArray:

@@ -6,10 +6,9 @@ A verdict comes about in this order, a file for each:
 2. `lineage` puts the chapters of all sessions together, by history of the model, as sets of numbers
    (`intervals`), and says which lineage is the last.
 3. `chain` goes back from that, token by token, to the beginning of the data: what counts is the model that
-   came out.
-4. `part` counts what each of these lineages did with the records that it answers for.
-5. `models` compares the samples of parameters: whether one model has all.
-6. `findings` names records with too few or too many outcomes; here all of it is a verdict.
+   came out. It counts what each of these lineages did with the records that it answers for.
+4. `models` compares the samples of parameters: whether one model has all.
+5. `findings` names records with too few or too many outcomes; here all of it is a verdict.
 
 A proof is exact where no record was in that model without being counted: given back, taken back, counted or
 saved inexactly after a loop may have trained on it.
@@ -25,12 +24,11 @@ from os import PathLike
 
 import numpy as np
 
-from edl_torch.audit.chain import FinalWord, LineageChain
+from edl_torch.audit.chain import FinalWord, LineageChain, Part, records_of
 from edl_torch.audit.findings import Findings
 from edl_torch.audit.intervals import Intervals
 from edl_torch.audit.lineage import DatasetHistory, Key, Runs, runs_of
 from edl_torch.audit.models import Models, models_of
-from edl_torch.audit.part import Part, records_of
 from edl_torch.audit.reading import Answer, Log, read_logs, read_order
 from edl_torch.core.mixture import Segments
 from edl_torch.core.token import Token

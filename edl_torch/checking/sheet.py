@@ -20,8 +20,8 @@ import numpy.typing as npt
 from edl_torch.checking.check import Flaw, reason_of, spread
 from edl_torch.errors import OutputError
 from edl_torch.readers.base import AbstractDataReader, required
-from edl_torch.readers.shared.files import whole_file
 from edl_torch.shard import Shard, Source, Task, TaskType
+from edl_torch.system.whole_files import whole_file
 
 Picture = npt.NDArray[np.uint8]
 

@@ -25,7 +25,7 @@ from edl_torch.core.limits import printable
 from edl_torch.core.status import cell_edges
 from edl_torch.errors import OutputError
 from edl_torch.master.web import hashes, with_style
-from edl_torch.readers.shared.files import whole_file
+from edl_torch.system.whole_files import whole_file
 from edl_torch.trainer.vocabulary import Evidence
 
 VERDICT_SIGNS = {

@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except EdlError as error:
         print(f"edl-torch: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return 2 if _blames_input(error) else failed
+        blames_input = isinstance(error, InvalidArgument | ReaderError)
+        return 2 if blames_input or isinstance(error.__cause__, InvalidArgument) else failed
     except BrokenPipeError:  # `edl-torch status | head`
         _flush_or_drop()
         return failed
@@ -50,10 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _flush_or_drop()
         print(f"edl-torch: error: {printable(str(error))}", file=sys.stderr)
         return failed
-
-
-def _blames_input(error: EdlError) -> bool:
-    return isinstance(error, InvalidArgument | ReaderError) or isinstance(error.__cause__, InvalidArgument)
 
 
 def _flush_or_drop() -> None:

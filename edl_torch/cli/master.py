@@ -11,7 +11,6 @@ import sys
 import time
 import uuid
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edl_torch.errors import InvalidArgument
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from edl_torch.master.durable import DurableState
     from edl_torch.protocols import MakeServicer
     from edl_torch.rpc.credentials import ServerCredentials
+
+    _Given = tuple[ServerCredentials, tuple[MakeServicer, ...], tuple[Registration, ...]]
 
 log = logging.getLogger("edl_torch.master")
 
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if options.state is None and options.accept_older_journal:
         raise InvalidArgument("--accept-older-journal needs --state: without it there is no journal")
     # All that is wrong with the options is found before there is a journal: else one would be left behind.
-    given = _Checked.of(options)
+    given = _checked(options)
     if options.state is None:
         _serve(options, given, Dispatcher(ledger_id=uuid.uuid4().hex, **patience), None)
         return 0
@@ -56,55 +57,44 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Checked:
-    """What the options name, looked at: a master can listen where they say, with data that can be read."""
+def _checked(options: argparse.Namespace) -> _Given:
+    """Look at what the options name: a master can listen where they say, with data that can be read."""
+    from edl_torch.cli.datasets import described
+    from edl_torch.core.registration import new_spec
+    from edl_torch.master.addresses import check_address
+    from edl_torch.protocols import servicers
+    from edl_torch.rpc.credentials import ServerCredentials
 
-    credentials: ServerCredentials
-    foreign: tuple[MakeServicer, ...]
-    registrations: tuple[Registration, ...]
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> _Checked:
-        from edl_torch.cli.datasets import described
-        from edl_torch.core.registration import new_spec
-        from edl_torch.master.addresses import check_address
-        from edl_torch.protocols import servicers
-        from edl_torch.rpc.credentials import ServerCredentials
-
-        credentials = ServerCredentials.read(
-            token_file=options.token_file,
-            tls_cert=options.tls_cert,
-            tls_key=options.tls_key,
-            tls_client_ca=options.tls_client_ca,
-        )
-        foreign = servicers(vars(options))
-        state, file, insecure = options.state, options.address_file, options.insecure
-        if state is not None and os.path.exists(state) and not os.path.isdir(state):
-            raise InvalidArgument(f"--state {state}: it is a file, expected a folder")
-        if file is not None and (os.path.isdir(file) or not os.path.isdir(file.parent)):
-            raise InvalidArgument(f"--address_file {file}: expected a file, in a folder that exists")
-        for address, is_open in (
-            (options.addr, insecure),
-            (options.http, insecure),
-            (options.health_addr, True),
-        ):
-            if address is not None:
-                check_address(address, insecure=is_open, credentials=credentials)
-        registrations = tuple(described(options))
-        for registration in registrations:
-            new_spec(registration, 1)
-        return cls(credentials=credentials, foreign=foreign, registrations=registrations)
+    files = ("token_file", "tls_cert", "tls_key", "tls_client_ca")
+    credentials = ServerCredentials.read(**{name: getattr(options, name) for name in files})
+    foreign = servicers(vars(options))
+    state, file, insecure = options.state, options.address_file, options.insecure
+    if state is not None and os.path.exists(state) and not os.path.isdir(state):
+        raise InvalidArgument(f"--state {state}: it is a file, expected a folder")
+    if file is not None and (os.path.isdir(file) or not os.path.isdir(file.parent)):
+        raise InvalidArgument(f"--address_file {file}: expected a file, in a folder that exists")
+    for address, is_open in (
+        (options.addr, insecure),
+        (options.http, insecure),
+        (options.health_addr, True),
+    ):
+        if address is not None:
+            check_address(address, insecure=is_open, credentials=credentials)
+    registrations = tuple(described(options))
+    for registration in registrations:
+        new_spec(registration, 1)
+    return credentials, foreign, registrations
 
 
 def _serve(
-    options: argparse.Namespace, given: _Checked, dispatcher: Dispatcher, state: DurableState | None
+    options: argparse.Namespace, given: _Given, dispatcher: Dispatcher, state: DurableState | None
 ) -> None:
     from edl_torch.master.server import serve, write_address_file
     from edl_torch.system.address import HostPort
     from edl_torch.system.descriptors import raise_limit
 
-    for registration in given.registrations:
+    credentials, foreign, registrations = given
+    for registration in registrations:
         for difference in dispatcher.define(registration):
             log.warning("dataset=%s goes on as it is: %s", registration.name, difference)
 
@@ -123,13 +113,13 @@ def _serve(
         serve(
             *(dispatcher, options.addr),
             insecure=options.insecure,
-            credentials=given.credentials,
+            credentials=credentials,
             on_ready=announce,
             make_commits=make_commits,
             health_address=options.health_addr,
             http_address=options.http,
             on_page=lambda url: log.info("page on %s", url),
             with_process=options.with_process,
-            foreign=given.foreign,
+            foreign=foreign,
         )
     )

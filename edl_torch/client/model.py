@@ -124,11 +124,18 @@ class Model:
             kept.forget()
         return bool(written)
 
-    def differs(self, optimizers: Iterable[Any]) -> bool:
-        """Whether parameters are other than the last step left them, where all were looked at then.
+    @property
+    def was_seen(self) -> bool:
+        """Whether all that a step has left was looked at, and not compared since."""
+        return self._left is not None
+
+    def is_another(self, optimizers: Iterable[Any]) -> bool:
+        """Whether it is not what the last step left: some of it replaced, or written where all was looked at.
 
         Sums may differ by the order of adding.
         """
+        if self.is_due:  # what was loaded between passes has its own samples
+            return self.was_replaced(optimizers)
         left, self._left = self._left, None
         if left is None or left.steps != self.steps:
             return False
@@ -209,11 +216,12 @@ class _Kept:
     """Values of some parameters as a step has left them, which nothing but the next one should change.
 
     In this machine's memory the values are compared, so that what was put back is no change, and what torch
-    does not count (`.data`) is one; elsewhere what torch counts is.
+    does not count (`.data`) is one; elsewhere what torch counts is. Of a parameter in shards it is this
+    rank's.
     """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
-        kept = some([parameter for parameter in parameters if has_place(parameter)], _KEPT)
+        kept = some([one for one in parameters if has_place(one) and not _wraps_others(one)], _KEPT)
         self._parameters = [weakref.ref(parameter) for parameter in kept]
         self._places = [-1] * len(kept)
         self._views: list[npt.NDArray[Any] | None] = [None] * len(kept)
@@ -277,19 +285,22 @@ class _Kept:
                 self._places[number], self._views[number] = -1, None
                 found.append(_GONE)
                 continue
-            place = parameter.data_ptr()
+            local = _here(parameter)
+            place = local.data_ptr()
             if place != self._places[number]:
-                self._places[number], self._views[number] = place, _view(parameter)
+                self._places[number], self._views[number] = place, _view(local)
             view = self._views[number]
-            found.append((parameter._version, place, None if view is None else view.tobytes()))
+            found.append((local._version, place, None if view is None else view.tobytes()))
         return found
 
 
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that `torch.compile` leaves alone, with all that it calls, where it compiles a step."""
+    """Return a hook that `torch.compile` leaves alone, with all that it calls, where it compiles a step; and
+    of which pickle does not warn, that a tensor is saved without it."""
     import torch
+    from torch.utils.hooks import unserializable_hook
 
-    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call, no-any-return]
+    return unserializable_hook(torch.compiler.disable(hook))  # type: ignore[no-untyped-call, no-any-return]
 
 
 @functools.cache
@@ -316,6 +327,16 @@ def some(parameters: list[Any], most: int) -> list[Any]:
 def has_place(parameter: Any) -> bool:
     """Whether a parameter has values in one piece of memory, as sparse and lazy ones have not."""
     return not _is_empty(parameter) and str(parameter.layout) == "torch.strided"
+
+
+def _here(parameter: Any) -> Any:
+    """The shard of a parameter that this rank has, or the parameter. `to_local` takes 100 times as long."""
+    return getattr(parameter, "_local_tensor", parameter)
+
+
+def _wraps_others(parameter: Any) -> bool:
+    """Whether a parameter has no memory of its own here, as one in 8 bits beside its scales."""
+    return hasattr(_here(parameter), "__tensor_flatten__")
 
 
 def _view(parameter: Any) -> npt.NDArray[Any] | None:

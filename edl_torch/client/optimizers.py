@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from edl_torch.client.model import some, uncompiled
 from edl_torch.client.session import Session
-from edl_torch.client.watched import HOOKED, trained
+from edl_torch.client.watched import HOOKED, parameters_of, trained
 from edl_torch.errors import InvalidArgument
 from edl_torch.integrations.engines import EngineSteps, is_engine
 
@@ -137,7 +137,8 @@ class Optimizers:
         session.gradients.watch(number, optimizer, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
-            session.model.watch(number, trained(optimizer))
+            parameters = parameters_of(optimizer)
+            session.model.watch(number, [parameter for parameter in parameters if parameter.requires_grad])
             if session.model.was_replaced([optimizer]):
                 session.doubt("written")
 

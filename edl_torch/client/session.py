@@ -462,12 +462,12 @@ class Session:
     def about_to_step(self) -> None:
         """Look at the model before the first step of a pass, or of another optimizer, which goes on from what
         was loaded, whenever that was; and after a step that was looked at."""
-        if self.model is not None and self.model.is_due:
-            if self.model.was_replaced(self.gradients.optimizers()):
+        model = self.model
+        if model is not None and (model.is_due or model.was_seen):
+            if model.is_another(self.gradients.optimizers()):
                 self.doubt("written")
-            self.see_model("begin")
-        elif self.model is not None and self.model.differs(self.gradients.optimizers()):
-            self.doubt("written")
+            if model.is_due:
+                self.see_model("begin")
 
     def look_for_writes(self, optimizer: Any = None) -> None:
         """Doubt that there is one model if parameters, of one optimizer or all, were written since a step."""

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from edl_torch.client.peers import Doing, together
 from edl_torch.client.service import DataShardService
 from edl_torch.errors import CheckpointError, InvalidArgument
+from edl_torch.system.whole_files import sync
 
 _NAME = re.compile(r"\d{8}")
 _PARTIAL = ".partial"
@@ -74,12 +75,12 @@ def save_checkpoint(
     )
     name = partial.name.partition(".")[0]
     model_state, optimizer_state = get_state_dict(model, optimizer)
+    more = io.BytesIO()
+    torch.save(extra, more)
+    state = {"model": model_state, "optimizer": optimizer_state, "extra": more.getvalue()}
     try:
         with _silent_when_alone():
-            save(
-                {"model": model_state, "optimizer": optimizer_state, "extra": _pickled(extra)},
-                checkpoint_id=partial,
-            )
+            save(state, checkpoint_id=partial)
     except (OSError, CheckpointException) as exc:
         _raise_interruption(exc)
         raise _give_up(partial, partial, _reasons(exc)) from exc
@@ -201,12 +202,6 @@ def _silent_when_alone() -> Iterator[None]:
         yield
 
 
-def _pickled(extra: dict[str, Any]) -> bytes:
-    file = io.BytesIO()
-    torch.save(extra, file)
-    return file.getvalue()
-
-
 def _checkpoints(folder: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in folder.iterdir() if _NAME.fullmatch(entry.name))
@@ -284,11 +279,3 @@ def _give_up(partial: Path, named: Path, reason: str) -> CheckpointError:
         return CheckpointError(_overtaken(partial.parent / newest))  # which removed it
     shutil.rmtree(partial, ignore_errors=True)  # once torch raises, all ranks have ended writing
     return CheckpointError(f"the checkpoint '{named}' cannot be written: {reason}")
-
-
-def sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

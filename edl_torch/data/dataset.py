@@ -27,8 +27,8 @@ from edl_torch.client.service import DataShardService
 from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batches.collate import Collated
 from edl_torch.data.batches.convert import tensor_rows
+from edl_torch.data.batches.transport import Collated
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.sample_reading import (
@@ -54,7 +54,6 @@ from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, 
 from edl_torch.readers.base import (
     AbstractDataReader,
     changed_since,
-    has_batch_reads,
     import_for_reading,
 )
 from edl_torch.readers.map_dataset import MapDatasetReader
@@ -378,11 +377,6 @@ class ShardedDataset(IterableDataset[Any]):
     @property
     def _draws_by_itself(self) -> bool:
         return draws_by_itself(self.transform)
-
-    @property
-    def makes_batches(self) -> bool:
-        """Whether the reader can read many records into one columnar batch."""
-        return has_batch_reads(self.reader)
 
     @property
     def makes_lists(self) -> bool:

@@ -35,7 +35,7 @@ from edl_torch.data.loop.opening import (
     warn_of_sorted_labels,
 )
 from edl_torch.data.ranks.process_group import ProcessGroupPeers, check_no_ranks, peers_over
-from edl_torch.data.reading.reader_threads import NumThreads, thread_count
+from edl_torch.data.reading.record_jobs import NumThreads, thread_count
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights
 from edl_torch.errors import ForeignLoop, InvalidArgument, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_manager, check_no_trainer, raising
@@ -309,12 +309,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             return raising(error)
         return self._iterate(NEW_PASS)
 
-    def _iterate(self, epoch: int) -> Iterator[Any]:
-        iterator = self._begin(epoch)
-        self._live = weakref.ref(iterator)
-        return iterator
-
-    def _begin(self, epoch: int) -> LoaderPass:
+    def _iterate(self, epoch: int) -> LoaderPass:
         if self._undecided:
             check_no_ranks()
         session, position = self.service.session, self.service.position
@@ -340,9 +335,12 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
             statistics=statistics,
             notice=self.notice,
         )
+        kind = PaddedPass if self._keeps_stepping else LoaderPass
         if self._peers is not None:
-            return LockstepPass(setup, epoch) if self._peers.parts is None else PartsPass(setup, epoch)
-        return PaddedPass(setup, epoch) if self._keeps_stepping else LoaderPass(setup, epoch)
+            kind = LockstepPass if self._peers.parts is None else PartsPass
+        iterator = kind(setup, epoch)
+        self._live = weakref.ref(iterator)
+        return iterator
 
     def __len__(self) -> int:
         check_no_trainer(sys._getframe())
@@ -475,4 +473,5 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
         meant = get_close_matches(name, names - {"self", "keywords"})
         hint = f": did you mean {meant[0]}?" if meant else ""
+        hint = ": give it to the reader" if name in ("index_dir", "refresh") else hint
         raise TypeError(f"ElasticDataLoader has no argument {name!r}{hint}")

@@ -15,7 +15,7 @@ from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import AccountingError, CheckpointError, InvalidArgument
 from edl_torch.integrations.adapter import check_synchronous
 from edl_torch.integrations.engines import check_steps
-from edl_torch.readers.shared.files import whole_file
+from edl_torch.system.whole_files import whole_file
 
 __all__ = ["EngineLoader", "prepare"]
 

@@ -6,6 +6,7 @@ Lightning where epochs end; what counts as trained on is the loader's to say.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import threading
@@ -66,7 +67,11 @@ class ElasticCallback(Callback):  # type: ignore[misc]
         self._fitting = stage == "fit"
         if not self._fitting:
             return
-        _check_takes_batches(pl_module)
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise InvalidArgument(
+                "training_step(dataloader_iter) reads batches by itself, as many as it likes: with "
+                "ElasticCallback it takes a batch"
+            )
         ranks: int = trainer.world_size
         check_synchronous(self._loader, ranks, f"Lightning trains one model on {ranks} ranks")
         self._is_in_use = self._has_read = False
@@ -277,13 +282,3 @@ class _Epochs:
     def __iter__(self) -> Iterator[Any]:
         # A generator: what is raised before the first batch is asked for, Lightning's own error would hide.
         return self._epoch()
-
-
-def _check_takes_batches(pl_module: Any) -> None:
-    import inspect
-
-    if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-        raise InvalidArgument(
-            "training_step(dataloader_iter) reads batches by itself, as many as it likes: with "
-            "ElasticCallback it takes a batch"
-        )

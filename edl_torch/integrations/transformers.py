@@ -30,8 +30,8 @@ from edl_torch.core.mixture import ENDLESS
 from edl_torch.data.loader import ElasticDataLoader
 from edl_torch.errors import CheckpointError, IntegrationUnavailable, InvalidArgument, ServiceClosed
 from edl_torch.integrations.adapter import check_synchronous, read_ahead, records_read
-from edl_torch.readers.shared.files import whole_file
 from edl_torch.system.user_warnings import warn_user
+from edl_torch.system.whole_files import whole_file
 
 log = logging.getLogger("edl_torch.client")
 
@@ -82,7 +82,10 @@ class ElasticTrainer(_Trainer):  # type: ignore[misc]
         self._stepping: Any = None  # the optimizer, or the engine, that is attached
         self._shares: deque[float] = deque()  # of the micro-batches that were read, in the gradient
         self._check_arguments()
-        self._notices = self._end_on_notice()
+        from transformers import TrainerCallback
+
+        self._notices = type("_EndOnNotice", (_EndOnNotice, TrainerCallback), {})(elastic_loader)
+        self.add_callback(self._notices)
         if elastic_loader.synchronous:
             self.training_step = self._weighed(self.training_step)  # outside of what subclasses make of it
         self.training_step = self._of_next_batch(self.training_step)
@@ -115,13 +118,6 @@ class ElasticTrainer(_Trainer):  # type: ignore[misc]
                 "an ElasticTrainer saves on SIGTERM by itself, on all ranks after the same step: leave out "
                 "enable_jit_checkpoint=True"
             )
-
-    def _end_on_notice(self) -> Any:
-        from transformers import TrainerCallback
-
-        notices = type("_EndOnNotice", (_EndOnNotice, TrainerCallback), {})(self.elastic_loader)
-        self.add_callback(notices)
-        return notices
 
     # Where training begins ----------------------------------------------------------------------------------
 

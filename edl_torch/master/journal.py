@@ -28,6 +28,7 @@ from edl_torch.core.changes import Key
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.persistence import VERSION, Rows, Update, load
 from edl_torch.errors import EdlError, JournalError, MasterStartError
+from edl_torch.system.whole_files import sync
 
 FILE = "journal.sqlite3"
 LOG = FILE + "-wal"
@@ -106,7 +107,9 @@ class Journal:
                 self._set_log("open")
                 self._connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
                 self._placed = self._places()
-                _sync(folder)
+                sync(folder)
+            except JournalError as exc:
+                raise MasterStartError(f"{exc}, or give another --state folder") from exc
             except (sqlite3.Error, OSError) as exc:
                 raise MasterStartError(
                     f"cannot use the journal in {folder}: {exc}. It needs a folder on a local disk, with "
@@ -130,8 +133,7 @@ class Journal:
 
     def _prepare(self) -> None:
         run = self._connection.execute
-        (found,) = run("PRAGMA user_version").fetchone()
-        self._check_version(found)
+        found = _version_of(self._connection, self.folder, may_be_new=True)
         run("PRAGMA auto_vacuum = INCREMENTAL")
         (mode,) = run("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
@@ -175,20 +177,6 @@ class Journal:
 
     def _set_log(self, state: str) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('log', ?)", (state,))
-
-    def _check_version(self, found: int) -> None:
-        run = self._connection.execute
-        (application,) = run("PRAGMA application_id").fetchone()
-        (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
-        if application != APPLICATION and (found or tables):
-            raise MasterStartError(
-                f"{self.folder / FILE} is a database of something else: give another --state folder"
-            )
-        if found not in (0, VERSION):
-            raise MasterStartError(
-                f"the journal in {self.folder} has version {found}, this edl-torch knows {VERSION}: "
-                f"start the master with the edl-torch that wrote it, or give another --state folder"
-            )
 
     def _meta(self, name: str) -> str:
         found = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
@@ -267,6 +255,22 @@ class Journal:
         return f"<Journal {self.folder} ledger={self.ledger_id}>"
 
 
+def _version_of(connection: sqlite3.Connection, folder: Path, *, may_be_new: bool) -> int:
+    """Return the version of a journal; 0 of one that is new. Raises JournalError where it is another's."""
+    pragmas = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+    application, version, tables = (connection.execute(text).fetchone()[0] for text in pragmas)
+    if may_be_new and not (version or tables):
+        return 0
+    if application != APPLICATION:
+        raise JournalError(f"{str(folder / FILE)!r} is a database of something else, and no journal")
+    if version != VERSION:
+        raise JournalError(
+            f"the journal in {str(folder)!r} has version {version}, this edl-torch knows {VERSION}: use the "
+            f"edl-torch that wrote it"
+        )
+    return int(version)
+
+
 def rows_of(connection: sqlite3.Connection) -> Rows:
     """Return all rows of a journal that is open."""
     found = connection.execute("SELECT key, value FROM state WHERE key != ?", (_COMMIT,))
@@ -279,7 +283,7 @@ def _locked(folder: Path) -> BinaryIO:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(0o700, parents=True, exist_ok=True)
         for path in missing:
-            _sync(path.parent)
+            sync(path.parent)
         file = _opened(folder / LOCK)
     except OSError as exc:
         raise MasterStartError(f"cannot keep a journal in {folder}: {exc.strerror}") from exc
@@ -287,10 +291,11 @@ def _locked(folder: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.pwrite(file.fileno(), f"{os.getpid():<{_PLACES}}".encode(), 0)
     except BlockingIOError:
-        holder = _holder(file)
+        pid = os.pread(file.fileno(), _PLACES, 0).decode().strip()
         file.close()
         raise MasterStartError(
-            f"another master{holder} uses the journal in {folder}: stop it, or give another --state folder"
+            f"another master{f' (process {pid})' * bool(pid)} uses the journal in {folder}: stop it, or give "
+            f"another --state folder"
         ) from None
     except OSError as exc:
         with suppress(OSError):  # of a full disk it would say the same again
@@ -329,11 +334,6 @@ def _size(path: Path) -> int:
 _PLACES = 20  # of each
 
 
-def _holder(file: BinaryIO) -> str:
-    pid = os.pread(file.fileno(), _PLACES, 0).decode().strip()
-    return f" (process {pid})" if pid else ""
-
-
 def _tell_commits(file: BinaryIO, number: int) -> None:
     """Not synced: after a power loss it may be too small, and then it proves nothing."""
     os.pwrite(file.fileno(), f"{number:<{_PLACES}}".encode(), _PLACES)
@@ -342,15 +342,6 @@ def _tell_commits(file: BinaryIO, number: int) -> None:
 def _told_commits(file: BinaryIO) -> int:
     number = os.pread(file.fileno(), _PLACES, _PLACES).decode("ascii", "replace").strip()
     return int(number) if number.isdecimal() else 0
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder safe."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def view(folder: Path) -> Dispatcher:
@@ -394,18 +385,6 @@ def _read_with(path: Path, how: str) -> tuple[str, Rows]:
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
         run = connection.execute
         run("BEGIN")  # all of it from one moment
-        _check_readable(connection, path.parent)
+        _version_of(connection, path.parent, may_be_new=False)
         (ledger_id,) = run("SELECT value FROM meta WHERE name = 'ledger'").fetchone()
         return str(ledger_id), rows_of(connection)
-
-
-def _check_readable(connection: sqlite3.Connection, folder: Path) -> None:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION:
-        raise JournalError(f"{str(folder / FILE)!r} is a database of something else, and no journal")
-    if version != VERSION:
-        raise JournalError(
-            f"the journal in {str(folder)!r} has version {version}, this edl-torch knows {VERSION}: "
-            f"use the edl-torch that wrote it"
-        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import threading
 import time
@@ -39,6 +38,7 @@ from edl_torch.rpc.status import to_status
 from edl_torch.system import descriptors
 from edl_torch.system.address import HostPort
 from edl_torch.system.processes import keep_children_alive, until_gone
+from edl_torch.system.whole_files import whole_file
 
 _OPEN = f"/{HEALTH_SERVICE}/"
 
@@ -301,13 +301,9 @@ def server_options(lease_timeout_s: float) -> list[tuple[str, int]]:
 
 def write_address_file(path: Path, address: HostPort) -> None:
     """Write `host:port` so that a reader sees either nothing or all of it. Raises MasterStartError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            part.write_text(f"{address}\n")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            file.write(f"{address}\n".encode())
     except OSError as exc:
         raise MasterStartError(f"cannot write the address file {path}: {exc.strerror}") from exc
 

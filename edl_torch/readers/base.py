@@ -157,8 +157,8 @@ _OF_NO_RECORD = {"expect", "listed_files"}  # methods that make none
 
 
 def _makes_other_records(kind: type) -> bool:
-    """Whether a subclass, which is none of the package's, makes other records of what one of the package's
-    looks at: it has methods of its own in the place of that's."""
+    """Whether a class, which is none of the package's, makes other records of what another one looks at: it
+    has methods of its own in the place of those of its base, or looks at nothing and passes on another's."""
     own = set[str]()
     for base in kind.__mro__:
         is_ours = base.__module__.startswith("edl_torch.")
@@ -170,7 +170,7 @@ def _makes_other_records(kind: type) -> bool:
                 for name, member in vars(base).items()
                 if hasattr(type(member), "__get__") and not (name.startswith("__") or name in _OF_NO_RECORD)
             }
-    return False
+    return True
 
 
 def changed_since(reader: AbstractDataReader, then: str, *, is_own: bool = False) -> str:

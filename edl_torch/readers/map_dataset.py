@@ -162,13 +162,13 @@ def _mapped_files(dataset: Any) -> list[FileStamp]:
             continue
         met.add(id(value))
         if isinstance(value, list | tuple):
-            ahead += [one for one in value[:_MOST_INSIDE] if not isinstance(one, str | Number)]
+            ahead += [one for one in value[:_MOST_INSIDE] if not issubclass(type(one), str | Number)]
         elif isinstance(value, dict):
             ahead += islice(value.values(), _MOST_INSIDE)
         elif isinstance(value, np.ndarray):
             if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
                 files[os.fspath(value.filename)] = None
             ahead.append(value.base)
-        elif isinstance(value, Sized) and not isinstance(value, type):
+        elif issubclass(type(value), Sized) and not isinstance(value, type):  # it may not answer to __class__
             ahead += getattr(value, "__dict__", {}).values()
     return [FileStamp.of(file) for file in files if os.path.isfile(file)]

@@ -83,9 +83,21 @@ class PythonCustomReader(AbstractDataReader):
         return self._size_of(self._chosen or _SIZE_FUNCTION[mode])
 
     def _size_of(self, function: str) -> int:
-        if function not in self._sizes:
-            self._sizes[function] = self._ask(function)
-        return self._sizes[function]
+        if function in self._sizes:
+            return self._sizes[function]
+        ask = getattr(self._execute(), function, None)
+        if not callable(ask):
+            raise DataFormatError(
+                f"'{self.filename}' has no function {function}(): define it to return the size"
+            )
+        size = self._guard(ask, f"{function}()")
+        if type(size) is bool or not hasattr(size, "__index__"):
+            raise DataFormatError(f"{function}() of '{self.filename}' returned {size!r}, expected an integer")
+        if size.__index__() < 1:
+            raise DataFormatError(
+                f"{function}() of '{self.filename}' returned {size}: there is nothing to read"
+            )
+        return self._sizes.setdefault(function, int(size))
 
     def read_records(self, task: Task) -> Iterator[int]:
         """Yield the record numbers. Raises ReaderError for another source or a range outside of it."""
@@ -111,21 +123,6 @@ class PythonCustomReader(AbstractDataReader):
             last = (size - 1) // self.records_per_task
             raise ReaderError(f"PythonCustomReader has the sources shard_0 to shard_{last}, not {name!r}")
         check_range(start, end, first, min(first + self.records_per_task, size), name)
-
-    def _ask(self, function: str) -> int:
-        ask = getattr(self._execute(), function, None)
-        if not callable(ask):
-            raise DataFormatError(
-                f"'{self.filename}' has no function {function}(): define it to return the size"
-            )
-        size = self._guard(ask, f"{function}()")
-        if type(size) is bool or not hasattr(size, "__index__"):
-            raise DataFormatError(f"{function}() of '{self.filename}' returned {size!r}, expected an integer")
-        if size.__index__() < 1:
-            raise DataFormatError(
-                f"{function}() of '{self.filename}' returned {size}: there is nothing to read"
-            )
-        return int(size)
 
     def _execute(self) -> ModuleType:
         if self._module is not None:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cases import cases
 from mixture_proof import prove
 from test_mixtures import (
     READING,
@@ -38,6 +39,8 @@ from edl_torch import ElasticDataLoader, LocalMaster, Mixture, MixtureComponent
 from edl_torch.core.calls import LeaseCall
 from edl_torch.errors import DatasetConflict, InvalidArgument, TokenError
 from edl_torch.shard import Slice
+
+THREADS = {"num_threads": 3}
 
 
 def batches(one: ElasticDataLoader, most: int | None = None) -> list[list[Found]]:
@@ -73,9 +76,10 @@ def test_each_batch_is_of_one_component_and_shares_are_kept_over_batches(
     assert proof["from_its_share"] <= 10 or "num_workers" in reading
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "reading"),
-    [*product((3, 4, 6, 12), ({}, {"num_threads": 3})), (4, {"num_workers": 2})],
+@cases(
+    "batch_size, reading",
+    [(3, {}), (6, THREADS), (12, {}), (4, {"num_workers": 2})],
+    [*product((3, 4, 6, 12), ({}, THREADS)), (4, {"num_workers": 2})],
     ids=str,
 )
 def test_tensors_of_other_shapes_are_batched_by_component(batch_size: int, reading: dict[str, Any]) -> None:
@@ -96,13 +100,16 @@ def test_tensors_of_other_shapes_are_batched_by_component(batch_size: int, readi
     assert sorted(map(len, found))[1:] == [batch_size] * (len(found) - 1)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(
-    ("bad", "reading"),
-    [
-        *product(([0], [4], [0, 1, 2, 3, 4], [1, 3]), ({}, {"num_threads": 3})),
-        *(([1, 3], reading) for reading in READING if "num_workers" in reading),
-    ],
+BAD: list[tuple[list[int], dict[str, Any]]] = [
+    *product(([0], [4], [0, 1, 2, 3, 4], [1, 3]), ({}, THREADS)),
+    *(([1, 3], reading) for reading in READING if "num_workers" in reading),
+]
+
+
+@cases(
+    "bad, reading, drop_last",
+    [*((*case, False) for case in BAD[::3]), *((*case, True) for case in BAD[1::4])],
+    [(*case, drop_last) for case in BAD for drop_last in (False, True)],
     ids=str,
 )
 def test_a_bad_record_makes_its_batch_shorter_and_mixes_none(
@@ -133,7 +140,7 @@ def test_a_bad_record_makes_its_batch_shorter_and_mixes_none(
         assert Counter(found) == Counter(good)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@cases("seed", range(2), range(4))
 def test_it_goes_on_with_other_trainers_batch_sizes_and_weights(seed: int, tmp_path: Path) -> None:
     noise, done, token = random.Random(seed), Counter[Found](), None
     book, new = Book(WEIGHTS), {"web": 0.1, "code": 0.5, "math": 0.4}

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import cases
 from mixture_proof import prove
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -212,12 +213,18 @@ def tensors(first: int, count: int) -> TensorDataset:
     return TensorDataset(torch.arange(first, first + count), torch.arange(count).repeat(2, 1).T.contiguous())
 
 
-@pytest.mark.parametrize(
-    ("records_per_shard", "reading"),  # batches of several leases, and leases of many
-    [*product((7, 64, 900), ({}, {"num_threads": 3})), (64, {"num_workers": 2})],
-    ids=str,
+OF_LEASES: list[tuple[int, dict[str, Any]]] = [  # batches of several leases, and leases of many
+    *product((7, 64, 900), ({}, {"num_threads": 3})),
+    (64, {"num_workers": 2}),
+]
+
+
+@cases(
+    "records_per_shard, reading, make",
+    [*((*case, Together) for case in OF_LEASES[::3]), *((*case, tensors) for case in OF_LEASES[1::3])],
+    [(*case, make) for case in OF_LEASES for make in (Together, tensors)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-@pytest.mark.parametrize("make", [Together, tensors])
 def test_records_that_are_read_together_come_in_their_order(
     make: Callable[[int, int], Any], records_per_shard: int, reading: dict[str, Any]
 ) -> None:
@@ -946,9 +953,11 @@ def test_an_audit_of_a_lineage_that_was_left_and_would_have_ended_later(
     assert (said["verdict"], said["records"], said["lost"]) == ("DELIVERED", 200 + len(found), 0)
 
 
-@pytest.mark.parametrize("who", ["all", "rank 0"])
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("turn", [1, 10])
+@cases(
+    "who, parts, turn",
+    [("all", 1, 1), ("rank 0", 2, 1), ("rank 0", 1, 10), ("all", 2, 10)],
+    product(("all", "rank 0"), (1, 2), (1, 10)),
+)
 def test_ranks_that_step_together_share_it_and_go_on_with_others(who: str, parts: int, turn: int) -> None:
     """Models in `parts`: of these ranks one holds the leases, and the others get its batches."""
     mixed = mixture(one_component=turn > 1)
@@ -1102,7 +1111,7 @@ def test_elasticdl_has_no_words_for_it() -> None:
         ForeignDataset(call)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+@cases("kind", ["csv", "tar"], ["csv", "parquet", "tar"])
 def test_a_mixture_of_many_files_has_few_of_them_open(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,11 +269,20 @@ class Stranger(Away):
         return "Failed parsing HTTP/2"
 
 
+class Nowhere:
+    """A channel that knows nothing of who is at its address."""
+
+    address = "m:1"
+
+    def explain(self, timeout_s: float) -> str:
+        return ""
+
+
 class Unhurried(Caller):
     """Its pauses pass on a clock of its own."""
 
     def __init__(self, clock: FakeClock, master_timeout_s: float) -> None:
-        super().__init__("m:1", master_timeout_s, clock=clock)
+        super().__init__(Nowhere(), master_timeout_s, clock=clock)  # type: ignore[arg-type]
         self.pause = clock.advance  # type: ignore[method-assign]
 
 

@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "readers": {"errors", "shard", "fingerprint", "system"},
     "trainer": {"errors", "shard", "core"},
     "audit": {"errors", "shard", "fingerprint", "core", "trainer"},
-    "checking": {"errors", "shard", "fingerprint", "core", "readers"},
+    "checking": {"errors", "shard", "fingerprint", "core", "readers", "system"},
     "client": {"errors", "shard", "fingerprint", "core", "trainer", "rpc", "audit", "system", "readers"}
     | {"master.embedded", "master.web", "protocols", "integrations.engines"},
     "data": {"errors", "shard", "core", "trainer", "client", "readers", "system", "integrations.frameworks"}

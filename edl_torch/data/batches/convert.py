@@ -20,8 +20,14 @@ import torch
 from torch.utils.data import TensorDataset, get_worker_info
 from torch.utils.data._utils import collate as torchs
 
-from edl_torch.data.batches.collate import Collated
-from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, BatchMemory, is_plain, is_small, new_batch
+from edl_torch.data.batches.transport import (
+    IN_MESSAGE_BYTES,
+    BatchMemory,
+    Collated,
+    is_plain,
+    is_small,
+    new_batch,
+)
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.map_dataset import MapDatasetReader
@@ -139,7 +145,9 @@ def to_batch(samples: list[Any], rows: Rows | None = None, *, components: str = 
             faster[np.ndarray] = partial(_whole_or, _joined, rows)
     try:
         if type(samples[0]) is tuple and not issubclass(tuple, tuple(table)):
-            columns = _transposed(samples)
+            columns = None
+            with suppress(TypeError, ValueError):  # these are not of one length: torch says so
+                columns = list(zip(*samples, strict=True))
             if columns is not None:
                 return [torchs.collate(column, collate_fn_map=faster) for column in columns]
         return torchs.collate(samples, collate_fn_map=faster)
@@ -157,14 +165,6 @@ def to_batch(samples: list[Any], rows: Rows | None = None, *, components: str = 
                 f"MixtureComponent a `transform` that makes them so"
             )
         raise
-
-
-def _transposed(samples: list[Any]) -> list[tuple[Any, ...]] | None:
-    """Return the columns of tuples; None where these are not of one length: torch says so."""
-    try:
-        return list(zip(*samples, strict=True))
-    except (TypeError, ValueError):
-        return None
 
 
 def _whole_or(
@@ -346,12 +346,9 @@ def _kind_of_row(reader: AbstractDataReader) -> tuple[tuple[torch.dtype, torch.S
     if type(reader) is not MapDatasetReader or type(reader.dataset) is not TensorDataset:
         return None
     tensors = reader.dataset.tensors
-    small = all(map(is_plain, tensors)) and sum(map(_row_bytes, tensors)) <= _SMALL_ROW
+    row_bytes = sum(tensor.element_size() * tensor.shape[1:].numel() for tensor in tensors)
+    small = all(map(is_plain, tensors)) and row_bytes <= _SMALL_ROW
     return tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors) if small else None
-
-
-def _row_bytes(tensor: torch.Tensor) -> int:
-    return tensor.element_size() * tensor.shape[1:].numel()
 
 
 def _batch_of(tensors: Sequence[torch.Tensor], numbers: IndexArray) -> Collated:

@@ -19,12 +19,13 @@ from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from edl_torch.data.batches.collate import Envelope, TicketedCollate
 from edl_torch.data.batches.convert import to_batch, to_tensors
+from edl_torch.data.batches.transport import Envelope, TicketedCollate
 from edl_torch.data.dataset import ShardedDataset
 from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.data.reading.worker_start import WorkerStart, end_by_kill, started_beside
 from edl_torch.errors import InvalidArgument
+from edl_torch.readers.base import has_batch_reads
 
 _TORCHS_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # in its profiler's tables
 
@@ -82,7 +83,7 @@ class InnerLoader:
     @property
     def columnar(self) -> bool:
         """Whether the reader makes the batches."""
-        return self._batch_size is None and self._dataset.makes_batches
+        return self._batch_size is None and has_batch_reads(self._dataset.reader)
 
     def read(self) -> Iterator[Envelope]:
         if self.loader is None:

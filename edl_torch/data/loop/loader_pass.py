@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
-from edl_torch.data.batches.collate import Envelope
+from edl_torch.data.batches.transport import Envelope
 from edl_torch.data.loop.inner_loader import InnerLoader
 from edl_torch.data.loop.notice import Notice
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights

@@ -14,7 +14,7 @@ from typing import Any
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Delivery, Doing, Parts, Vote, together
 from edl_torch.core.calls import NEW_PASS
-from edl_torch.data.batches.collate import Envelope
+from edl_torch.data.batches.transport import Envelope
 from edl_torch.data.loop.loader_pass import LoaderPass, PassSetup
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
 from edl_torch.trainer.vocabulary import Ticket

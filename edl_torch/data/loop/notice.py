@@ -60,7 +60,14 @@ class Notice:
         """Whether the program is to end. The first call begins to listen for the signal."""
         if not (self._listens or self._closed):
             self._listens = self._termination.listen(self)
-            self._warn_of_thread()
+            if not (self._listens or self._warned or self._termination.is_handled):
+                self._warned = True
+                warn_user(
+                    "loader.preempted is read outside of the main thread, where Python allows no signal "
+                    "handlers: SIGTERM still ends this process at once. Read it once in the main thread, "
+                    "before the loop, or install there what gives the notice: "
+                    "signal.signal(signal.SIGTERM, lambda *_: loader.preempt())"
+                )
         if self._shown and not self.seen:
             self.seen = True
             log.warning(
@@ -76,13 +83,3 @@ class Notice:
         if self._listens:
             self._listens = False
             self._termination.leave(self)
-
-    def _warn_of_thread(self) -> None:
-        if self._listens or self._warned or self._termination.is_handled:
-            return
-        self._warned = True
-        warn_user(
-            "loader.preempted is read outside of the main thread, where Python allows no signal handlers: "
-            "SIGTERM still ends this process at once. Read it once in the main thread, before the loop, or "
-            "install there what gives the notice: signal.signal(signal.SIGTERM, lambda *_: loader.preempt())"
-        )

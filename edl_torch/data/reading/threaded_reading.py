@@ -16,13 +16,12 @@ from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batches.collate import Collated
 from edl_torch.data.batches.convert import Rows
-from edl_torch.data.batches.transport import BatchMemory
-from edl_torch.data.reading.reader_threads import ReaderThreads
+from edl_torch.data.batches.transport import BatchMemory, Collated
 from edl_torch.data.reading.record_jobs import (
     Block,
     Collate,
+    ReaderThreads,
     RecordJob,
     Work,
     can_pick,
@@ -293,7 +292,7 @@ class ThreadedReading(Iterator[Any]):
         self._work.skip_all = True
         self._wait(*self._blocks)
         for block in self._blocks:
-            block.unmake()
+            block.batch, block.is_batch = None, False  # samples are made anew
         self._work.skip_all = False
         self._whole = None
         jobs = chain(self._jobs, *(block.jobs for block in self._blocks))

@@ -13,7 +13,6 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
-from edl_torch.fingerprint import Fingerprint, Part
+from edl_torch.fingerprint import Part
 from edl_torch.readers.base import required
 from edl_torch.readers.images.decode import (
     Image,
@@ -29,11 +28,11 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, described_by
 from edl_torch.readers.shared.files import readable
-from edl_torch.readers.shared.looks import arguments, listing_of
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Storage, StorageOptions, is_url
+from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
 
 Path = str | os.PathLike[str]
@@ -44,7 +43,6 @@ class _CocoReader(ImageFilesReader):
     """A reader of an annotation file; a subclass has one kind of them."""
 
     min_side: int | None = None
-    _made_by: Sequence[Part] = ()  # of the fingerprint: arguments that decide which records these are
 
     def _parse(
         self, images: Path, key: str, kind: str, other: str, storage: Storage
@@ -54,7 +52,7 @@ class _CocoReader(ImageFilesReader):
         if not is_url(self.images):
             require_folder(self.images)
         coco, where = load_coco(self.name, storage), f"'{self.name}' annotations"
-        self._listed = coco.part
+        self.described = [coco.part, *self.described]
         if coco.annotations and key not in coco.annotations[0]:  # the rest is checked one by one
             has = ", ".join(coco.annotations[0])
             raise DataFormatError(
@@ -66,16 +64,6 @@ class _CocoReader(ImageFilesReader):
         self.image_files = FolderFiles.named(self.images, self._files, self.min_side, storage)
         self._ids = shared({"ids": ids}, "coco-images")
         return coco, index_rows(coco, ids), where
-
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The annotation file's bytes, and sizes of some images."""
-        looks = self.image_files.looks(whole=whole)
-        more = [*self._made_by, *self.made_with]
-        return listing_of(self._listed, self._files, looks, whole=whole, more=more)
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, in the order of the file's `images`."""
-        return map(self.image_files.path, range(len(self._files)))
 
 
 class CocoCaptionsReader(_CocoReader):
@@ -114,11 +102,11 @@ class CocoCaptionsReader(_CocoReader):
                 f"per={per!r}: use 'annotation' (one caption a record) or 'image' (all of an image)"
             )
         self.per = per
-        self._made_by = arguments("per", per)
+        self.described = arguments("per", per)
         storage = Storage.of(self, store)
         coco, rows, where = self._parse(images, "caption", "captions", "CocoDetectionReader", storage)
         self._captions = StringTable(field(coco.annotations, "caption", str, where))
-        self._groups = Groups.of(rows, len(self._files)) if per == "image" else None
+        self._groups = grouped(rows, len(self._files)) if per == "image" else None
         self._rows = shared({} if per == "image" else {"rows": rows}, "coco-rows")
         self.count = len(self._captions) if self._groups is None else len(self._files)
 
@@ -126,11 +114,14 @@ class CocoCaptionsReader(_CocoReader):
         """The number of a record's image file."""
         return int(self._rows["rows"][index]) if self._groups is None else index
 
-    def with_image(self, index: int, image: Image) -> tuple[Image, str] | tuple[Image, list[str]]:
+    def with_image(
+        self, index: int, image: Image, *beside: Data
+    ) -> tuple[Image, str] | tuple[Image, list[str]]:
         """`(image, caption)` or `(image, [captions])`; image: uint8 [height, width, 3], RGB."""
         if self._groups is None:
             return image, self._captions[index]
-        return image, [self._captions[number] for number in self._groups[index].tolist()]
+        own = self._groups["order"][_of_image(self._groups, index)]
+        return image, [self._captions[number] for number in own.tolist()]
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -169,26 +160,27 @@ class CocoDetectionReader(_CocoReader):
         **store: Unpack[StorageOptions],
     ) -> None:
         super().__init__(os.fspath(annotations))
-        self._made_by = arguments("masks", masks) if masks else ()
+        self.described = arguments("masks", masks) if masks else ()
         kind = "instances or keypoints"
         storage = Storage.of(self, store)
         coco, rows, where = self._parse(images, "bbox", kind, "CocoCaptionsReader", storage)
         self.count = len(self._files)
-        self._groups = groups = Groups.of(rows, self.count)
+        self._groups = grouped(rows, self.count)
+        order = self._groups["order"]
         self.categories = _categories(coco)
         ids = field(coco.annotations, "category_id", int, where)
         labels = integers(ids, len(coco.annotations), where, "category_id")
         self._check_labels(labels, where)
         columns = _columns(coco.annotations, where) | {"labels": labels}
-        self._columns = shared({key: column[groups.order] for key, column in columns.items()}, "coco")
-        ordered = (coco.annotations[n].get("segmentation", []) for n in groups.order.tolist())
+        self._columns = shared({key: column[order] for key, column in columns.items()}, "coco")
+        ordered = (coco.annotations[n].get("segmentation", []) for n in order.tolist())
         # As text a polygon takes less room than as float64, and an RLE stays as short as it is.
         compact = partial(json.dumps, separators=(",", ":"))
         self._segmentations = StringTable(map(compact, ordered)) if masks else None
 
-    def with_image(self, index: int, image: Image) -> tuple[Image, dict[str, Any]]:
+    def with_image(self, index: int, image: Image, *beside: Data) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB. Raises BadRecord for a broken mask."""
-        own = self._groups.span(index)
+        own = _of_image(self._groups, index)
         target: dict[str, Any] = {"image_id": int(self._ids["ids"][index])}
         target |= {key: column[own].copy() for key, column in self._columns.items()}
         if self._segmentations is not None:
@@ -356,9 +348,8 @@ class CocoFile(NamedTuple):
 def load_coco(path: str, storage: Storage) -> CocoFile:
     """Read the file. Raises DataFormatError if it is missing, not JSON, or not of COCO's shape."""
     with readable(f"the annotation file '{path}'"):
-        seen = opened(path, storage)
-        with seen.text(encoding="utf-8-sig") as file:
-            text = file.read()
+        data, part = described_by(path, storage)
+        text = data.decode("utf-8-sig")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -370,7 +361,7 @@ def load_coco(path: str, storage: Storage) -> CocoFile:
         raise DataFormatError(f"'{path}' is no COCO file: the top level is {kind}, expected an object")
     images, annotations = (_entries(content, key, path) for key in ("images", "annotations"))
     categories = _entries(content, "categories", path) if "categories" in content else None
-    return CocoFile(path, images, annotations, categories, seen.part)
+    return CocoFile(path, images, annotations, categories, part)
 
 
 def _entries(content: dict[str, Any], key: str, path: str) -> Sequence[Entry]:
@@ -411,34 +402,17 @@ def index_rows(coco: CocoFile, ids: IndexArray) -> IndexArray:
     return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
-    """Annotations by image: those of image `r` are `order[bounds[r]:bounds[r + 1]]`, in the file's order.
+def grouped(rows: IndexArray, n_images: int) -> Mapping[str, IndexArray]:
+    """Annotations by image: those of image `r` are `order[bounds[r]:bounds[r + 1]]`, in the file's order."""
+    order = np.argsort(rows, kind="stable")
+    bounds = np.searchsorted(rows[order], np.arange(n_images + 1))
+    return shared({"order": order, "bounds": bounds}, "coco-groups")
 
-    arrays: `order` and `bounds`, int64.
-    """
 
-    arrays: Mapping[str, IndexArray]
-
-    @classmethod
-    def of(cls, rows: IndexArray, n_images: int) -> Groups:
-        """Group by row."""
-        order = np.argsort(rows, kind="stable")
-        bounds = np.searchsorted(rows[order], np.arange(n_images + 1))
-        return cls(arrays=shared({"order": order, "bounds": bounds}, "coco-groups"))
-
-    @property
-    def order(self) -> IndexArray:
-        """All annotations, one image's after the other's."""
-        return self.arrays["order"]
-
-    def span(self, row: int) -> slice:
-        """Where in `order` the annotations of image `row` stand."""
-        first, after = self.arrays["bounds"][row : row + 2].tolist()
-        return slice(first, after)
-
-    def __getitem__(self, row: int) -> IndexArray:
-        return self.order[self.span(row)]
+def _of_image(groups: Mapping[str, IndexArray], row: int) -> slice:
+    """Where in `order` the annotations of image `row` stand."""
+    first, after = groups["bounds"][row : row + 2].tolist()
+    return slice(first, after)
 
 
 def field(entries: Sequence[Entry], key: str, kind: type, where: str) -> Iterator[Any]:
@@ -473,15 +447,11 @@ def numbers(
     rows: Sequence[Any], dtype: type[np.generic], shape: tuple[int, ...], where: str, key: str
 ) -> npt.NDArray[Any]:
     """`rows` as an array [len(rows), *shape]. Raises DataFormatError naming the first other row."""
-    try:
-        table = np.asarray(rows, dtype=dtype)
-    except (TypeError, ValueError, OverflowError):
-        table = np.empty(0, dtype=dtype)
     if not len(rows):
         return np.zeros((0, *shape), dtype=dtype)
-    fits = table.shape == (len(rows), *shape)
-    if not fits or not np.isfinite(table).all():
-        position = next(p for p, row in enumerate(rows) if not _is_numbers(row, dtype, shape))
+    table = _finite(rows, dtype, (len(rows), *shape))
+    if table is None:
+        position = next(place for place, row in enumerate(rows) if _finite(row, dtype, shape) is None)
         raise DataFormatError(
             f"{where}[{position}] has {key}={rows[position]!r}, expected "
             + (f"numbers {list(shape)}" if shape else "a number")
@@ -489,12 +459,12 @@ def numbers(
     return table
 
 
-def _is_numbers(row: object, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:
+def _finite(value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
     try:
-        value = np.asarray(row, dtype=dtype)
+        found = np.asarray(value, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
-        return False
-    return value.shape == shape and bool(np.isfinite(value).all())
+        return None
+    return found if found.shape == shape and np.isfinite(found).all() else None
 
 
 def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:

@@ -22,7 +22,6 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -57,14 +56,28 @@ def read_image(path: str, min_side: int | None = None) -> Image:
     not below it: in the JPEG's own blocks, which is faster than to decode all pixels. Raises BadRecord that
     names the path, the reason and the remedy.
     """
+    return decode_image(read_file(path, "image"), path, min_side)
+
+
+def read_file(path: str, what: str, within: str | None = None) -> bytes:
+    """Read a file of a record, which is `what` it says in messages.
+
+    Raises BadRecord; SourceUnavailable where the file is missing because the folder of the dataset that it is
+    `within` is gone or empty, as one is whose volume is not mounted.
+    """
     try:
         with open(path, "rb", buffering=0) as file:  # it is read whole
-            data = file.read()
+            return file.read()
     except FileNotFoundError as exc:
-        raise missing_image(path) from exc
+        if within is not None and _is_gone(within):
+            raise SourceUnavailable(
+                f"the folder '{within}' is gone or empty ({missing_file(path, what)}): is its volume still "
+                "mounted?"
+            ) from exc
+        raise missing_file(path, what) from exc
     except (OSError, ValueError) as exc:
-        raise _bad(path, f"{type(exc).__name__}: {exc}", "check the path and its permissions") from exc
-    return decode_image(data, path, min_side)
+        reason = f"{type(exc).__name__}: {exc}"
+        raise _bad(path, reason, "check the path and its permissions", what) from exc
 
 
 def checked_min_side(min_side: int | None) -> int | None:
@@ -97,13 +110,12 @@ def decode_image(data: Data, path: str, min_side: int | None = None) -> Image:
 
 
 def _decode_rgb(cv2: Any, data: Image, scale: int) -> Any:
-    if scale > 1:  # no flag makes these RGB; they are small
-        image = cv2.imdecode(data, getattr(cv2, f"IMREAD_REDUCED_COLOR_{scale}"))
-        return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    flag = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since 4.11: saves one pass over the pixels
-    if flag is not None:
-        return cv2.imdecode(data, flag)
-    image = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    to_rgb = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since 4.11: saves one pass over the pixels
+    if scale == 1 and to_rgb is not None:
+        return cv2.imdecode(data, to_rgb)
+    # No flag makes smaller ones RGB.
+    flag = cv2.IMREAD_COLOR if scale == 1 else getattr(cv2, f"IMREAD_REDUCED_COLOR_{scale}")
+    image = cv2.imdecode(data, flag)
     return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
@@ -122,13 +134,13 @@ def _opencv(pid: int) -> Any:
     return cv2
 
 
-def _bad(path: str, reason: str, remedy: str) -> BadRecord:
-    return BadRecord(f"image '{path}' cannot be read: {reason}; {remedy}")
+def _bad(path: str, reason: str, remedy: str, what: str = "image") -> BadRecord:
+    return BadRecord(f"{what} '{path}' cannot be read: {reason}; {remedy}")
 
 
-def missing_image(path: str) -> BadRecord:
-    """Return the error for a file that is not there."""
-    return _bad(path, "the file is missing", "restore it, or take it out of the dataset")
+def missing_file(path: str, what: str) -> BadRecord:
+    """Return the error for a file of a record that is not there."""
+    return _bad(path, "the file is missing", "restore it, or take it out of the dataset", what)
 
 
 def truncated_format(data: Data) -> str | None:
@@ -181,23 +193,6 @@ def _png_has_end(data: Data) -> bool:
             return True
         position += 12 + int.from_bytes(data[position : position + 4], "big")
     return False
-
-
-@contextmanager
-def within(folder: str) -> Iterator[None]:
-    """Around the reading of a record from files in `folder`, the dataset's.
-
-    Raises SourceUnavailable where a file is missing because the folder is gone or empty, as one is whose
-    volume is not mounted.
-    """
-    try:
-        yield
-    except BadRecord as exc:
-        if isinstance(exc.__cause__, FileNotFoundError) and _is_gone(folder):
-            raise SourceUnavailable(
-                f"the folder '{folder}' is gone or empty ({exc}): is its volume still mounted?"
-            ) from exc
-        raise
 
 
 def require_folder(folder: str) -> None:

@@ -13,13 +13,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
-from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.images.decode import EXTENSIONS, Image, checked_min_side
 from edl_torch.readers.images.files import FolderFiles, ImageFilesReader
 from edl_torch.readers.shared.finder import names_below
-from edl_torch.readers.shared.looks import digest_of, listing
+from edl_torch.readers.shared.looks import digest_of
 from edl_torch.readers.shared.mapped import StringTable
-from edl_torch.readers.storage import Storage, StorageOptions, is_url
+from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.readers.storage.listing import Listing, folder_order
 from edl_torch.shard import IndexArray, TaskType
 
@@ -65,6 +64,7 @@ class ImageFolderReader(ImageFilesReader):
         storage = given if is_url(self.name) else None
         self._files, found, subfolders = _images_below(self.name, suffixes, storage)
         self._index(subfolders, suffixes, allow_empty)
+        self.described = [("class folders", digest_of(self.classes))] if self.classes else []
         self.image_files = FolderFiles(self.name, self._files, storage, found, min_side=self.min_side)
 
     def _index(self, subfolders: list[str], suffixes: tuple[str, ...], allow_empty: bool) -> None:
@@ -101,13 +101,11 @@ class ImageFolderReader(ImageFilesReader):
         """Class index of each image, int64 [count]; None for a flat folder."""
         return np.repeat(np.arange(len(self.classes)), np.diff(self._bounds)) if self.classes else None
 
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """Names, and sizes of some files."""
-        classes = [("class folders", digest_of(self.classes))] if self.classes else []
-        looks = self.image_files.looks(whole=whole)
-        return listing("whole" if whole else "names", self._files, looks, [*classes, *self.made_with])
+    def listed_files(self) -> Iterator[str]:
+        """None: what was found is there, and once."""
+        return iter(())
 
-    def with_image(self, index: int, image: Image) -> Image | tuple[Image, int]:
+    def with_image(self, index: int, image: Image, *beside: Data) -> Image | tuple[Image, int]:
         """`(image, class index)`, or `image` for a flat folder; image: uint8 [height, width, 3], RGB."""
         if not self.classes:
             return image

@@ -6,17 +6,16 @@ It reads the list once and must not open an image before its record is asked for
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, BinaryIO, Unpack
 
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
-from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.images.decode import (
     EXTENSIONS,
     Image,
@@ -24,11 +23,11 @@ from edl_torch.readers.images.decode import (
     require_folder,
     safe_relative_path,
 )
-from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, opened
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, described_by
 from edl_torch.readers.shared.files import readable
-from edl_torch.readers.shared.looks import SummedFile, arguments, listing_of
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable, shared
-from edl_torch.readers.storage import Storage, StorageOptions, is_url
+from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
 
 _OWN_OPTIONS = {"root", "classes", "has_header", "min_side"}
@@ -75,18 +74,19 @@ class ImageManifestReader(ImageFilesReader):
         self.root = os.path.dirname(self.name) if root is None else os.fspath(root)
         if root is not None and not is_url(self.root):
             require_folder(self.root)
-        labels = _LabelColumn(self.name)
         storage = Storage.of(self, store)
-        seen = _opened(self.name, storage)
-        rows = self._without_heading(_rows(seen, self.name, delimiter), has_header)
-        self._files = StringTable(labels.split_off(rows))
-        self._listed = seen.part
-        self.count = len(self._files)
+        with readable(f"the manifest '{self.name}'"):
+            data, part = described_by(self.name, storage)
+        rows = self._without_heading(_rows(io.BytesIO(data), self.name, delimiter), has_header)
+        labels: list[str] = []
+        files = StringTable(_files_of(rows, self.name, labels))
+        self.count = len(files)
         if not self.count:
             raise DataFormatError(f"'{self.name}' lists no image: expected lines of the form file,label")
-        self.classes, numbers = labels.number(classes)
+        self.classes, numbers = _numbered(labels, classes, self.name)
         self._labels = shared({"labels": numbers}, "labels")
-        self.image_files = FolderFiles.named(self.root, self._files, self.min_side, storage)
+        self.described = [part, *(arguments("classes", self.classes) if self.classes else [])]
+        self.image_files = FolderFiles.named(self.root, files, self.min_side, storage)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -99,20 +99,10 @@ class ImageManifestReader(ImageFilesReader):
         labels = self._labels["labels"]
         return labels if len(labels) else None
 
-    def with_image(self, index: int, image: Image) -> Image | tuple[Image, int]:
+    def with_image(self, index: int, image: Image, *beside: Data) -> Image | tuple[Image, int]:
         """`(image, label)`, or `image` where there are no labels; image: uint8 [height, width, 3], RGB."""
         labels = self._labels["labels"]
         return (image, int(labels[index])) if len(labels) else image
-
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The list's bytes, and sizes of some images."""
-        more = [*(arguments("classes", self.classes) if self.classes else []), *self.made_with]
-        looks = self.image_files.looks(whole=whole)
-        return listing_of(self._listed, self._files, looks, whole=whole, more=more)
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, by record."""
-        return map(self.image_files.path, range(self.count))
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -143,48 +133,46 @@ class ImageManifestReader(ImageFilesReader):
 _Row = tuple[int, list[str]]  # line number and fields
 
 
-class _LabelColumn:
-    """Collects the labels as codes, so that a name is held once whatever the number of lines."""
+def _files_of(rows: Iterator[_Row], path: str, labels: list[str]) -> Iterator[str]:
+    """Yield the file names, each checked, and note the labels on the way."""
+    width, known = 0, dict[str, str]()  # a label is held once, whatever the number of lines
+    for line, fields in rows:
+        width = width or min(len(fields), 2)
+        place = f"'{path}' line {line}"
+        if len(fields) != width:
+            wanted = ("file", "file,label")[width - 1]
+            raise DataFormatError(f"{place} has {len(fields)} fields, expected {wanted}")
+        if width == 2:
+            label = fields[1].strip()
+            if not label:
+                raise DataFormatError(f"{place} has no label: fill it in or remove the line")
+            labels.append(known.setdefault(label, label))
+        yield safe_relative_path(fields[0], place)
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._codes = array("q")
-        self._code_of: dict[str, int] = {}
 
-    def split_off(self, rows: Iterator[_Row]) -> Iterator[str]:
-        """Yield the file names, each checked, and note the labels on the way."""
-        width = 0
-        for line, fields in rows:
-            width = width or min(len(fields), 2)
-            place = f"'{self._path}' line {line}"
-            if len(fields) != width:
-                wanted = ("file", "file,label")[width - 1]
-                raise DataFormatError(f"{place} has {len(fields)} fields, expected {wanted}")
-            if width == 2:
-                label = fields[1].strip()
-                if not label:
-                    raise DataFormatError(f"{place} has no label: fill it in or remove the line")
-                self._codes.append(self._code_of.setdefault(label, len(self._code_of)))
-            yield safe_relative_path(fields[0], place)
-
-    def number(self, classes: Sequence[str] | None) -> tuple[list[str], IndexArray]:
-        """The class names (none for integers) and the int64 label of every record."""
-        names, codes = list(self._code_of), np.array(self._codes, dtype=np.int64)
-        if classes is None and all(_INTEGER.fullmatch(name) for name in names):
-            return [], np.array([int(name) for name in names], dtype=np.int64)[codes]
-        known = sorted(names) if classes is None else [str(name) for name in classes]
-        index = {name: number for number, name in enumerate(known)}
-        for name in names:
-            if name not in index:
-                raise DataFormatError(
-                    f"'{self._path}' has the label {name!r}, which is not in classes={known}"
-                )
-        return known, np.array([index[name] for name in names], dtype=np.int64)[codes]
+def _numbered(
+    labels: Sequence[str], classes: Sequence[str] | None, path: str
+) -> tuple[list[str], IndexArray]:
+    """The class names (none for integers) and the int64 label of every record."""
+    names = dict.fromkeys(labels)
+    if classes is None and all(_INTEGER.fullmatch(name) for name in names):
+        return [], np.fromiter(map(int, labels), np.int64, len(labels))
+    known = sorted(names) if classes is None else [str(name) for name in classes]
+    index = {name: number for number, name in enumerate(known)}
+    for name in names:
+        if name not in index:
+            raise DataFormatError(f"'{path}' has the label {name!r}, which is not in classes={known}")
+    return known, np.fromiter(map(index.__getitem__, labels), np.int64, len(labels))
 
 
 def _lists_images(path: str, delimiter: str, storage: Storage) -> bool:
     try:
-        rows = _rows(_opened(path, storage, _SEEN_BYTES), path, delimiter)
+        with readable(f"the manifest '{path}'"):
+            if is_url(path):
+                start: BinaryIO = io.BytesIO(described_by(path, storage, _SEEN_BYTES)[0])
+            else:
+                start = open(path, "rb")  # noqa: SIM115  its rows close it
+        rows = _rows(start, path, delimiter)
         head = [fields for _, fields in islice(rows, _SEEN_LINES)]
     except DataFormatError:
         return False
@@ -193,17 +181,13 @@ def _lists_images(path: str, delimiter: str, storage: Storage) -> bool:
     )
 
 
-def _opened(path: str, storage: Storage, most: int | None = None) -> SummedFile:
-    with readable(f"the manifest '{path}'"):
-        return opened(path, storage, most)
-
-
-def _rows(seen: SummedFile, path: str, delimiter: str) -> Iterator[_Row]:
+def _rows(file: BinaryIO, path: str, delimiter: str) -> Iterator[_Row]:
     """The lines that are not blank."""
-    if len(delimiter) != 1:
-        raise InvalidArgument(f"delimiter={delimiter!r} is not one character")
-    with readable(f"the manifest '{path}'"), seen.text(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+    what = f"the manifest '{path}'"
+    with readable(what), io.TextIOWrapper(file, newline="", encoding="utf-8-sig") as text:
+        if len(delimiter) != 1:
+            raise InvalidArgument(f"delimiter={delimiter!r} is not one character")
+        reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
         try:
             for fields in reader:
                 if any(field.strip() for field in fields):

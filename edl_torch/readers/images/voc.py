@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -19,15 +20,14 @@ from xml.parsers import expat
 import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError
-from edl_torch.fingerprint import Fingerprint, Part
-from edl_torch.readers.base import Begun, IndexedReader
-from edl_torch.readers.images.decode import Image, read_image, safe_relative_path, within
-from edl_torch.readers.images.files import FolderFiles, opened
+from edl_torch.fingerprint import Part
+from edl_torch.readers.images.decode import Image, safe_relative_path
+from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, described_by
 from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.finder import names_below
-from edl_torch.readers.shared.looks import arguments, listing_of
+from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable
-from edl_torch.readers.storage import Data, Object, Storage, StorageOptions, is_elsewhere, is_url, local_path
+from edl_torch.readers.storage import Data, Storage, StorageOptions, is_elsewhere, is_url, local_path
 from edl_torch.readers.storage.listing import Listing
 from edl_torch.readers.storage.names import is_web
 from edl_torch.shard import TaskType
@@ -43,7 +43,7 @@ _BASE, _BY_NAME = re.compile(r"(?:VOCdevkit/)?VOC\d{4}"), re.compile(r"/VOC(?:de
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-class VocReader(IndexedReader):
+class VocReader(ImageFilesReader):
     """Records `(image, target)` of one split, in the order of its list.
 
     `target` is a dict with n objects in the file's order (n may be 0):
@@ -69,11 +69,6 @@ class VocReader(IndexedReader):
     entities, and a class that is not in `classes`.
     """
 
-    yields_images = True
-    looks_again = True
-    imports = ("cv2",)
-    thread_safe = True
-
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -88,67 +83,29 @@ class VocReader(IndexedReader):
         tree = _Tree(os.fspath(root), storage)
         self.root = tree.base(None if year is None else str(year))
         super().__init__(os.path.join(self.root, "ImageSets", "Main", f"{split}.txt"))
-        names, self._listed = _read_list(self.name, storage)
+        names, listed = _read_list(self.name, storage)
         self._ids = StringTable(names)
         self.count = len(self._ids)
-        self._annotations = tree.files(self.root, "Annotations", self._ids, (".xml",))
-        self._images = tree.files(self.root, "JPEGImages", self._ids, _IMAGE_ENDINGS)
+        self._annotations = tree.files(self.root, "Annotations", self._ids, (".xml",), "annotation")
+        self.image_files = tree.files(self.root, "JPEGImages", self._ids, _IMAGE_ENDINGS, "image")
+        self.files_beside = (self._annotations,)
+        self.described = [
+            listed,
+            *(arguments("classes", tuple(classes)) if tuple(classes) != CLASSES else []),
+        ]
         self.classes = ("background", *classes)
         self._label_of = {name: number for number, name in enumerate(self.classes) if number}
 
-    def load(self, index: int) -> tuple[Image, dict[str, Any]]:
+    def with_image(self, index: int, image: Image, *beside: Data) -> tuple[Image, dict[str, Any]]:
         """`(image, target)`; image: uint8 [height, width, 3], RGB."""
-        begun = self.begin([index])
-        if begun is not None:
-            return begun.record(0)  # type: ignore[no-any-return]
-        with within(self.root):
-            target = self._target(index, _read_annotation(self._annotations.path(index)))
-            return read_image(self._images.path(index)), target
-
-    def begin(self, indices: Sequence[int]) -> Begun | None:
-        """Ask for the bytes of records that lie elsewhere: of each its annotation and its image."""
-        each = self.requests(indices)
-        ahead = None if each is None else self._images.ahead(each)
-        if ahead is None:
-            return None
-
-        def record(number: int) -> tuple[Image, dict[str, Any]]:
-            return self.record_of(indices[number], ahead.take(2 * number), ahead.take(2 * number + 1))
-
-        return Begun(ahead, record=record)
-
-    def requests(self, indices: Sequence[int]) -> Sequence[tuple[Object, int, int]] | None:
-        """Two for each record."""
-        if not is_url(self.root):
-            return None
-        return [files.whole(index) for index in indices for files in (self._annotations, self._images)]
-
-    def record_of(self, index: int, annotation: Data, image: Data) -> tuple[Image, dict[str, Any]]:
-        """The record whose bytes have come."""
-        if self._annotations.is_missing(index):
-            path = self._annotations.path(index)
-            raise BadRecord(f"the annotation '{path}' cannot be read: it is not there; restore it")
-        return self._images.decoded(index, image), self._target(index, bytes(annotation))
-
-    def _target(self, index: int, annotation: bytes) -> dict[str, Any]:
         path = self._annotations.path(index)
-        target = parse_target(parse_xml(annotation, path), self._label_of, path)
-        return {"image_id": self._ids[index], **target}
+        target = parse_target(parse_xml(bytes(beside[0]), path), self._label_of, path)
+        return image, {"image_id": self._ids[index], **target}
 
-    def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The list's bytes, those of some annotations, and sizes of their images."""
-
-        classes = self.classes[1:]
-        more = arguments("classes", classes) if classes != CLASSES else []
-        annotations = self._annotations.looks(whole=whole)
-        looks = {
-            place: f"{annotations[place]} {image}" for place, image in self._images.looks(whole=whole).items()
-        }
-        return listing_of(self._listed, self._ids, looks, whole=whole, more=more)
-
-    def listed_files(self) -> Iterator[str]:
-        """The images' paths, by record."""
-        return map(self._images.path, range(self.count))
+    @property
+    def entries(self) -> StringTable:
+        """The names of the list."""
+        return self._ids
 
     @classmethod
     def arguments_for(cls, data: str, mode: TaskType, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -198,18 +155,32 @@ class _Tree:
             f"'{root}' is no Pascal VOC folder: expected JPEGImages, Annotations and ImageSets in it"
         )
 
-    def files(self, base: str, folder: str, ids: StringTable, endings: Sequence[str]) -> FolderFiles:
+    def files(
+        self, base: str, folder: str, ids: StringTable, endings: Sequence[str], what: str
+    ) -> FolderFiles:
         """The file of each id in a folder, by the first of the endings that is there."""
-        place = os.path.join(base, folder)
-        if self._storage is None:
-            there = set(names_below(place, hidden=())) if len(endings) > 1 else set()
-            return FolderFiles(place, StringTable(_named(ids, endings, there)))
-        if self._listing is None:
-            return FolderFiles.of_web(place, ids, endings, self._storage)
-        inside = place[len(self._root) + 1 :] + "/"
-        there = {name.removeprefix(inside) for name in self._listing.names if name.startswith(inside)}
+        if self._storage is not None and self._listing is None:
+            return self._asked_for(f"{base}/{folder}", ids, endings, self._storage, what)
+        root = base if self._storage is None else self._root
+        inside = os.path.join(base, folder)[len(os.path.join(root, "")) :] + "/"
+        there: set[str] = set()
+        if self._listing is not None:
+            there = {name.removeprefix(inside) for name in self._listing.names if name.startswith(inside)}
+        elif len(endings) > 1:
+            there = set(names_below(os.path.join(base, folder), hidden=()))
         names = StringTable(inside + name for name in _named(ids, endings, there))
-        return FolderFiles(self._root, names, self._storage, self._listing.of_names(names))
+        listing = None if self._listing is None else self._listing.of_names(names)
+        return FolderFiles(root, names, self._storage, listing, what=what)
+
+    @staticmethod
+    def _asked_for(
+        place: str, ids: StringTable, endings: Sequence[str], storage: Storage, what: str
+    ) -> FolderFiles:
+        """Files of a web server, which lists none: each is asked for, with one ending after the other."""
+        listing = Listing.looked_up(storage, place, StringTable(name + endings[0] for name in ids))
+        for ending in endings[1:]:
+            listing = listing.with_others(storage, StringTable(name + ending for name in ids))
+        return FolderFiles(place, listing.names, storage, listing, what=what)
 
 
 def _named(ids: Iterable[str], endings: Sequence[str], there: Container[str]) -> Iterator[str]:
@@ -235,9 +206,8 @@ def _bases(folders: Iterable[str]) -> list[str]:
 
 def _read_list(path: str, storage: Storage) -> tuple[list[str], Part]:
     with readable(f"the list '{path}'", "check split=…"):
-        seen = opened(path, storage)
-        with seen.text(encoding="utf-8-sig") as file:
-            lines = [line.split() for line in file]
+        data, part = described_by(path, storage)
+        lines = [line.split() for line in io.StringIO(data.decode("utf-8-sig"), newline=None)]
     for number, words in enumerate(lines, 1):
         if len(words) > 1:
             raise DataFormatError(
@@ -246,15 +216,7 @@ def _read_list(path: str, storage: Storage) -> tuple[list[str], Part]:
     names = [safe_relative_path(words[0], f"'{path}' line {n}") for n, words in enumerate(lines, 1) if words]
     if not names:
         raise DataFormatError(f"'{path}' lists no image")
-    return names, seen.part
-
-
-def _read_annotation(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as exc:
-        raise BadRecord(f"the annotation '{path}' cannot be read: {exc.strerror}; restore it") from exc
+    return names, part
 
 
 def parse_xml(data: bytes, path: str) -> Element:

@@ -62,21 +62,16 @@ class Retries:
     def run(self, what: str, call: Callable[[], T], hide: Callable[[str], str] = str) -> T:
         """`call()`, again where its error may pass. Raises ReaderError, from the last error."""
         budget = Budget(self, what, hide)
-        results: list[T] = []
-        while (error := troubled(lambda: results.append(call()))) is not None:
+        while True:
+            try:
+                result = call()
+            except trouble() as exc:
+                error = exc
+            else:
+                budget.succeed()
+                return result
+            # Outside of the handler: what is raised has the error in its chain only where it says so.
             budget.spend(error)
-        budget.succeed()
-        return results[0]
-
-
-def troubled(call: Callable[[], object]) -> Exception | None:
-    """The error of `call()`, where it may be the service's. Who goes on from it is outside its handler: what
-    is raised then has this error in its chain only where it says so."""
-    try:
-        call()
-    except trouble() as exc:
-        return exc
-    return None
 
 
 class Budget:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from multiprocessing.context import get_spawning_popen
@@ -71,19 +71,13 @@ def cause_without_secrets(error: BaseException, hide: Callable[[str], str]) -> B
 
     HTTP requests that errors carry are taken out: their headers have tokens, and pickles of errors have all.
     """
-    for link in _all_that_led_to(error):
+    links = [error]
+    for link in links:
+        links += [e for e in (link.__cause__, link.__context__) if e is not None and e not in links]
         for name in {"request", "response"} & vars(link).keys():
             setattr(link, name, None)
     text = "".join(traceback.format_exception(error))
     return error if hide(text) == text else None
-
-
-def _all_that_led_to(error: BaseException) -> list[BaseException]:
-    """The error itself, its cause and context, and theirs."""
-    found = [error]
-    for link in found:
-        found += [e for e in (link.__cause__, link.__context__) if e is not None and e not in found]
-    return found
 
 
 class OdpsConfig:
@@ -125,7 +119,7 @@ class OdpsConfig:
             raise InvalidArgument(f"timeout_s={timeout_s!r}: expected a positive number of seconds")
         self.project = _needed("project", project, _PROJECT)
         self.endpoint = _needed("endpoint", endpoint, _ENDPOINT)
-        self.tunnel_endpoint = tunnel_endpoint or _first(os.environ, _TUNNEL_ENDPOINT)
+        self.tunnel_endpoint = tunnel_endpoint or _first(_TUNNEL_ENDPOINT)
         self.table, self.schema, self.quota_name, self.timeout_s = name, schema, quota_name, timeout_s
         self.access_id, self.access_key, self.sts_token = access_id, Secret(access_key), Secret(sts_token)
 
@@ -137,15 +131,15 @@ class OdpsConfig:
         """`project.table`, or `project.schema.table`."""
         return ".".join(part for part in (self.project, self.schema, self.table) if part)
 
-    def credentials(self, environment: Mapping[str, str] = os.environ) -> AccessKey | None:
+    def credentials(self) -> AccessKey | None:
         """The keys to sign with, or None where neither arguments nor environment have any."""
         key = self.access_key.reveal()
         if self.access_id and key:
             return AccessKey(self.access_id, self.access_key, self.sts_token)
         for id_name, key_name, token_name in _KEYS:
-            found, key = environment.get(id_name), environment.get(key_name)
+            found, key = os.environ.get(id_name), os.environ.get(key_name)
             if found and key and self.access_id in (None, "", found):
-                return AccessKey(found, Secret(key), Secret(environment.get(token_name) or None))
+                return AccessKey(found, Secret(key), Secret(os.environ.get(token_name) or None))
         return None
 
     def hide_in(self, text: str) -> str:
@@ -175,7 +169,7 @@ def missing_keys() -> InvalidArgument:
 
 
 def _needed(what: str, given: str | None, names: tuple[str, ...]) -> str:
-    found = given or _first(os.environ, names)
+    found = given or _first(names)
     if not found:
         raise InvalidArgument(
             f"the MaxCompute {what} is not known: give {what}=, or set {' or '.join(names)}"
@@ -183,8 +177,8 @@ def _needed(what: str, given: str | None, names: tuple[str, ...]) -> str:
     return found
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((environment[name] for name in names if environment.get(name)), None)
+def _first(names: tuple[str, ...]) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 class PartitionPattern:

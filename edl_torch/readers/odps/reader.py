@@ -338,9 +338,25 @@ class ODPSReader:
         if columns is not None:
             table = table.with_columns(columns)
         threads = (os.cpu_count() or 1) if num_processes is None else num_processes
-        return self._batches(
-            table, (num_workers, worker_index), batch_size, epochs, shuffle, table_size_limit, threads
-        )
+        fill_nulls = self._reader.fill_nulls
+
+        def batches() -> Iterator[list[Row]]:
+            ranges = list(_slices(table.plan(), batch_size, table_size_limit))[worker_index::num_workers]
+            dice = random.Random()
+            for _ in range(epochs):
+                if shuffle:
+                    dice.shuffle(ranges)
+                fetched: Iterator[Any] = (table.fetch(*asked) for asked in ranges)
+                if threads:
+                    fetched = read_ahead(table, ranges, threads)
+                for rows_of_slice in fetched:
+                    found = [tuple(row.values()) for row in rows(rows_of_slice, fill_nulls)]
+                    if shuffle:
+                        dice.shuffle(found)
+                    for start in range(0, len(found), batch_size):
+                        yield found[start : start + batch_size]
+
+        return batches()
 
     def record(self) -> Row | None:
         """The next row of the table, from its beginning on; None after the last one."""
@@ -351,32 +367,6 @@ class ODPSReader:
 
     def __len__(self) -> int:
         return sum(self._reader.table.plan().values())
-
-    def _batches(
-        self,
-        table: OdpsTable,
-        share: tuple[int, int],
-        batch_size: int,
-        epochs: int,
-        shuffle: bool,
-        limit: int,
-        threads: int,
-    ) -> Iterator[list[Row]]:
-        workers, worker = share
-        ranges = list(_slices(table.plan(), batch_size, limit))[worker::workers]
-        dice = random.Random()
-        for _ in range(epochs):
-            if shuffle:
-                dice.shuffle(ranges)
-            fetched: Iterator[Any] = (table.fetch(*asked) for asked in ranges)
-            if threads:
-                fetched = read_ahead(table, ranges, threads)
-            for rows_of_slice in fetched:
-                found = [tuple(row.values()) for row in rows(rows_of_slice, self._reader.fill_nulls)]
-                if shuffle:
-                    dice.shuffle(found)
-                for start in range(0, len(found), batch_size):
-                    yield found[start : start + batch_size]
 
     def __repr__(self) -> str:
         return f"<ODPSReader {self._reader.table!r}>"

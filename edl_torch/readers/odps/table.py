@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
@@ -25,7 +24,7 @@ from edl_torch.readers.odps.client import (
     expired,
     judge,
     require_packages,
-    troubled,
+    trouble,
 )
 from edl_torch.readers.odps.config import OdpsConfig, PartitionPattern, cause_without_secrets
 
@@ -143,9 +142,14 @@ class OdpsTable:
         budget = Budget(self.retries, what, self.config.hide_in)
         got: list[Any] = []
         while (rows := sum(batch.num_rows for batch in got)) < count:
-            error = troubled(partial(self._receive, partition, start + rows, count - rows, got))
-            if error is not None:
-                self._after_trouble(error, partition, budget, got, rows, count)
+            try:
+                self._receive(partition, start + rows, count - rows, got)
+                continue
+            except trouble() as exc:
+                error = exc
+            self._after_trouble(
+                error, partition, budget, got, rows, count
+            )  # outside of the handler, as there
         budget.succeed()
         return pa.Table.from_batches(got)
 

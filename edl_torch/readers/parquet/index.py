@@ -9,9 +9,8 @@ import os
 import posixpath
 import re
 import zlib
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from edl_torch.errors import DataFormatError, EdlError, InvalidArgument, ReaderE
 from edl_torch.fingerprint import Fingerprint, Part
 from edl_torch.readers.shared.finder import Finder, Paths, base_of, is_glob, names_below
 from edl_torch.readers.shared.looks import blocks, chosen, listing, looked
-from edl_torch.readers.shared.mapped import StringTable, shared
+from edl_torch.readers.shared.mapped import Array, StringTable, shared
 from edl_torch.readers.shared.sources import each_looked_at
 from edl_torch.readers.storage import (
     Object,
@@ -49,30 +48,18 @@ _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 FILES = Finder(suffixes=SUFFIXES, deep=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The files as `base` (empty, or ending in '/') and names below it, in the order of the sources."""
-
-    base: str
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, data: Paths, storage: Storage) -> Found:
-        """The files of `data`, and the folder that partitions hang from. Raises ReaderError."""
-        files = FILES.files(data, storage)
-        base = _common_folder(files)
-        given = os.fspath(data) if isinstance(data, str | os.PathLike) else files[0]
-        if given not in files:
-            top = base_of(given) if is_glob(given) else given.rstrip("/") + "/"
-            base = top if base.startswith(top) else base  # else braces or a manifest named them
-        return cls(base=base, names=tuple(name[len(base) :] for name in files))
-
-
-def _common_folder(names: Sequence[str]) -> str:
-    """The longest beginning of all names that ends in '/'."""
-    base = os.path.commonprefix(names)  # noqa: RUF071  it is cut at a slash
+def found_in(data: Paths, storage: Storage) -> tuple[str, tuple[str, ...]]:
+    """The folder that partitions of `data` hang from, empty or ending in '/', and the files' names below it,
+    in the order of the sources. Raises ReaderError."""
+    files = FILES.files(data, storage)
+    base = os.path.commonprefix(files)  # noqa: RUF071  it is cut at a slash
     base = base[: base.rfind("/") + 1]
-    return "" if base.endswith("://") else base
+    base = "" if base.endswith("://") else base
+    given = os.fspath(data) if isinstance(data, str | os.PathLike) else files[0]
+    if given not in files:
+        top = base_of(given) if is_glob(given) else given.rstrip("/") + "/"
+        base = top if base.startswith(top) else base  # else braces or a manifest named them
+    return base, tuple(name[len(base) :] for name in files)
 
 
 def partition_of(name: str) -> dict[str, str | None]:
@@ -81,19 +68,19 @@ def partition_of(name: str) -> dict[str, str | None]:
     return {unquote(key): None if value == _HIVE_NULL else unquote(value) for key, _, value in pairs}
 
 
-def partition_types(found: Found) -> dict[str, type]:
+def partition_types(base: str, names: Sequence[str]) -> dict[str, type]:
     """The partition columns, `int` where every value is a whole number and `str` else.
 
     Raises DataFormatError for a file with other keys than the first one.
     """
-    keys = list(partition_of(found.names[0]))
+    keys = list(partition_of(names[0]))
     types: dict[str, type] = dict.fromkeys(keys, int)
-    for name in found.names:
+    for name in names:
         values = partition_of(name)
         if list(values) != keys:
             raise DataFormatError(
-                f"'{found.base}{name}' is in a folder with the keys {list(values)}, but "
-                f"'{found.base}{found.names[0]}' has {keys}: keep one layout in a dataset, or "
+                f"'{base}{name}' is in a folder with the keys {list(values)}, but "
+                f"'{base}{names[0]}' has {keys}: keep one layout in a dataset, or "
                 "pass partitions=False"
             )
         for key, value in values.items():
@@ -176,13 +163,19 @@ class ParquetIndex:
         untagged = np.flatnonzero(self.arrays["written"] == 0).tolist()
         return any(is_elsewhere(self.name(file)) for file in untagged)
 
-    def fingerprint(self, storage: Storage, also: Sequence[Part] = ()) -> Fingerprint:
-        """Of each file its size and footer; pages of some, as rows in another order have the same footer."""
+    def fingerprint(self, storage: Storage, also: Sequence[Part] = (), *, whole: bool = False) -> Fingerprint:
+        """Of each file its size and footer; pages of some, as rows in another order have the same footer. Or
+        all bytes of the `whole`."""
+        if whole:
+            with storage.apart() as apart:
+                files = map(self.object, range(len(self)))
+                looks = [looked(apart, one, partial(blocks, one.size, whole=True)) for one in files]
+            return listing("whole", self.names, dict(enumerate(looks)), also)
         columns = [self.arrays[name].tolist() for name in ("sizes", "footers", "pages")]
         each = list(zip(*columns, strict=True))
         if self.is_told_by_size:
             with storage.apart() as apart:
-                found = _footers(apart, Found(base=self.base, names=tuple(self.names)))
+                found = _footers(apart, list(map(self.name, range(len(self)))))
                 each = [(one.size, one.digest, one.pages) for one in found]
         return listing("sampled", self.names, {place: f"{look}" for place, look in enumerate(each)}, also)
 
@@ -194,46 +187,38 @@ class ParquetIndex:
         return int(values[counts.argmax()]) if len(values) else 0
 
 
-def build_index(storage: Storage, found: Found, wanted: Sequence[str] | None) -> tuple[ParquetIndex, Any]:
-    """Read all footers; the index, and the Arrow schema of the columns `wanted` (None: all of them).
+def build_index(
+    storage: Storage, base: str, names: Sequence[str], wanted: Sequence[str] | None
+) -> tuple[ParquetIndex, Any]:
+    """Read all footers of files below a folder; the index, and the Arrow schema of the columns `wanted`, None
+    for all of them.
 
     Raises what opening a file raises, InvalidArgument for a column that the first file has not, and
     DataFormatError where there is no row, or a file's columns differ from the first one's, naming file and
     column. Files without rows may have any columns.
     """
-    sizes, first_group, group_ends = array("q"), array("q", [0]), array("q")
-    footers, pages, written = array("q"), array("I"), array("q")
+    footers = []
     schema, first = None, ""
-    for name, footer in zip(found.names, _footers(storage, found), strict=True):
+    for name, footer in zip(names, _footers(storage, [base + name for name in names]), strict=True):
         if not any(footer.rows):
             pass  # its writer saw no value that could tell it a type
         elif schema is None:
-            first = found.base + name
+            first = base + name
             schema = _chosen(footer.schema, wanted, first)
         else:
-            _compare(schema, footer.schema, wanted, found.base + name, first)
-        sizes.append(footer.size)
-        footers.append(footer.digest)
-        pages.append(footer.pages)
-        written.append(footer.written)
-        group_ends.extend(np.cumsum(footer.rows, dtype=np.int64).tolist())
-        first_group.append(len(group_ends))
+            _compare(schema, footer.schema, wanted, base + name, first)
+        footers.append(replace(footer, schema=None))
     if schema is None:
-        raise DataFormatError(
-            f"no row in '{found.base}{found.names[0]}' and {len(found.names) - 1} more file(s)"
-        )
-    numbers = {"sizes": sizes, "first_group": first_group, "group_ends": group_ends}
-    numbers |= {"footers": footers, "pages": pages, "written": written}
-    arrays = shared({name: np.array(each, dtype=each.typecode) for name, each in numbers.items()}, "parquet")
-    return ParquetIndex(base=found.base, names=StringTable(found.names), arrays=arrays), schema
-
-
-def whole_fingerprint(storage: Storage, index: ParquetIndex, also: Sequence[Part]) -> Fingerprint:
-    """Return the fingerprint of all bytes of all files."""
-    with storage.apart() as apart:
-        each = map(index.object, range(len(index)))
-        looks = {n: looked(apart, one, partial(blocks, one.size, whole=True)) for n, one in enumerate(each)}
-    return listing("whole", index.names, looks, also)
+        raise DataFormatError(f"no row in '{base}{names[0]}' and {len(names) - 1} more file(s)")
+    arrays: dict[str, Array] = {
+        "sizes": np.array([footer.size for footer in footers], np.int64),
+        "written": np.array([footer.written for footer in footers], np.int64),
+        "footers": np.array([footer.digest for footer in footers], np.int64),
+        "pages": np.array([footer.pages for footer in footers], np.uint32),
+        "first_group": np.cumsum([0, *(len(footer.rows) for footer in footers)], dtype=np.int64),
+        "group_ends": np.concatenate([np.cumsum(footer.rows, dtype=np.int64) for footer in footers]),
+    }
+    return ParquetIndex(base=base, names=StringTable(names), arrays=shared(arrays, "parquet")), schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,8 +231,7 @@ class _Footer:
     written: int
 
 
-def _footers(storage: Storage, found: Found) -> Iterator[_Footer]:
-    names = [found.base + name for name in found.names]
+def _footers(storage: Storage, names: Sequence[str]) -> Iterator[_Footer]:
     looked_into = {names[n] for n in chosen(len(names), max(_LOOKED_INTO, len(names) // _ONE_IN))}
     shared_by = min(len(names), _ONE_IN)
 

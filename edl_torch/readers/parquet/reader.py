@@ -34,16 +34,15 @@ from edl_torch.readers.arrow import (
 from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source, required
 from edl_torch.readers.parquet.index import (
     SMALL_BYTES,
-    Found,
     ParquetFile,
     ParquetIndex,
     build_index,
     claims,
+    found_in,
     is_arrows_own,
     one_line,
     partition_of,
     partition_types,
-    whole_fingerprint,
 )
 from edl_torch.readers.shared.files import OPEN_FILES, BlockCache
 from edl_torch.readers.shared.finder import Paths
@@ -98,10 +97,10 @@ class ParquetReader(AbstractDataReader):
             raise InvalidArgument(f"columns={columns!r}: expected a list of different column names")
         self._storage = storage = Storage.of(self, store)
         with storage.apart() as apart:
-            found = Found.of(data, apart)
-            keys = partition_types(found) if partitions else {}
+            base, names = found_in(data, apart)
+            keys = partition_types(base, names) if partitions else {}
             in_files = None if columns is None else [name for name in columns if name not in keys]
-            self._index, schema = build_index(apart, found, in_files)
+            self._index, schema = build_index(apart, base, names, in_files)
         self._keys = {key: kind for key, kind in keys.items() if key not in schema.names}
         self.looks_again = self._index.is_told_by_size
         self.columns = [*schema.names, *self._keys] if columns is None else list(columns)
@@ -130,8 +129,7 @@ class ParquetReader(AbstractDataReader):
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
         """Of each file its size and footer, and pages of some files."""
         also = arguments("columns", list(self.columns), sorted(self._fills.items()))
-        look = partial(whole_fingerprint, index=self._index) if whole else self._index.fingerprint
-        return look(self._storage, also=also)
+        return self._index.fingerprint(self._storage, also, whole=whole)
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield rows. Raises ReaderError for another source or a range outside of it."""

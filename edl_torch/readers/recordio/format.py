@@ -147,12 +147,6 @@ def _snappy() -> Any:
     return _package("cramjam", "snappy")
 
 
-@functools.cache
-def _raw_snappy() -> tuple[Callable[[Buffer], Buffer], Callable[[Buffer], int]]:
-    """How to decompress a block, and how long it says that it will be."""
-    return _snappy().decompress_raw, _snappy().decompress_raw_len
-
-
 def _crc32c(data: Buffer) -> int:
     # It takes bytes and read-only arrays, and no memoryview.
     plain = data if isinstance(data, bytes) else np.frombuffer(data, dtype=np.uint8)
@@ -172,11 +166,11 @@ def _snappy_block(data: bytes) -> bytes:
 
 
 def _unsnappy_block(data: Buffer) -> Buffer:
-    decompress, length_of = _raw_snappy()
-    length, size = length_of(data), len(data)
+    snappy = _snappy()
+    length, size = snappy.decompress_raw_len(data), len(data)
     if length > _SNAPPY_RATIO * size:  # else a damaged header could ask for 4 GiB of memory
         raise ValueError(f"{length:,} bytes cannot come from {size:,}")
-    return decompress(data)  # what it gives has what a Buffer has
+    return snappy.decompress_raw(data)  # type: ignore[no-any-return]  # it has what a Buffer has
 
 
 def _snappy_stream(data: bytes) -> bytes:

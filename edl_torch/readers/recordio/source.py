@@ -229,7 +229,7 @@ _DIALECTS: dict[int, Dialect] = {dialect.number: dialect for dialect in DIALECTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordIOSource:
-    """`offsets` and `firsts` as in `index.Chain`; `row` numbers the first chunk among all files'."""
+    """`offsets` and `firsts` as in `Chain`; `row` numbers the first chunk among all files'."""
 
     name: str
     count: int  # of records

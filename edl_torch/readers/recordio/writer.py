@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, TypeVar
 from edl_torch.errors import BadRecord, InvalidArgument, OutputError, ReaderError
 from edl_torch.readers.base import AbstractDataReader, name_record, reader_sources
 from edl_torch.readers.recordio.format import dialect_named
-from edl_torch.readers.shared.files import part_name
 from edl_torch.shard import Shard, Source, Task, TaskType
+from edl_torch.system.whole_files import part_name, sync
 
 DEFAULT_CHUNK_BYTES = 1 << 18
 _LARGEST_CHUNK = 1 << 30  # with the lengths: what a reader decompresses at once
@@ -131,7 +131,7 @@ class RecordIOWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._temporary, self.path)
-        sync_folder(os.path.dirname(self.path) or ".")
+        _sync_names(os.path.dirname(self.path) or ".")
 
     def _guard(self, do: Callable[[], _T]) -> _T:
         try:
@@ -150,14 +150,9 @@ def not_written(path: str, exc: OSError) -> OutputError:
     return OutputError(f"'{path}' cannot be written: {exc.strerror}; nothing of it was left: {remedy}")
 
 
-def sync_folder(folder: str) -> None:
-    """Bring a folder's names to the disk, where the file system can."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            os.fsync(number)
-    finally:
-        os.close(number)
+def _sync_names(folder: str) -> None:
+    with suppress(OSError):  # not every file system can
+        sync(folder)
 
 
 def _discard(opened: list[BinaryIO], temporary: str, owner: int) -> None:
@@ -275,9 +270,9 @@ def _folder(path: str) -> Iterator[str]:
     try:
         os.mkdir(temporary)
         yield temporary
-        sync_folder(temporary)
+        _sync_names(temporary)
         os.rename(temporary, path)
-        sync_folder(parent or ".")
+        _sync_names(parent or ".")
     except OSError as exc:
         raise not_written(path, exc) from exc
     except OutputError as exc:  # of a file in it, by the folder's name of now

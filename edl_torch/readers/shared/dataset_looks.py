@@ -151,6 +151,8 @@ class _MadeOf:
             look, are_names = _digest(found)
             self.parts.append((name or VALUES, look))
             self._are_names |= are_names
+            if _is_mapped_to_write(found):  # its file is not watched, as the job may write to it
+                self._untold = _Untold.RECORDS
             return
         known, count = len(self.parts), None
         if not _is_container(found):
@@ -519,6 +521,15 @@ def _has(value: Any, *names: str) -> bool:
 
 def _is_array(value: Any) -> bool:
     return _has(value, "shape", "dtype", "__array__", "__getitem__")
+
+
+def _is_mapped_to_write(value: Any) -> bool:
+    """Whether an array is mapped, or a part of one that is, so that writes to it are writes to its file."""
+    while isinstance(value, np.ndarray):
+        if isinstance(value, np.memmap) and value.mode not in ("r", "c"):
+            return True
+        value = value.base
+    return False
 
 
 def _is_container(value: Any) -> bool:

@@ -13,7 +13,6 @@ import logging
 import os
 import resource
 import time
-import uuid
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -21,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edl_torch.errors import (
     BadRecord,
@@ -91,7 +90,7 @@ class FileStamp:
         """Return the error for a file that is as `now`."""
         sizes = f"{self.size:,} bytes then, {now.size:,} now"
         return SourceChanged(
-            f"'{self.path}' has changed since its index was made ({sizes}): data must stay as it is while a "
+            f"'{self.path}' has changed since it was looked at ({sizes}): data must stay as it is while a "
             "job uses it; start the job again"
         )
 
@@ -186,33 +185,6 @@ def readable(what: str, remedy: str = "check the path") -> Iterator[None]:
         raise DataFormatError(f"{what} cannot be read: {exc.strerror}; {remedy}") from exc
     except UnicodeDecodeError as exc:
         raise DataFormatError(f"{what} is not UTF-8: {exc.reason} at byte {exc.start}") from exc
-
-
-def part_name(name: str) -> str:
-    """A name for what is not finished, which no reader of the folder takes for data."""
-    return f".{name[:100]}.{uuid.uuid4().hex}.part"
-
-
-@contextmanager
-def whole_file(target: Path, *, mtime_ns: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `target` when the `with` block ends well; else nothing of it is left.
-
-    It has a hidden name until it is whole and on the disk. Who opens `target` finds the old file or the new
-    one, after a power loss too. Its permissions are those that any new file has. Raises OSError of the file
-    system (no space, no permission).
-    """
-    temporary = target.with_name(part_name(target.name))
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if mtime_ns is not None:
-            os.utime(temporary, ns=(mtime_ns, mtime_ns))
-        os.replace(temporary, target)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def read_range(descriptor: int, start: int, end: int) -> bytes:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import os
 import random
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -100,90 +98,9 @@ def name_of_function(function: Callable[..., Any]) -> str:
     return f"{getattr(named, '__module__', '')}:{named.__qualname__}{given}"
 
 
-def listing_of(
-    listed: Part,
-    names: Iterable[str],
-    looks: Mapping[int, str],
-    *,
-    whole: bool,
-    more: Sequence[Part] = (),
-) -> Fingerprint:
-    """Return the fingerprint of what a file lists: its bytes as `listed`, looks at some entries' files."""
-    return listing("whole" if whole else "names", names, looks, [listed, *more])
-
-
-def sizes(count: int, files: Callable[[int], list[str]], *, whole: bool) -> dict[int, str]:
-    """Return sizes of files of some of `count` entries, by place: of 64 or fewer all, of very many 1,024.
-
-    Of XML, which has annotations and is short, checksums too. For the `whole`, digests of all of them.
-    """
-    places = range(count) if whole else some_of(count)
-    return {place: " ".join(_looked_at(path, whole) for path in files(place)) for place in places}
-
-
 def some_of(count: int) -> Sequence[int]:
     """Return the places of the entries whose sizes are looked at."""
     return chosen(count, min(_MOST_SIZES, max(_FEWEST_SIZES, count // _ONE_IN)))
-
-
-def _looked_at(path: str, whole: bool) -> str:
-    try:
-        if not whole:
-            return whole_file(path) if path.endswith(".xml") else str(os.stat(path).st_size)
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError:
-        return "missing"
-
-
-class SummedFile(io.RawIOBase):
-    """A file's bytes with size and checksum of those that were read: what is told apart is what was parsed.
-
-    A stronger digest would take as long as to parse them.
-    """
-
-    def __init__(self, path: str, data: bytes | None = None) -> None:
-        """`data` are the bytes of a file that lies elsewhere. Raises OSError."""
-        self._path = path
-        self._file: io.RawIOBase | io.BytesIO
-        self._file = open(path, "rb", buffering=0) if data is None else io.BytesIO(data)  # noqa: SIM115  closed with this one
-        self._size = self._checksum = 0
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read the next bytes."""
-        count = self._file.readinto(buffer)
-        self._size, self._checksum = (
-            self._size + count,
-            zlib.crc32(memoryview(buffer)[:count], self._checksum),
-        )
-        return count
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if hasattr(self, "_file"):  # else it could not be opened, and Python closes it all the same
-            self._file.close()
-        super().close()
-
-    def text(self, **how: Any) -> io.TextIOWrapper:
-        """Return it as text."""
-        return io.TextIOWrapper(io.BufferedReader(self), **how)
-
-    @property
-    def part(self) -> Part:
-        """Its entry in a fingerprint, once all of it was read."""
-        return os.path.basename(self._path), f"{self._size} {self._checksum:08x}"
-
-
-def whole_file(path: str) -> str:
-    """Return a file's size and checksum. Raises OSError."""
-    with SummedFile(path) as file:
-        while file.read(_PIECE_BYTES):
-            pass
-        return file.part[1]
 
 
 def blocks(

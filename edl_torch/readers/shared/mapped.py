@@ -24,7 +24,7 @@ import weakref
 from array import array as packed
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
@@ -35,8 +35,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import DataFormatError, InvalidArgument, SourceChanged
-from edl_torch.readers.shared.files import FileStamp, file_lock, read_range, whole_file
+from edl_torch.readers.shared.files import FileStamp, file_lock, read_range
 from edl_torch.shard import IndexArray
+from edl_torch.system.whole_files import whole_file
 
 if TYPE_CHECKING:
     from edl_torch.readers.storage import Storage
@@ -86,16 +87,17 @@ class MappedArrays(Mapping[str, Array]):
         It goes with the last process that maps it, even if all of them are killed. Raises OSError where there
         is no room.
         """
-        with tempfile.TemporaryFile(prefix=f"edl_torch-{label}-") as file:
-            _write(file, arrays, {})
-            file.flush()
-            return cls._of_descriptor(os.dup(file.fileno()), label)
+        return cls._in_file(lambda file: _write(file, arrays, {}), label)
 
     @classmethod
     def of_bytes(cls, pieces: Iterable[bytes], label: str = "arrays") -> MappedArrays:
         """The arrays of a file that was read from elsewhere, in a temporary file. Raises DataFormatError."""
+        return cls._in_file(lambda file: file.writelines(pieces), label)
+
+    @classmethod
+    def _in_file(cls, write: Callable[[BinaryIO], object], label: str) -> MappedArrays:
         with tempfile.TemporaryFile(prefix=f"edl_torch-{label}-") as file:
-            file.writelines(pieces)
+            write(file)
             file.flush()
             return cls._of_descriptor(os.dup(file.fileno()), label)
 
@@ -396,14 +398,7 @@ def cached_index(
     kept (a read-only folder, a full disk) a warning says so and the index lives in a temporary file. Raises
     SourceChanged when the data changes while its index is built.
     """
-    header = {
-        "path": stamp.path,
-        "size": stamp.size,
-        "mtime_ns": stamp.mtime_ns,
-        "ctime_ns": stamp.ctime_ns,
-        "kind": kind,
-        "options": options,
-    }
+    header = {**asdict(stamp), "kind": kind, "options": options}
 
     def built() -> Mapping[str, Array]:
         arrays = build()

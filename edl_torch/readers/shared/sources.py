@@ -89,12 +89,6 @@ def look_at(name: str, storage: Storage, what: str) -> FileStamp:
     return FileStamp.of(path)
 
 
-def stamp_again(name: str, size: int, mtime_ns: int, ctime_ns: int) -> FileStamp:
-    """The stamp of these numbers, as an index keeps them."""
-    kind = ObjectStamp if is_elsewhere(name) else FileStamp
-    return kind(path=local_path(name), size=size, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
-
-
 def stamp_arrays(stamps: Sequence[FileStamp]) -> dict[str, Array]:
     """What tells files from others, as one index of all of them keeps it; int64 [files] each."""
     columns = {"sizes": "size", "mtimes": "mtime_ns", "ctimes": "ctime_ns"}
@@ -106,7 +100,12 @@ def stamp_arrays(stamps: Sequence[FileStamp]) -> dict[str, Array]:
 def stamps_in(names: Iterable[str], arrays: Mapping[str, Array]) -> list[FileStamp]:
     """The stamps of the files of these names, of which `stamp_arrays` made the arrays."""
     columns = (arrays[name].tolist() for name in ("sizes", "mtimes", "ctimes"))
-    return list(map(stamp_again, names, *columns))
+    return [
+        (ObjectStamp if is_elsewhere(name) else FileStamp)(
+            path=local_path(name), size=size, mtime_ns=mtime_ns, ctime_ns=ctime_ns
+        )
+        for name, size, mtime_ns, ctime_ns in zip(names, *columns, strict=True)
+    ]
 
 
 def can_be_kept(stamp: FileStamp) -> bool:
@@ -231,10 +230,9 @@ class _Range:
         return bytes((parts[0] if len(parts) == 1 else b"".join(parts))[start - at : end - at])
 
     def _take(self, number: int) -> Data:
-        found = self._pieces.get(number)
-        if found is None:
-            found = self._pieces[number] = self._ahead.take(number)
-        return found
+        if number not in self._pieces:
+            self._pieces[number] = self._ahead.take(number)
+        return self._pieces[number]
 
 
 def read_once(stamp: FileStamp, storage: Storage) -> Read:

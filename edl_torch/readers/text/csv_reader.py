@@ -212,7 +212,10 @@ class CsvReader(TextFilesReader):
                         f"{head[0][:20]}: files of one reader have the same heading; or pass header=False "
                         "and names="
                     )
-            self._files = {name: file.without_heading() for name, file in self._files.items()}
+            self._files = {
+                name: replace(file, skips=1, count=max(file.count - 1, 0))
+                for name, file in self._files.items()
+            }
             if not self.count:
                 raise DataFormatError(f"'{one.name}' has a heading and no record")
         return column_names(head[0], header, names, one.name)

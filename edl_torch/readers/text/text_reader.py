@@ -21,7 +21,7 @@ import numpy as np
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError
 from edl_torch.fingerprint import Part
-from edl_torch.readers.shared.files import FileStamp, Read, file_lock, read_range, readable, whole_file
+from edl_torch.readers.shared.files import FileStamp, Read, file_lock, read_range, readable
 from edl_torch.readers.shared.finder import Finder, Paths
 from edl_torch.readers.shared.looks import arguments, blocks, looked
 from edl_torch.readers.shared.mapped import Array, MappedArrays, cached_index, index_place, write_arrays
@@ -48,6 +48,7 @@ from edl_torch.readers.text.row_index import (
     scanning_threads,
 )
 from edl_torch.shard import Task
+from edl_torch.system.whole_files import whole_file
 
 _KIND = "rows1"
 _GAP_BYTES = 16 << 10  # what lies between two wanted records is read too if it is less
@@ -95,10 +96,6 @@ class TextFile:
     def looked_at(self, storage: Storage, *, whole: bool) -> str:
         """What `looks` would be now, or of the `whole` file."""
         return digest_of(self.stamp, self.index, storage, whole=whole)
-
-    def without_heading(self) -> TextFile:
-        """It, with a first record that is none."""
-        return replace(self, skips=1, count=max(self.count - 1, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.batches import convert
-from edl_torch.data.batches.collate import Envelope, TicketedCollate
 from edl_torch.data.batches.convert import to_batch, to_tensors
-from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, shared_segment
+from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, Envelope, TicketedCollate, shared_segment
 from edl_torch.data.reading.sample_reading import ReadingTimes
 from edl_torch.data.reading.seeding import Generators
 from edl_torch.errors import AccountingError, InvalidArgument

@@ -23,11 +23,10 @@ from plan_kit import Stored, planned
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.batches.collate import Collated
 from edl_torch.data.batches.convert import to_batch
-from edl_torch.data.reading import reader_threads
-from edl_torch.data.reading.reader_threads import ReaderThreads, thread_count
-from edl_torch.data.reading.record_jobs import Block, RecordJob, StreamedRecords
+from edl_torch.data.batches.transport import Collated
+from edl_torch.data.reading import record_jobs
+from edl_torch.data.reading.record_jobs import Block, ReaderThreads, RecordJob, StreamedRecords, thread_count
 from edl_torch.data.reading.sample_reading import ReadingTimes, SampleList, SampleReader
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, record_seeds
 from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
@@ -757,10 +756,10 @@ class Held:
 
 def test_no_job_begins_while_a_process_is_forked() -> None:
     pool, job = ReaderThreads(1, one_reads=False), Held()
-    reader_threads._pause_all()
+    record_jobs._pause_all()
     pool.add([job])
     assert not job.begun.wait(0.05)
-    reader_threads._all_go_on()
+    record_jobs._all_go_on()
     assert job.begun.wait(60)
     job.let_go.set()
     pool.close()
@@ -782,7 +781,7 @@ def test_threads_end_before_the_interpreter_does() -> None:
     pool = ReaderThreads(2, one_reads=False)
     own = [thread for thread in threading.enumerate() if thread.name.startswith("edl-read")]
     assert [thread.daemon for thread in own] == [True, True]
-    reader_threads._close_all()
+    record_jobs._close_all()
     assert repr(pool) == "<ReaderThreads alive=0 of=2 waiting=0>"
 
 
@@ -793,7 +792,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent_when_it_forks() -> Non
     assert job.begun.wait(60)
     child = os.fork()
     if not child:
-        reader_threads._FORK_S = 20.0
+        record_jobs._FORK_S = 20.0
         began = time.monotonic()
         grandchild = os.fork()
         if grandchild:
@@ -806,7 +805,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent_when_it_forks() -> Non
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_transform_that_forks_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_threads, "_FORK_S", 20.0)
+    monkeypatch.setattr(record_jobs, "_FORK_S", 20.0)
     took: list[float] = []
 
     def forking(number: int) -> int:

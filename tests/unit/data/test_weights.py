@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from edl_torch.data import gradient_windows
+from edl_torch.data import weights as module
 from edl_torch.data.weights import Weights
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.testing import ThreadPeers
@@ -178,7 +178,7 @@ def test_a_batch_that_was_taken_out_does_not_count() -> None:
 
 
 def test_a_long_window_counts_all_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_windows, "REMEMBERED", 2)
+    monkeypatch.setattr(module, "REMEMBERED", 2)
     weights, p = Weights(), parameter()
     for own in (2, 4, 6, 8, 10):
         train(weights, own, 3.0, p)
@@ -479,8 +479,8 @@ def test_batches_after_a_first_call_without_any_are_all_in_the_next_window() -> 
 def test_a_batch_of_the_last_ones_counts_once_however_late_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradient_windows, "REMEMBERED", 2)
-    window = gradient_windows.GradientWindow()
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    window = module.GradientWindow()
     for backward, (batch, count) in enumerate([(1, 2.0), (2, 3.0), (1, 2.0)]):
         window.add(batch, count, "records", backward)
     assert window.total == 5.0
@@ -488,7 +488,7 @@ def test_a_batch_of_the_last_ones_counts_once_however_late_it_comes_again(
 
 def test_a_parameter_that_a_second_optimizer_has_too_stays_in_its_window() -> None:
     p, q = parameter(), parameter()
-    known = gradient_windows.GradientWindows()
+    known = module.GradientWindows()
     for optimizer in (sgd(p), both := sgd(p, q)):
         known.know(optimizer)
     assert [parameters for _, parameters in known.of([both])] == [[p], [q]]

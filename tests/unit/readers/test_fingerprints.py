@@ -48,7 +48,7 @@ from edl_torch.readers.images.folder import ImageFolderReader
 from edl_torch.readers.images.manifest import ImageManifestReader
 from edl_torch.readers.images.voc import VocReader
 from edl_torch.readers.map_dataset import MapDatasetReader
-from edl_torch.readers.shared.looks import SummedFile, name_of_function
+from edl_torch.readers.shared.looks import name_of_function
 from edl_torch.readers.text.csv_reader import CsvReader
 from edl_torch.readers.text.text_reader import TextReader
 
@@ -235,6 +235,24 @@ def test_a_subclass_that_makes_other_records_is_partly_known(tmp_path: Path, mak
     assert one == other
     assert strength_of(third) == "partly"
     assert not differ(one, third)
+
+
+class PassesOn:
+    """A reader around another one, with a table beside it."""
+
+    def __init__(self, reader: AbstractDataReader) -> None:
+        self.reader = reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["reader"], name)
+
+    def read_records(self, task: Any) -> Any:
+        return enumerate(self.reader.read_records(task))
+
+
+def test_a_wrapper_that_passes_on_a_readers_look_is_partly_known(tmp_path: Path) -> None:
+    reader: Any = PassesOn(lines(tmp_path))
+    assert strength_of(reader_fingerprint(reader)) == "partly"
 
 
 ENDINGS = (".jpg", ".png", ".txt", ".csv", ".parquet", ".rec")
@@ -1142,15 +1160,6 @@ def test_what_a_user_says_of_an_object_stands_after_a_look_too() -> None:
     assert not differ(looked, said)
 
 
-def test_a_file_that_could_not_be_opened_is_closed_without_a_word(tmp_path: Path) -> None:
-    """Python closes it as it is collected, and 3.13 prints what that raises."""
-    file = SummedFile.__new__(SummedFile)
-    with pytest.raises(FileNotFoundError):
-        file.__init__(str(tmp_path / "none"))  # type: ignore[misc]
-    file.close()
-    assert file.closed
-
-
 # Who holds a value, and who writes to it -------------------------------------------------------------------
 
 
@@ -1480,6 +1489,16 @@ KNOWN |= {
     "images by path": (Pictures(4, folder="/data", names="abcd"), "names"),
     "of its class": (of_its_class(), "sampled"),
 }
+
+
+@pytest.mark.parametrize("how", ["r", "c", "r+"])
+def test_of_a_mapped_array_that_a_job_may_write_to_no_write_is_noticed(tmp_path: Path, how: Any) -> None:
+    """It is not watched as one of mode "r" is."""
+    ARRAY.tofile(file := tmp_path / "x.bin")
+    mapped = np.memmap(file, ARRAY.dtype, how, shape=ARRAY.shape)
+    known = "partly" if how == "r+" else "sampled"
+    for dataset in (mapped, Held(data=np.asarray(mapped))):
+        assert strength_of(look(dataset)) == known
 
 
 @pytest.mark.parametrize("what", KNOWN)

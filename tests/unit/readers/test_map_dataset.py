@@ -147,6 +147,23 @@ def test_other_objects_are_refused(dataset):
         MapDatasetReader(dataset)
 
 
+def test_a_dataset_may_keep_an_open_npz_which_answers_to_no_name_but_its_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.arange(3.0))
+
+    class Npz(Batched):
+        def __init__(self, *files: np.lib.npyio.NpzFile) -> None:
+            super().__init__(3)
+            self.file, self.attributes = files[0], [one.f for one in files]
+
+        def __getitem__(self, index: int) -> float:
+            return self.file["x"][index]
+
+    with np.load(tmp_path / "x.npz") as file:
+        reader = MapDatasetReader(Npz(file))
+        assert reader.load(2) == 2
+        assert reader.fingerprint().strength == "partly"
+
+
 def test_an_array_that_a_dict_has_is_compared_with_its_file(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(40.0))
     reader = MapDatasetReader(StackDataset(x=np.load(tmp_path / "x.npy", mmap_mode="r")))

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers import ImageManifestReader
 from edl_torch.readers.shared import files as module
-from edl_torch.readers.shared.files import file_lock, whole_file
+from edl_torch.readers.shared.files import file_lock
 from edl_torch.readers.shared.mapped import SPILL_BYTES, MappedArrays, StringTable, shared, write_arrays
+from edl_torch.system.whole_files import whole_file
 from edl_torch.testing import FakeClock
 
 ARRAYS = {
@@ -182,8 +183,8 @@ def measure(reader: ImageManifestReader | None, answers: Connection) -> None:
     import edl_torch.readers.images.manifest  # noqa: F401  what a reader's pickle imports, for both
 
     if reader is not None:
-        assert reader._files[FILES - 1].endswith(f"image-{FILES - 1:011}.jpg")
-        assert sum(len(name) for name in reader._files) > FILES * 25, "every page is touched"
+        assert reader.image_files.names[FILES - 1].endswith(f"image-{FILES - 1:011}.jpg")
+        assert sum(len(name) for name in reader.image_files.names) > FILES * 25, "every page is touched"
         assert int(reader._labels["labels"].sum()) > FILES
     answers.send(anonymous_bytes())
 

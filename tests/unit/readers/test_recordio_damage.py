@@ -196,7 +196,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_an_error_and_no_signal(tmp_path:
     assert reader.read_record(path, 0) == b"r" * 5000
     os.truncate(path, 12_000)
     with pytest.raises(
-        SourceChanged, match=r"has changed since its index was made \(20,096 bytes then, 12,000"
+        SourceChanged, match=r"has changed since it was looked at \(20,096 bytes then, 12,000"
     ):
         scan(reader, path, 1, 4)
 

@@ -77,7 +77,7 @@ def test_the_copy_of_a_newer_file_takes_the_place_of_the_old_one(tmp_path):
     write(tmp_path, TEXT + b"\nmore")
     assert lines(TextReader(path, index_dir=tmp_path / "index")) == [*LINES, "more"]
     assert len(list((tmp_path / "index").glob("*.data"))) == 1
-    with pytest.raises(SourceChanged, match=r"has changed since its index was made"):
+    with pytest.raises(SourceChanged, match=r"has changed since it was looked at"):
         lines(reader)
 
 
