@@ -6,6 +6,8 @@ never gets on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edl_torch.core.calls import PassState
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.state import State
@@ -96,14 +98,15 @@ class LoopWarnings:
                 f"epoch; after a loop that only looks at the data call loader.give_back(window=True)"
             )
 
-    def of_no_step_at_the_end(self, records: int) -> Procedure[None]:
-        """Warn of batches that a loop which has come to its end goes without a step on."""
+    def of_no_step_at_the_end(self, records: int, slowest: Sequence[str]) -> Procedure[None]:
+        """Warn of batches that a loop which has come to its end goes without a step on of these
+        optimizers."""
         if records:
             yield Warn(
                 f"{records} record(s) of {self._state.config.dataset!r} were handed out after the last "
-                f"optimizer.step(), and the loader was closed: they go back; where no other trainer takes "
-                f"them the audit finds them lost. Step once more after the last batch of an epoch; after one "
-                f"that the loop leaves out on purpose call loader.stepped()"
+                f"optimizer.step() ({', '.join(slowest)}), and the loader was closed: they go back; where no "
+                f"other trainer takes them the audit finds them lost. Step once more after the last batch of "
+                f"an epoch; after one that the loop leaves out on purpose call loader.stepped()"
             )
 
     def _of_no_more_epochs(self) -> Procedure[None]:

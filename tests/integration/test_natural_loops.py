@@ -507,3 +507,17 @@ def test_a_loop_that_goes_round_for_ever_after_the_last_epoch_is_an_error() -> N
         assert sorted(flat([next(batches), next(batches)])) == [0, 1, 2, 3]
         with pytest.raises(AccountingError, match=r"1000 passes in a row .*num_epochs="):
             next(batches)
+
+
+def test_a_last_batch_that_one_of_two_optimizers_has_not_stepped_on_is_told_of() -> None:
+    """As of a GAN whose generator steps on each second batch, where their number is odd."""
+    loader = ElasticDataLoader(range(6), 2)
+    often, seldom = optimizer(), torch.optim.Adam(optimizer().param_groups[0]["params"])
+    loader.attach(often)
+    loader.attach(seldom)
+    for number, _ in enumerate(loader):
+        often.step()
+        if number % 2:
+            seldom.step()
+    with pytest.warns(UserWarning, match=r"2 record\(s\) .* after the last optimizer\.step\(\) \(Adam\)"):
+        loader.close()
