@@ -473,4 +473,5 @@ def _check_arguments(kwargs: dict[str, Any]) -> None:
         names = {*_TORCHS_ARGUMENTS, *inspect.signature(ElasticDataLoader.__init__).parameters}
         meant = get_close_matches(name, names - {"self", "keywords"})
         hint = f": did you mean {meant[0]}?" if meant else ""
+        hint = ": give it to the reader" if name in ("index_dir", "refresh") else hint
         raise TypeError(f"ElasticDataLoader has no argument {name!r}{hint}")

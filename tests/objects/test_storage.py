@@ -7,16 +7,19 @@ import hashlib
 import os
 import pickle
 import random
+import socket
 import sys
 import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from stores import BUCKET, SECRET, Place, Request, put, web_server
+from stores import BUCKET, KEY, SECRET, Place, Request, put, served, web_server
 
 from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
 from edl_torch.readers.storage import Object, Storage
@@ -227,6 +230,8 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
     assert "check the credentials in storage_options" in said(url, secret="another-secret-9999")
     assert "another-secret" not in said(url, secret="another-secret-9999")
     assert "does not take these storage_options" in said(url, nonsense="1")
+    for panics in ({"endpoint_url": "minio:9000"}, {"region": "a\n"}, {"key": f"{KEY}\n"}):
+        assert "an endpoint begins with http:// or https://, and none of them has a" in said(url, **panics)
     assert "leave user and password out" in said("http://me:pass@host/x")
     assert "secret" not in (signed := said("http://host/x.tar?X-Amz-Signature=secret"))
     assert "'http://host/x.tar?…' has a query" in signed
@@ -236,6 +241,17 @@ def test_what_is_wrong_is_said_with_its_remedy(weed, bucket):
         assert "reads no such name, rename it" in said(f"{url}/{name}")
         with pytest.raises(ReaderError, match="reads no such name"):
             Storage(weed.options()).look(f"{url}/{name}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_server_that_takes_connections_and_says_nothing_is_not_listed_for_ever(weed):
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(SourceUnavailable, match="cannot be reached"):
+            list(Storage(weed.options(address)).listing(f"s3://{BUCKET}/x"))
+        assert time.monotonic() - began < 90
 
 
 # Many at once --------------------------------------------------------------------------------------------
@@ -423,6 +439,15 @@ def test_a_web_server(tmp_path):
         (tmp_path / "a b%.bin").write_bytes(b"012345678")
         with pytest.raises(SourceChanged, match="10 bytes then, 9 now"):
             storage.read(one)
+
+
+def test_a_web_server_without_ranges_is_named(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"0123456789")
+    with served(partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as url:
+        one = Storage().look(f"{url}/a.bin")
+        assert Storage().read(one) == b"0123456789", "whole objects need none"
+        with pytest.raises(ReaderError, match=r"cannot do that \(.*\); parts .* need one that knows ranges"):
+            Storage().read(one, 2, 3)
 
 
 # Forks ---------------------------------------------------------------------------------------------------

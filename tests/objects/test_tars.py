@@ -33,6 +33,16 @@ def test_samples_that_lie_together_are_one_request_in_any_order(weed, bucket, pr
     assert [number for (number,) in reader.load_each(nearly)] == nearly
 
 
+def test_tars_here_and_in_a_store_are_read_together(weed, bucket, proxy, tmp_path):
+    here = samples_tar(tmp_path / "0.tar", 60)
+    put(bucket, {"both/1.tar": Path(samples_tar(tmp_path / "1.tar", 60, 60)).read_bytes()})
+    there, order = f"s3://{BUCKET}/both/1.tar", random.Random(1).sample(range(120), 120)
+    for data, first in (([here, there], 0), ([there, here], 60)):
+        reader = TarReader(data, ("cls",), storage_options=weed.options(proxy.url))
+        assert [(number + first) % 120 for (number,) in reader.load_each(order)] == order
+        assert len(reader.requests(order)) == 1, "of the store"
+
+
 def test_a_tar_that_is_put_anew_has_changed(weed, bucket, tmp_path):
     content = bytearray(Path(samples_tar(tmp_path / "0.tar", 60)).read_bytes())
     put(bucket, {"changed/0.tar": bytes(content)})
@@ -79,7 +89,7 @@ def test_what_is_not_there_is_said(weed, bucket, tmp_path):
     for data, said in {
         "none/b.tar": "does not exist; check the path and the bucket",
         "none/{0..2}.tar": "0.tar' does not exist",
-        "nowhere": "has no data file: expected a name that ends in .tar",
+        "nowhere": "nowhere' does not exist: no object has that name, and none lies below it",
         "none/a.tar": "is cut short",
     }.items():
         with pytest.raises(DataFormatError, match=said):

@@ -22,13 +22,14 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.shared.files import readable
+from edl_torch.readers.shared.mapped import StringTable
 from edl_torch.readers.storage import Storage, is_elsewhere, is_loop, is_url, is_web, local_path
 from edl_torch.readers.storage.names import spelled
 
@@ -107,13 +108,18 @@ class Finder:
         folder = url.rstrip("/") + "/"
         listed = base_of(url) if is_glob(url) else folder
         names, below = self._listed(listed, storage), folder[len(listed) :]
+        if not names and not is_glob(url):
+            raise DataFormatError(
+                f"'{url}' does not exist: no object has that name, and none lies below it; check the path "
+                "and the bucket"
+            )
         found = [name for name in names if name.startswith(below) and self._is_data(name[len(below) :])]
         if is_glob(url) and not any(name.startswith(below) for name in names):
             found = [name for name in names if self._is_matched(name, url[len(listed) :])]
         return self._checked([listed + name for name in found], url)
 
     @staticmethod
-    def _listed(folder: str, storage: Storage) -> Iterable[str]:
+    def _listed(folder: str, storage: Storage) -> StringTable | tuple[str, ...]:
         """Names below a folder of a store, which are looked at no more: their listing says how they are."""
         from edl_torch.readers.storage.listing import Listing, NothingListed
 

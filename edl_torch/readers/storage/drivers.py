@@ -41,7 +41,8 @@ _QUERY = re.compile(r"\?[^\s\"'<>)]+")
 _BUSY, _RETRIED = frozenset({429, 503}), frozenset({408, 425, 429})
 _EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
 _PAGE, _LISTED_AT_ONCE = 1000, 16
-_CUT_AT_MOST = 6  # times in a row
+_CUT_AT_MOST, _CUT_FOR_S = 6, 45.0  # times in a row, and how long
+_PAGE_TIMEOUT = "20s"
 _LISTING = {"max_retries": 8, "retry_timeout": timedelta(seconds=20)}
 # What s3fs calls the same: options that work there work here.
 _S3FS = {
@@ -252,7 +253,9 @@ class Objects:
                 make = HTTPStore if self._web else from_url
                 self._store = make(root, **chosen)
                 # A page of a listing is tried again by obstore, which alone knows where it was.
-                self._lister = make(root, **{**chosen, "retry_config": _LISTING})
+                own = options.get("client_options") or {}
+                client = {**chosen["client_options"], "timeout": own.get("timeout", _PAGE_TIMEOUT)}
+                self._lister = make(root, **{**chosen, "retry_config": _LISTING, "client_options": client})
             except (TypeError, ValueError, obstore.exceptions.BaseError) as exc:
                 raise ReaderError(
                     f"'{root}': its store does not take these storage_options ({self._said(exc)}); see "
@@ -320,13 +323,9 @@ class Objects:
             return b""
         whole = start == 0 and length == one.size  # a server may know no ranges
         options: Any = None if whole else {"range": (start, start + length)}
-        try:
+        with self._meaning(one.name, one):
             answer = self._obstore.get(self._store, self._path(one.name), options=options)
             meta, data = answer.meta, memoryview(answer.bytes())  # copied by nobody who can do without
-        except FileNotFoundError:
-            raise one.changed("it is gone") from None
-        except (self._errors.BaseError, OSError, ValueError) as exc:
-            raise self._meant(exc, one.name, one) from None
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
         return data
 
@@ -350,21 +349,32 @@ class Objects:
         return unquote(path) if self._web else path
 
     @contextmanager
-    def _meaning(self, name: str) -> Iterator[None]:
+    def _meaning(self, name: str, one: Object | None = None) -> Iterator[None]:
         try:
             yield
         except (self._errors.BaseError, OSError, ValueError) as exc:
-            raise self._meant(exc, name) from None
+            raise self._meant(exc, name, one) from None
+        except BaseException as exc:
+            if type(exc).__name__ != "PanicException":  # of Rust; no module has its class
+                raise
+            raise ReaderError(
+                f"'{name}' cannot be asked for: obstore failed ({self._said(exc)}); check endpoint, region "
+                "and credentials, here and in the environment: an endpoint begins with http:// or https://, "
+                "and none of them has a blank or a line end"
+            ) from None
 
     def _meant(self, exc: Exception, name: str, one: Object | None = None) -> Exception:
         """What an error of obstore's means; for most it has no class."""
         errors = self._errors
         if isinstance(exc, FileNotFoundError):
-            return Missing(self._said(exc))
+            return Missing(self._said(exc)) if one is None else one.changed("it is gone")
         if isinstance(exc, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return CredentialsRefused(self._said(exc))
         if isinstance(exc, errors.NotSupportedError):
-            return ReaderError(f"'{name}': its server cannot do that ({self._said(exc)})")
+            return ReaderError(
+                f"'{name}': its server cannot do that ({self._said(exc)}); parts of files need one that "
+                "knows ranges (nginx does, python -m http.server does not)"
+            )
         if isinstance(exc, errors.InvalidPathError | ValueError):
             return ReaderError(f"'{name}': obstore reads no such name, rename it ({self._said(exc)})")
         found = _STATUS.search(str(exc))
@@ -383,7 +393,7 @@ class Objects:
             return ReaderError(f"'{name}' is refused ({self._said(exc)}); check the URL and storage_options")
         return Transient(self._said(exc), busy=status in _BUSY or bool(code and code[1] == "SlowDown"))
 
-    def _said(self, exc: Exception) -> str:
+    def _said(self, exc: BaseException) -> str:
         """What it says, in short and without anything that is secret."""
         said = str(exc).split("\n\nDebug source")[0]
         code = _CODE.search(said)
@@ -398,12 +408,12 @@ class _Cuts:
     """Answers in a row of a listing that were cut: obstore tries those again alone that do not begin."""
 
     def __init__(self) -> None:
-        self._count, self._pauses = 0, backoff(0.2, 4.0)
+        self._count, self._pauses, self._began = 0, backoff(0.2, 4.0), time.monotonic()
 
     def wait(self, error: Transient) -> None:
-        """Wait before the next attempt. Raises the error when there were too many."""
+        """Wait before the next attempt. Raises the error when there were too many, or for too long."""
         self._count += 1
-        if self._count == _CUT_AT_MOST:
+        if self._count == _CUT_AT_MOST or time.monotonic() - self._began > _CUT_FOR_S:
             raise error
         time.sleep(next(self._pauses))
 

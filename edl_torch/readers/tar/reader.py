@@ -81,8 +81,7 @@ class TarSource:
     @property
     def object(self) -> Object:
         """What a store is asked for."""
-        assert isinstance(self.stamp, ObjectStamp), "it lies elsewhere"
-        return self.stamp.object
+        return Object(self.stamp.path, self.stamp.size, self.stamp.mtime_ns)
 
     def is_same(self, read: Read) -> bool:
         """Whether what is read is what was indexed, as far as `looks` tell."""
@@ -158,6 +157,7 @@ class TarReader(IndexedReader):
             found = list(each_looked_at(files, partial(index_tar, storage=apart), away=_THREADS_AWAY))
         super().__init__(_called(data, files))
         self._names = StringTable(files)
+        self._is_away = any(map(is_elsewhere, files))
         self._taken_from = [index.taken_from for index in found]
         self._arrays: Mapping[str, Array] = shared(_joined(found), "tar", above=_INLINE)
         self._setup()
@@ -221,16 +221,16 @@ class TarReader(IndexedReader):
 
     def begin(self, indices: Sequence[int]) -> Begun | None:
         """Ask for the bytes of samples that lie elsewhere; those that lie together are one request."""
-        if not is_elsewhere(self._names[0]):
+        if not self._is_away:
             return None
         runs = _RunsAsked(self, self._storage, indices)
         return Begun(runs.ahead, record=runs.sample)
 
     def requests(self, indices: Sequence[int]) -> Sequence[tuple[Object, int, int]] | None:
         """One for each run of samples that lie together."""
-        if not is_elsewhere(self._names[0]):
+        if not self._is_away:
             return None
-        return [run.range for run in self._runs(indices)]
+        return [run.range for run in self._runs(indices) if is_elsewhere(run.source.name)]
 
     def _runs(self, indices: Sequence[int]) -> Iterator[_Run]:
         """Yield runs of samples that lie together, of those that are needed soon after each other: what is

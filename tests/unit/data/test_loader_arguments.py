@@ -150,6 +150,7 @@ def test_torchs_own_checks_stand() -> None:
         ({"batchsize": 2}, r"no argument 'batchsize': did you mean batch_size\?"),
         ({"batch_size": 2, "nthreads": 2}, r"no argument 'nthreads': did you mean num_threads\?"),
         ({"batch_size": 2, "num_worker": 2}, r"no argument 'num_worker': did you mean num_workers\?"),
+        ({"batch_size": 2, "index_dir": "x"}, r"no argument 'index_dir': give it to the reader"),
         ({"batch_size": 2, "qqq": 2}, r"no argument 'qqq'$"),
     ],
 )
