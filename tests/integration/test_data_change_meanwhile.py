@@ -71,7 +71,7 @@ class Stored(Held):
 
 IS_SPAWNED = multiprocessing.current_process().name != "MainProcess"
 TABLE = [0, 100] if IS_SPAWNED else [0, 200]
-BY_NAME = {name: 0 for name in ("ba" if IS_SPAWNED else "ab")}
+BY_NAME = dict.fromkeys("ba" if IS_SPAWNED else "ab", 0)
 
 
 class OfATable(Held):
