@@ -77,6 +77,12 @@ def test_bad_arguments_say_what_is_wrong(
         RecordIODataReader(path, **arguments)
 
 
+def test_repr_says_what_it_reads(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "x")
+    write_recordio(tmp_path / "y")
+    assert repr(RecordIODataReader(tmp_path)).endswith(f"x' … files=2 records={2 * len(RECORDS)}>")
+
+
 def test_thousands_of_files_pickle_small_and_are_indexed_in_parallel(tmp_path: Path) -> None:
     data = Path(write_recordio(tmp_path / "x", [b"a", b"b"])).read_bytes()
     for number in range(1500):
