@@ -254,6 +254,20 @@ def test_a_server_that_takes_connections_and_says_nothing_is_not_listed_for_ever
         assert time.monotonic() - began < 90
 
 
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "given"])
+def test_an_endpoint_has_any_of_its_names(weed, bucket, monkeypatch, name):
+    put(bucket, {"named.bin": b"1"})
+    options = {"key": KEY, "secret": SECRET}
+    if name == "given":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        options["aws_endpoint"] = weed.address
+    else:
+        monkeypatch.setenv(name, weed.address)
+    storage = Storage(options, patience_s=1)
+    assert storage.look(f"s3://{BUCKET}/named.bin") is not None
+    assert storage.endpoint == weed.address
+
+
 # Many at once --------------------------------------------------------------------------------------------
 
 

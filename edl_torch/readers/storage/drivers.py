@@ -44,6 +44,7 @@ _PAGE, _LISTED_AT_ONCE = 1000, 16
 _CUT_AT_MOST, _CUT_FOR_S = 6, 45.0  # times in a row, and how long
 _PAGE_TIMEOUT = "20s"
 _LISTING = {"max_retries": 8, "retry_timeout": timedelta(seconds=20)}
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # of AWS, and of obstore
 # What s3fs calls the same: options that work there work here.
 _S3FS = {
     "key": "access_key_id",
@@ -420,9 +421,10 @@ class _Cuts:
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
     """The endpoint that options or the environment name; '' for the cloud's own."""
+    named = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
     nested = options.get("client_kwargs") or {}
-    given = (options.get("endpoint"), options.get("endpoint_url"), nested.get("endpoint_url"))
-    return next((str(one) for one in given if one), os.environ.get("AWS_ENDPOINT_URL", ""))
+    given = (named.get("endpoint"), named.get("endpoint_url"), nested.get("endpoint_url"))
+    return next((str(one) for one in (*given, *map(os.environ.get, _ENDPOINTS)) if one), "")
 
 
 def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -433,9 +435,10 @@ def _obstore_options(root: str, options: Mapping[str, Any]) -> dict[str, Any]:
     nested = chosen.pop("client_kwargs", None) or {}
     if "region_name" in nested:
         chosen.setdefault("region", nested["region_name"])
-    if "endpoint_url" in nested:
-        chosen.setdefault("endpoint", nested["endpoint_url"])
-    if root.startswith("http://") or endpoint_of(options).startswith("http://"):
+    endpoint = endpoint_of(options)
+    if root.startswith("s3") and endpoint and not any("endpoint" in name.lower() for name in chosen):
+        chosen["endpoint"] = endpoint
+    if root.startswith("http://") or endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
     chosen["client_options"] = client
     chosen.setdefault("retry_config", {"max_retries": 0})  # `requests.py` tries again
