@@ -369,6 +369,11 @@ class Objects:
         errors = self._errors
         if isinstance(exc, FileNotFoundError):
             return Missing(self._said(exc)) if one is None else one.changed("it is gone")
+        code = _CODE.search(str(exc))
+        if code and code[1] == "InvalidObjectState":
+            return ReaderError(
+                f"'{name}' is archived (as in Glacier): restore it, or copy it to a warm class"
+            )
         if isinstance(exc, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return CredentialsRefused(self._said(exc))
         if isinstance(exc, errors.NotSupportedError):
@@ -379,7 +384,7 @@ class Objects:
         if isinstance(exc, errors.InvalidPathError | ValueError):
             return ReaderError(f"'{name}': obstore reads no such name, rename it ({self._said(exc)})")
         found = _STATUS.search(str(exc))
-        status, code = int(found[1]) if found else 0, _CODE.search(str(exc))
+        status = int(found[1]) if found else 0
         if code and code[1] in ("NoSuchBucket", "NoSuchKey", "ContainerNotFound"):
             return Missing(self._said(exc))
         if code and code[1] in _EXPIRED:
