@@ -76,7 +76,7 @@ class Gradients:
             theirs = (*trained(other.optimizer()), *other.parameters)  # it may be no more
             if not mine.isdisjoint(map(id, theirs)):
                 watched.take_over(other)
-        for left in leftovers(mine):
+        for left in leftovers(mine, is_reduced=self.is_reduced):
             # Of a batch of another session this one cannot tell: it is as if a step had used it.
             if left.of() is self:
                 watched.take_over(left)
@@ -135,7 +135,7 @@ class Gradients:
         for watched in self._watched.values():
             watched.was_idle, watched.backwards_after_end = False, 0
             if any(batch.went_back for batch in (*watched.gathered, *watched.unsure)):
-                watched.look_first(at_all=True)  # whether the loop throws them away
+                watched.look_first()  # whether the loop throws them away
         self._batches.sees = bool(self._watched) and not self._hides()
 
     def let_go(self) -> None:

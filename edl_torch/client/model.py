@@ -295,10 +295,12 @@ class _Kept:
 
 
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that `torch.compile` leaves alone, with all that it calls, where it compiles a step."""
+    """Return a hook that `torch.compile` leaves alone, with all that it calls, where it compiles a step; and
+    of which pickle does not warn, that a tensor is saved without it."""
     import torch
+    from torch.utils.hooks import unserializable_hook
 
-    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call, no-any-return]
+    return unserializable_hook(torch.compiler.disable(hook))  # type: ignore[no-untyped-call, no-any-return]
 
 
 @functools.cache

@@ -82,16 +82,15 @@ class Watched:
             self.known.append(None)
         self.look()
 
-    def look_first(self, *, at_all: bool = False) -> None:
-        """Look at what comes, and at what is there, before it is added; of the first parameter, or `at_all`.
+    def look_first(self) -> None:
+        """Look at what comes, and at what is there, before it is added.
 
         Afterwards it may be of all ranks, and nobody tells when a wrapper passes on its last batches.
         """
-        not_frozen = [place for place, one in enumerate(self.parameters) if one.requires_grad]
-        for place in not_frozen if at_all else not_frozen[:1]:
-            if place not in self.looked:
+        for place, parameter in enumerate(self.parameters):
+            if place not in self.looked and parameter.requires_grad:  # else it is frozen now
                 self.looked.add(place)
-                self.hooks.append(self.parameters[place].register_hook(_looking(self, place)))
+                self.hooks.append(parameter.register_hook(_looking(self, place)))
 
     def _was_there(self, place: int) -> bool | None:
         """Whether a gradient is there to which a backward pass is about to add; None where others tell that.
@@ -294,19 +293,27 @@ class Leftover:
         self.gathered, self.unsure, self.is_used = gathered, unsure, is_used
         self._parameter, self._gradient = weakref.ref(parameter), weakref.ref(parameter.grad)
         self._version = parameter.grad._version  # torch's count of writes, but for those of backward passes
+        self._is_added_to = False
         self._hook = parameter.register_hook(uncompiled(self._comes))
         _leftovers.add(self)
 
-    def is_of(self, parameters: Collection[int]) -> bool:
-        """Whether it is there still, in a parameter with one of these ids."""
-        parameter, gradient = self._parameter(), self._gradient()
-        if parameter is None or gradient is None or id(parameter) not in parameters:
+    def is_of(self, parameters: Collection[int], *, is_reduced: bool = False) -> bool:
+        """Whether it is there still, in a parameter with one of these ids.
+
+        Ranks that have reduced it, with what was added to it, may have put another gradient in its place.
+        """
+        parameter = self._parameter()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None or id(parameter) not in parameters:
             return False
-        return parameter.grad is gradient and (gradient._version == self._version or _is_not_0(gradient))
+        left = self._gradient()
+        if left is None or left is not gradient:
+            return is_reduced and self._is_added_to
+        return left._version == self._version or _is_not_0(left)
 
     def _comes(self, added: Any) -> None:
         if (parameter := self._parameter()) is not None and self.is_of({id(parameter)}):
-            self._version = parameter.grad._version + 1
+            self._version, self._is_added_to = parameter.grad._version + 1, True
         else:
             self._hook.remove()
 
@@ -315,9 +322,9 @@ class Leftover:
 _leftovers: OfThisProcess[Leftover] = OfThisProcess()
 
 
-def leftovers(parameters: Collection[int]) -> list[Leftover]:
+def leftovers(parameters: Collection[int], *, is_reduced: bool) -> list[Leftover]:
     """Return what loops have left in the gradients of parameters with these ids."""
-    return [left for left in _leftovers.alive() if left.is_of(parameters)]
+    return [left for left in _leftovers.alive() if left.is_of(parameters, is_reduced=is_reduced)]
 
 
 def leave_all(of: weakref.ref[Any], batches: Collection[Batch]) -> None:
@@ -332,7 +339,8 @@ def leave_all(of: weakref.ref[Any], batches: Collection[Batch]) -> None:
         leaves = [one for one in tensors if one.is_leaf and one.requires_grad]
         found = [one for one in leaves if type(one.grad) is torch.Tensor and one.grad.device.type != "meta"]
     for parameter in found:
-        Leftover(parameter, of, batches)
+        if _is_not_0(parameter.grad):
+            Leftover(parameter, of, batches)
 
 
 # What a gradient is -------------------------------------------------------------------------------------

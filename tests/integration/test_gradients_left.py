@@ -384,25 +384,6 @@ def test_a_gradient_that_is_thrown_away_while_no_optimizer_is_attached_is_in_no_
     assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
 
-def test_a_gradient_that_one_loader_left_is_stepped_on_under_the_next_one(tmp_path: Path) -> None:
-    """As where Ctrl-C came between backward() and step(), and the notebook's cell is run again."""
-    model = Counts()
-    optimizer = sgd(model)
-    with loader_of(tmp_path, optimizer) as loader:
-        for number, batch in enumerate(loader):
-            if number == 5:
-                model(batch).backward()
-                break
-            learn(model, optimizer, batch)
-        token = loader.state_dict()
-    with loader_of(tmp_path, optimizer) as loader:
-        loader.load_state_dict(token)
-        for batch in loader:
-            learn(model, optimizer, batch)
-    assert model.wrong()
-    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
-
-
 def test_a_batch_of_before_the_data_went_back_is_learnt_again(tmp_path: Path) -> None:
     model = Counts()
     optimizer = sgd(model)

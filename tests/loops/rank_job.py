@@ -246,7 +246,7 @@ def _check(program: Ranks, ranks: list[Rank], folder: Path) -> str | None:
     readable = [n for n in range(data.records) if n not in data.unreadable]
     expected = Counter({(epoch, n): 1 for epoch in range(data.epochs) for n in readable}) - bad
     (verdict,) = audit([folder])
-    proven = is_bare_proof(verdict) and not program.is_unseen
+    proven = is_bare_proof(verdict)
     one_model = program.reduced and not program.forgets_model
     for rank in ranks:
         lost, doubled = expected - rank.learnt, rank.learnt - expected

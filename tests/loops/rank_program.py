@@ -53,10 +53,3 @@ class Ranks(Value):
     reduced: bool = True  # gradients over all ranks, as DDP does it
     forgets_model: bool = False  # heirs load the token, and not the model
     in_process: bool = True
-
-    @property
-    def is_unseen(self) -> bool:
-        """Whether a gradient is left before an optimizer attaches itself, and added to by hand: audit.md says
-        that nobody sees it."""
-        left_early = self.trained and 0 <= self.leave < max(self.every)
-        return left_early and self.reduced and not self.attached

@@ -42,6 +42,11 @@ def test_a_batch_in_hand_when_all_ranks_left_is_not_in_the_gradient(every: int) 
     run(Ranks(data=UNEQUAL, every=(every,), leave=1))
 
 
+def test_what_was_left_before_any_step_and_is_reduced_with_the_next_batch_is_not_proven() -> None:
+    """No optimizer is attached then, and each step is on a new tensor, the mean over all ranks."""
+    run(Ranks(size=1, attached=False, trained=True, leave=0, flush=False))
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_batch_that_failed_on_one_rank_is_not_in_the_gradient(every: int) -> None:
     run(Ranks(data=UNEQUAL, every=(every,), failed=((0, 1),)))

@@ -260,10 +260,18 @@ def test_a_stage_that_trains_less_with_an_optimizer_of_its_own_is_proven(
     assert audit([tmp_path])[0].outcome is Outcome.PROVEN
 
 
-def test_a_loop_that_looks_at_its_first_batch_alone_is_proven(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_zeros", [True, False])
+def test_a_loop_that_looks_at_its_first_batch_alone_is_proven(
+    job: Job, has_zeros: bool, tmp_path: Path
+) -> None:
+    if has_zeros:  # of a loop over other data, which threw its gradients away
+        job.model(torch.arange(BATCH)).backward()
+        job.optimizer.zero_grad(set_to_none=False)
     job.model(next(iter(job.loader)))
     for batch in job.loader:
-        job.learn(batch)
+        job.model(batch).backward()
+        job.optimizer.step()
+        job.optimizer.zero_grad(set_to_none=not has_zeros)
     assert job.model.has_each()
     job.loader.close()
     assert audit([tmp_path])[0].outcome is Outcome.PROVEN
