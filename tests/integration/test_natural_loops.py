@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from loader_kit import NumberReader, all_records, elastic, flat, numbers, take, trainer
 from lockstep_kit import Failed, Rank, run_ranks
+from processes import Nowhere
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset
@@ -269,20 +270,11 @@ class Stranger(Away):
         return "Failed parsing HTTP/2"
 
 
-class Nowhere:
-    """A channel that knows nothing of who is at its address."""
-
-    address = "m:1"
-
-    def explain(self, timeout_s: float) -> str:
-        return ""
-
-
 class Unhurried(Caller):
     """Its pauses pass on a clock of its own."""
 
     def __init__(self, clock: FakeClock, master_timeout_s: float) -> None:
-        super().__init__(Nowhere(), master_timeout_s, clock=clock)  # type: ignore[arg-type]
+        super().__init__(Nowhere(), master_timeout_s, clock=clock)
         self.pause = clock.advance  # type: ignore[method-assign]
 
 

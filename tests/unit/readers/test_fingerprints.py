@@ -605,6 +605,15 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         Held(400, datasets=[Held(data=OTHER), Held(data=ARRAY)]),
     ),
     "paths": (Held(paths=PATHS), Held(paths=PATHS[::-1])),
+    "relative paths in another folder": tuple(
+        Held(paths=[f"{folder}/{n}.png" for n in range(200)]) for folder in ("train", "val")
+    ),
+    "files with classes in another folder": tuple(
+        Held(samples=[(f"{folder}/{n}.png", 0) for n in range(200)]) for folder in ("train", "val")
+    ),
+    "dates that are written like paths": tuple(
+        [(f"{year}/01", n) for n in range(9)] for year in (2023, 2024)
+    ),
     "files with classes": (
         Held(samples=[(path, 0) for path in PATHS]),
         Held(samples=[(path, 0) for path in PATHS[1:] + PATHS[:1]]),
@@ -758,11 +767,9 @@ def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
                 [lambda root, path=path: {"views": [Path(root + path), 3]} for path in PATHS],
             )
         ),
-        (Held(paths=[path[1:] for path in PATHS]), Held(paths=PATHS)),
-        (Held(paths=[f"../{path}" for path in PATHS]), Held(paths=[Path(f"/mnt{path}") for path in PATHS])),
         (
-            Held(rows=[{"image": f"./images{path}", "label": 1} for path in PATHS]),
-            Held(rows=[{"image": f"/mnt{path}", "label": 1} for path in PATHS]),
+            Held(paths=[Path(f"../{path}") for path in PATHS]),
+            Held(paths=[Path(f"/mnt{path}") for path in PATHS]),
         ),
         (
             Held(samples=[(path[1:], 0) for path in PATHS], root="data"),
@@ -896,6 +903,9 @@ KNOWN: dict[str, tuple[Any, str]] = {
         Held(400, datasets=[Held(samples=[(path, 0) for path in PATHS], targets=LABELS)]),
         "names",
     ),
+    "files and a text": (Held(files=PATHS, color="gray"), "partly"),
+    "files and another folder": (Held(files=PATHS, masks="/masks"), "names"),
+    "texts of which one may be a path": (["that is so."] * 40 + ["and/or"], "sampled"),
     "files and a store": (Held(samples=[(path, 0) for path in PATHS], store=object()), "partly"),
     "numbers and a database": (Held(40, ids=list(range(40)), path="x.db"), "partly"),
     "bytes": (Held(40, offsets=list(range(40)), blob=b"records" * 40), "partly"),
@@ -904,6 +914,13 @@ KNOWN: dict[str, tuple[Any, str]] = {
     "a list of other length": (Held(40, labels=LABELS[:40], lines=["one line"] * 80), "partly"),
     "a store": (Held(40, labels=LABELS[:40], store=object()), "partly"),
     "a path of its module": (coded("return (K / str(i)).name", K=Path("images")), "partly"),
+    "a path in its code": (coded("return get(f'/data/{self.data[i]}')", get=str.strip), "partly"),
+    "a file by its name in its code": (coded("return get('x.wav', i)", get=str.strip), "partly"),
+    "texts in its code": (coded("'of a/b.c'; return f'{i}/{i} a. b', {'x-y': '.'}"), "sampled"),
+    "a lookup of its module": (coded("return get(i)", get={1: 2}.get), "partly"),
+    "a connection of its module": (coded("return db.execute(i)", db=sqlite3.connect(":memory:")), "partly"),
+    "functions of its module": (coded("return sqrt(i), log(i)", sqrt=math.sqrt, log=np.log), "sampled"),
+    "a random number": (coded("return draw()", draw=random.random), "sampled"),
     "files that it opens": (coded("return open(str(self.data[i]))"), "partly"),
     "an object of its module": (coded("return K.get(i)", "class Of: pass\nK = Of()"), "partly"),
     "a logger": (coded("return LOG.debug(i)", LOG=logging.getLogger("of")), "sampled"),
@@ -1435,6 +1452,24 @@ class Cached(Held):
         return self.table[index]
 
 
+class Switched(Made):
+    def __init__(self, data: Any, factor: int = 2) -> None:
+        super().__init__(data)
+        self.factor = factor
+
+    def switch(self, factor: int) -> None:
+        self.factor = factor
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] * self.factor
+
+
+class SetUp(Switched):
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.switch(3)
+
+
 class Transform:
     def __init__(self, *steps: Any, **more: Any) -> None:
         self.steps, self.mean, self.mode = steps, [0.5] * 3, "reflect"
@@ -1469,6 +1504,17 @@ BOUND = Held(data=ARRAY)
 BOUND.size = BOUND.__len__  # type: ignore[attr-defined]
 KNOWN |= {f"{what} as an attribute": (Held(data=ARRAY, by=by), known) for what, (by, known) in CALLED.items()}
 KNOWN |= {
+    **{
+        f"{what} of its module": (coded("return by(i)", by=Transform(**more)), known)
+        for what, more, known in (
+            ("a tokenizer", {"vocab": {"a": 1}}, "partly"),
+            ("a transform", {}, "sampled"),
+        )
+    },
+    "a method of a tokenizer": (coded("return by(i)", by=Transform(vocab={"a": 1}).__call__), "partly"),
+    "a module of its class": (of_kind(OfANumber, scale=torch.nn.Embedding(40, 2)), "partly"),
+    "a number that a method writes": (Switched(ARRAY), "partly"),
+    "a number that __init__ has set by a method": (SetUp(ARRAY), "partly"),
     "a method of its own": (BOUND, "sampled"),
     "rows that are read first": (Filled(data=ARRAY, rows=None), "partly"),
     "a property that is kept": (Cached(data=ARRAY), "partly"),
