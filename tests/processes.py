@@ -1,4 +1,4 @@
-"""Ports for processes that tests start, and whether such a process lives.
+"""Ports for processes that tests start, whether such a process lives, and channels to none.
 
 It must not know what runs in them.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import random
 import socket
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from edl_torch.system.address import HostPort
 
 _WORKERS = 16  # of pytest, beside each other: each has ports of its own
 _given: set[int] = set()
@@ -35,3 +38,17 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+# Channels that lead nowhere -------------------------------------------------------------------------------
+
+
+@dataclass
+class Nowhere:
+    """What a `Caller` asks of its channel. `wrong` is what is wrong with the address, each time; then ''."""
+
+    wrong: list[str] = field(default_factory=list)
+    address: HostPort = field(default_factory=lambda: HostPort("m", 1))
+
+    def explain(self, timeout_s: float) -> str:
+        return self.wrong.pop(0) if self.wrong else ""

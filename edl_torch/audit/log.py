@@ -198,9 +198,9 @@ class AuditLog:
                 for (task, first, after), cut in runs:
                     where = {"epoch": cut.epoch, "shard": cut.shard, "start": first, "upto": after}
                     self._event(kind, **where, task=task)
-            case DataChanged(said=said):
+            case DataChanged(said=said, tokens=tokens):
                 if self._part:
-                    self._event("changed", said=said)
+                    self._event("changed", said=said, tokens=tokens)
             case PaddingLearnt(batches):
                 if self._part:
                     self._event("padding", batches=batches)

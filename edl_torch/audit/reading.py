@@ -151,7 +151,6 @@ class Note(NamedTuple):
 
 
 _NOTED: dict[str, tuple[str, type]] = {
-    "changed": ("said", str),
     "padding": ("batches", int),
     "uncounted": ("records", int),
 }
@@ -371,7 +370,12 @@ class _LogReader:
                     seen[-1] = replace(seen[-1], line=line)
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
-            case "changed" | "padding" | "uncounted":
+            case "changed":
+                here = self._chapters[-1]
+                maybe_later = here.snapshots[max(0, len(here.snapshots) - int(values["tokens"])) :]
+                since = min([line, *(snapshot.line - 1 for snapshot in maybe_later)])
+                here.notes.append(Note(kind, str(values["said"]), since))
+            case "padding" | "uncounted":
                 name, of = _NOTED[kind]
                 self._chapters[-1].notes.append(Note(kind, of(values[name]), line))
             case "quarantined":

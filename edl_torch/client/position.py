@@ -37,7 +37,7 @@ class SessionPosition:
         self.was_used = True
         model = self._session.model
         self._session.see_model("swapped" if model is not None and model.has_others_in_place else "token")
-        self._session.see_data()
+        self._session.see_data(for_token=True)
         if self._session.lockstep is None:
             return self._session.run(self._pure.snapshot())
         return self._snapshot_together(self._session.lockstep)

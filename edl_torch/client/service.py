@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import Literal, Self, Unpack
@@ -49,6 +48,79 @@ from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.inflight import Mode
 
 log = logging.getLogger("edl_torch.client")
+
+
+class _End:
+    """The end of a service, which comes with its `close`, at exit, or, where it was garbage-collected, before
+    another service is made: the loop may have had its last batch then."""
+
+    def __init__(
+        self,
+        session: Session,
+        optimizers: Optimizers,
+        position: SessionPosition,
+        *,
+        owns_master: bool,
+    ) -> None:
+        self.came = False
+        self._session, self._optimizers, self._position = session, optimizers, position
+        self._owns_master = owns_master
+        self._pid = os.getpid()
+        atexit.register(self.come)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has made the service, and not one that it was forked from."""
+        return os.getpid() == self._pid
+
+    def put_off(self) -> None:
+        """For finalisers, which may run in any place: note that the end is due."""
+        if not self.came:
+            _put_off.append(self)
+
+    def come(self) -> None:
+        """Give back what was not trained on and leave the master; the first time, and in our process."""
+        if self.came or not self.is_ours:
+            return
+        self.came = True
+        atexit.unregister(self.come)
+        try:
+            with suppress(EdlError):  # of what is closed here nobody needs a number
+                self._say_what_was_not_read()
+            self._session.close()
+        finally:
+            self._optimizers.close()
+            if self._owns_master:
+                self._session.master.close()
+            for loader in list(self._session.loaders):
+                loader.end_workers()
+        self._session.warn_of_what_went_back()  # where the loop made no call since
+
+    def _say_what_was_not_read(self) -> None:
+        """Log epochs that nobody can read any more: the master goes with this process, and no token was
+        taken or loaded, though a loop had come to the end of one, and it was none over `epochs()`."""
+        session, position = self._session, self._position
+        is_last = self._owns_master and session.master.in_process and not position.was_used
+        if is_last and session.joined and session.trainer.state.batches.ended:
+            status = position.progress()
+            if status.epoch < status.num_epochs:
+                log.warning(
+                    "dataset %s: %d of %d epochs (num_epochs) were not read: one `for batch in loader` reads "
+                    "one epoch, and `for epoch in loader.epochs():` around it reads all",
+                    *(status.dataset, status.num_epochs - status.epoch, status.num_epochs),
+                )
+
+
+_put_off: list[_End] = []  # of services that were garbage-collected
+
+
+def _close_what_was_put_off() -> None:
+    while _put_off:
+        end = _put_off.pop()
+        try:
+            end.come()
+        except EdlError:  # of a loader that nobody has any more
+            log.exception("a loader that was not closed could not be")
 
 
 class ServiceKeywords(DatasetOptions, total=False):
@@ -134,7 +206,7 @@ class DataShardService:
             data_changed=data_changed,
             **options,
         )
-        self._owns_master = master_client is None
+        _close_what_was_put_off()
         if audit_dir is not None and (not str(audit_dir) or "://" in str(audit_dir)):
             raise InvalidArgument(f"audit_dir is {str(audit_dir)!r}: give a folder of this machine, or None")
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
@@ -145,10 +217,8 @@ class DataShardService:
         self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session.readers)
         self._raw_open = False
-        self._pid = os.getpid()
-        self._closed = False
-        self._at_exit = partial(_close_at_exit, weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._end = _End(self._session, self.optimizers, self._position, owns_master=master_client is None)
+        weakref.finalize(self, self._end.put_off).atexit = False
 
     # What it is -----------------------------------------------------------------------------------------
 
@@ -290,7 +360,7 @@ class DataShardService:
         return list(found.values())
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open" if self._session.joined else "new"
+        state = "closed" if self._end.came else "open" if self._session.joined else "new"
         return (
             f"<DataShardService {self.dataset_name!r} {state} batch_size={self.batch_size} "
             f"held={self._leased} master={self._session.master!r}>"
@@ -415,9 +485,9 @@ class DataShardService:
     # The end --------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._end.came:
             raise ServiceClosed(f"the DataShardService of {self.dataset_name!r} is closed: make a new one")
-        if os.getpid() != self._pid:
+        if not self._end.is_ours:
             raise ServiceClosed(
                 f"the DataShardService of {self.dataset_name!r} belongs to the process that this one was "
                 f"forked from: use it there. A child that trains too needs a service of its own, with the "
@@ -426,35 +496,7 @@ class DataShardService:
 
     def close(self) -> None:
         """Give back what was not trained on and leave the master, within seconds. May be called again."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        atexit.unregister(self._at_exit)
-        try:
-            with suppress(EdlError):  # of what is closed here nobody needs a number
-                self._say_what_was_not_read()
-            self._session.close()
-        finally:
-            self.optimizers.close()
-            if self._owns_master:
-                self._session.master.close()
-            for loader in list(self._session.loaders):
-                loader.end_workers()
-        self._session.warn_of_what_went_back()  # where the loop made no call since
-
-    def _say_what_was_not_read(self) -> None:
-        """Log epochs that nobody can read any more: the master goes with this process, and no token was
-        taken or loaded, though a loop had come to the end of one, and it was none over `epochs()`."""
-        session, position = self._session, self._position
-        is_last = self._owns_master and session.master.in_process and not position.was_used
-        if is_last and session.joined and session.trainer.state.batches.ended:
-            status = position.progress()
-            if status.epoch < status.num_epochs:
-                log.warning(
-                    "dataset %s: %d of %d epochs (num_epochs) were not read: one `for batch in loader` reads "
-                    "one epoch, and `for epoch in loader.epochs():` around it reads all",
-                    *(self.dataset_name, status.num_epochs - status.epoch, status.num_epochs),
-                )
+        self._end.come()
 
     def __enter__(self) -> Self:
         return self
@@ -524,12 +566,6 @@ def _embedded_master() -> MasterApi:
         except MasterStartError as error:  # another service, or trainer, of the same environment has the port
             log.warning("no page of this process's master: %s", error)
     return master
-
-
-def _close_at_exit(service: weakref.ref[DataShardService]) -> None:
-    alive = service()
-    if alive is not None:
-        alive.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

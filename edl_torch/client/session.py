@@ -126,6 +126,7 @@ class Session:
             lambda: self.end_abandoned(silently=True),
             lambda: bool(self._abandoned) or self.closed,
         )
+        self._unseen_tokens = 0  # taken since the data were last seen to be as they were registered
         self._has_unseen = True  # records may have been read since the data were looked at
         self.passes = self.trainer.elastic
         self.gradients = Gradients(self.trainer)
@@ -229,11 +230,15 @@ class Session:
         if seen is not None:
             self.do(self.trainer.state.facts.append, seen)
 
-    def see_data(self, *, is_over: bool = False, at_any_cost: bool = False) -> None:
+    def see_data(self, *, is_over: bool = False, at_any_cost: bool = False, for_token: bool = False) -> None:
         """Look whether the data are as they were registered; `is_over`: and nothing is being read of them."""
         said = self.description.changed(at_any_cost=at_any_cost) if self.joined else None
         if said:
-            self.do(self.trainer.state.data_changed, said)
+            self.do(self.trainer.state.data_changed, said, self._unseen_tokens)
+        elif said is not None:
+            self._unseen_tokens = 0
+        elif for_token:
+            self._unseen_tokens += 1
         if is_over:
             self._has_unseen = said is None
 

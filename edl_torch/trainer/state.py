@@ -189,9 +189,10 @@ class State:
             self._bad_told = bad
             self.facts.append(Logged(f"dataset {self.config.dataset}: {bad} records in quarantine"))
 
-    def data_changed(self, said: str) -> None:
-        """Note what of the data is other than when they were registered; the user is told once."""
-        self.facts.append(DataChanged(said=said))
+    def data_changed(self, said: str, tokens: int = 0) -> None:
+        """Note what of the data is other than when they were registered; the user is told once. So many
+        tokens were taken since they were last seen to be the same."""
+        self.facts.append(DataChanged(said=said, tokens=tokens))
         if not self._told_of_change:
             self._told_of_change = True
             self.facts.append(

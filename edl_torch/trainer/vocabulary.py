@@ -258,9 +258,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataChanged:
-    """Data that the trainer reads are others than when it joined; `said` names what was changed."""
+    """Data that the trainer reads are others than when it joined; `said` names what was changed. `tokens`
+    were taken since the data were last seen to be the same."""
 
     said: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import aiohttp
 import grpc
 import pytest
 from door_kit import SECRET, credentials, door, lease, register
+from processes import Nowhere
 
 from edl_torch.client.grpc.client import Caller
 from edl_torch.core.dispatcher import Dispatcher
@@ -126,9 +127,7 @@ class Away(grpc.RpcError):
 def test_only_a_master_that_never_let_us_in_is_asked_why(let_in):
     """One that goes away ends connections too: that must not end a job."""
 
-    class Channel:
-        address = "h:1"
-
+    class Never(Nowhere):
         def explain(self, timeout_s):
             raise AccessDenied("never")
 
@@ -137,7 +136,7 @@ def test_only_a_master_that_never_let_us_in_is_asked_why(let_in):
             return "answer"
         raise Away
 
-    caller = Caller(Channel(), 0.1)
+    caller = Caller(Never(), 0.1)
     if let_in:
         assert caller.call(rpc, "first") == "answer"
     with pytest.raises(MasterUnavailable if let_in else AccessDenied):

@@ -13,6 +13,7 @@ from typing import Any
 
 import preloaded
 import pytest
+from cases import cases
 from master_kit import EDL, MasterProcess
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -66,14 +67,13 @@ def job(start_master: Callable[..., MasterProcess], tmp_path: Path) -> Job:
     return Job(start_master("--grace-s", "0.2", durable=True), tmp_path / "audit")
 
 
-@pytest.mark.parametrize(
-    ("when", "heard", "ended"),
+@cases(
+    "when, heard, ended",
+    [("before", 8, "killed"), ("after", 12, "stopped")],
     [
-        *[("before", 8, "killed"), ("after", 12, "stopped"), ("after", 12, "killed")],
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [("before", 8, "stopped"), ("before", 8, "still there"), ("after", 12, "still there")]
-        ),
+        (when, heard, ended)
+        for when, heard in (("before", 8), ("after", 12))
+        for ended in ("killed", "stopped", "still there")
     ],
 )
 def test_the_journal_says_whether_a_report_was_heard(job: Job, when: str, heard: int, ended: str) -> None:
@@ -112,7 +112,7 @@ def test_the_last_report_decides_whether_the_job_is_done(job: Job, when: str) ->
     assert (status, said["acknowledged"], said["lost"], said["doubled"]) == (4, SIZE, 0, 0)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@cases("when", ["before"], ["before", "after"])
 def test_what_an_heir_took_over_is_proven_through_kills_of_both(job: Job, when: str) -> None:
     first = job.train(2, when)
     job.master.kill()

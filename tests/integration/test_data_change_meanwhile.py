@@ -5,6 +5,7 @@ A model that keeps what it was trained on says which records it has.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -66,6 +67,21 @@ class Stored(Held):
 
     def __len__(self) -> int:
         return self.length
+
+
+IS_SPAWNED = multiprocessing.current_process().name != "MainProcess"
+TABLE = [0, 100] if IS_SPAWNED else [0, 200]
+BY_NAME = dict.fromkeys("ba" if IS_SPAWNED else "ab", 0)
+
+
+class OfATable(Held):
+    def __getitem__(self, index: int) -> Any:
+        return self.kept[index] + TABLE[index % 2]
+
+
+class OfNames(Held):
+    def __getitem__(self, index: int) -> Any:
+        return self.kept[index] + BY_NAME["a"]
 
 
 def reverse(values: Any) -> None:
@@ -244,6 +260,32 @@ def test_a_slow_look_is_taken_seldom_and_at_the_end(tmp_path: Path, before_close
     assert audit([tmp_path])[0].outcome is (Outcome.INEXACT if before_close else Outcome.PROVEN)
 
 
+@pytest.mark.parametrize(
+    ("looked_at_token", "proven"), [(False, False), (True, True)], ids=["put off", "looked at"]
+)
+def test_a_change_that_is_older_than_a_token_counts_for_who_goes_on_from_it(
+    tmp_path: Path, *, looked_at_token: bool, proven: bool
+) -> None:
+    """As far as the looks can tell: a token whose look was put off may be younger than the change."""
+    model, slow = Keeps(), Slow(np.arange(48.0))
+    with ElasticDataLoader(slow, batch_size=4, audit_dir=tmp_path) as batches:
+        batches.service.session.description.clock = lambda: slow.now_s
+        batches.attach(model.optimizer)
+        for batch in islice(batches, 3):
+            model.step(batch)
+        if looked_at_token:
+            slow.now_s += 10_000.0
+        token = batches.state_dict()
+        reverse(slow.dataset)  # before the token, or after it, for all that the looks know
+    with ElasticDataLoader(Slow(np.arange(48.0)), batch_size=4, audit_dir=tmp_path) as batches:
+        batches.load_state_dict(token)
+        batches.attach(model.optimizer)
+        for batch in batches:
+            model.step(batch)
+    (verdict,) = audit([tmp_path])
+    assert verdict.outcome is (Outcome.PROVEN if proven else Outcome.INEXACT), verdict
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_data_that_were_looked_at_when_all_was_read_are_not_looked_at_again(
     tmp_path: Path, saves: bool
@@ -276,3 +318,12 @@ def test_an_older_iterator_that_is_closed_is_no_end_of_the_pass_that_runs(tmp_pa
         del newer  # it never heard of the end
         reverse(slow.dataset)
     assert audit([tmp_path])[0].outcome is Outcome.INEXACT
+
+
+@pytest.mark.parametrize("kind", [OfATable, OfNames])
+def test_a_spawned_worker_that_imports_another_table_is_noticed(tmp_path: Path, kind: type[Held]) -> None:
+    data = kind(torch.arange(8.0))
+    train(data, tmp_path, lambda: None, num_epochs=1, num_workers=1, multiprocessing_context="spawn")
+    (verdict,) = audit([tmp_path / "audit"])
+    assert (verdict.outcome is Outcome.INEXACT) == (kind is OfATable)
+    assert ("in a loader worker" in "".join(inexact(verdict))) == (kind is OfATable)

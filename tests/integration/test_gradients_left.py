@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -384,25 +386,6 @@ def test_a_gradient_that_is_thrown_away_while_no_optimizer_is_attached_is_in_no_
     assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
 
 
-def test_a_gradient_that_one_loader_left_is_stepped_on_under_the_next_one(tmp_path: Path) -> None:
-    """As where Ctrl-C came between backward() and step(), and the notebook's cell is run again."""
-    model = Counts()
-    optimizer = sgd(model)
-    with loader_of(tmp_path, optimizer) as loader:
-        for number, batch in enumerate(loader):
-            if number == 5:
-                model(batch).backward()
-                break
-            learn(model, optimizer, batch)
-        token = loader.state_dict()
-    with loader_of(tmp_path, optimizer) as loader:
-        loader.load_state_dict(token)
-        for batch in loader:
-            learn(model, optimizer, batch)
-    assert model.wrong()
-    assert verdict_of(tmp_path).outcome is Outcome.DELIVERED
-
-
 def test_a_batch_of_before_the_data_went_back_is_learnt_again(tmp_path: Path) -> None:
     model = Counts()
     optimizer = sgd(model)
@@ -464,3 +447,36 @@ def test_an_optimizer_takes_over_a_gradient_that_was_made_0(tmp_path: Path) -> N
             optimizer = new
     assert not model.wrong(epochs=2)
     assert headline(verdict_of(tmp_path)) == "PROVEN"
+
+
+def test_a_loop_that_is_left_before_any_step_is_in_no_other_threads_way(tmp_path: Path) -> None:
+    """All tensors of the process are looked at: who makes a tuple meanwhile would fail if that were held."""
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def build() -> None:
+        while not over.is_set():
+            try:
+                tuple(number for number in range(200))
+            except SystemError as error:
+                errors.append(error)
+
+    many, interval = [[number] for number in range(200_000)], sys.getswitchinterval()
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    sys.setswitchinterval(1e-4)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(3):
+            with loader_of(tmp_path / str(number)) as loader:
+                for batch in loader:
+                    Counts()(batch).backward()
+                    break
+                iter(loader)
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        for thread in threads:
+            thread.join(60)
+    assert many
+    assert not errors

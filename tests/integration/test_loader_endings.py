@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import preloaded
 import pytest
+import torch
 from loader_kit import (
     UNEVEN,
     SafeReader,
@@ -30,6 +32,8 @@ from loader_kit import (
 )
 from torch.utils.data import DataLoader
 
+from edl_torch import ElasticDataLoader
+from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.errors import MasterUnavailable, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
 
@@ -295,3 +299,37 @@ def test_pinned_loops_stop_exactly_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert acknowledged(fake, service) == once(flat(seen[:2]))
         rest = take(iter(loader), 100)
         assert sorted(flat(seen[:2] + rest)) == all_records()
+
+
+# A loader that nobody closes ------------------------------------------------------------------------------
+
+
+def learn_in_a_function(audit_dir: Path) -> None:
+    """As habit writes it: the loop is left after its last step, and the loader is forgotten."""
+    weights = torch.nn.Parameter(torch.zeros(20))
+    optimizer = torch.optim.SGD([weights], lr=1.0)
+    loader = ElasticDataLoader(range(20), 2, audit_dir=audit_dir)
+    for step, records in enumerate(loader, start=1):
+        optimizer.zero_grad()
+        (-weights[records].sum()).backward()
+        optimizer.step()
+        if step == 10:
+            return
+
+
+def test_a_loader_that_was_collected_ends_before_another_is_made(tmp_path: Path) -> None:
+    learn_in_a_function(tmp_path)
+    gc.collect()
+    with ElasticDataLoader(range(2), 2):
+        (verdict,) = audit([tmp_path])
+    assert verdict.outcome is Outcome.PROVEN, verdict
+
+
+def test_a_loader_that_was_collected_ends_at_exit(tmp_path: Path) -> None:
+    program = "import gc, sys; from pathlib import Path; import test_loader_endings as here; "
+    program += "here.learn_in_a_function(Path(sys.argv[1])); gc.collect()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    process = preloaded.Popen([sys.executable, "-c", program, str(tmp_path)], env=environment)
+    assert process.wait(timeout=120) == 0
+    (verdict,) = audit([tmp_path])
+    assert verdict.outcome is Outcome.PROVEN, verdict

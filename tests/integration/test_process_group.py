@@ -51,7 +51,7 @@ def run(
 @pytest.mark.parametrize(
     ("world", "arguments"),
     [
-        (4, ["--slow_s", "0.01"]),
+        (3, ["--slow_s", "0.01"]),
         pytest.param(4, ["--accumulate", "3", "--amp", "--count"], marks=pytest.mark.long),
         (2, ["--wrap", "fsdp2", "--accumulate", "2", "--amp"]),
         pytest.param(2, ["--elsewhere"], marks=pytest.mark.long),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +73,26 @@ def test_imports_lead_in_no_circle() -> None:
     reaches = {name: reached(name) for name in leads}
     circles = {frozenset(n for n in reaches[name] if name in reaches[n]) for name in leads} - {frozenset()}
     assert not circles
+
+
+# A class is called as no other one, so that who reads its name knows which it is ----------------------------
+
+
+def classes(node: ast.AST, inside: str = "") -> Iterator[str]:
+    """Yield the name of each class, one in another class with that one's before it."""
+    for child in ast.iter_child_nodes(node):
+        is_class = isinstance(child, ast.ClassDef)
+        name = f"{inside}{child.name}" if isinstance(child, ast.ClassDef) else inside
+        if is_class:
+            yield name
+        yield from classes(child, f"{name}." if is_class else inside)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    named: defaultdict[str, list[str]] = defaultdict(list)
+    for path, tree in PARSED.items():
+        if not path.name.endswith("_pb2.py"):
+            for name in classes(tree):
+                named[name].append(str(path.relative_to(PACKAGE)))
+    twice = {name: where for name, where in named.items() if len(where) > 1}
+    assert twice == {}

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -33,6 +33,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.convert import ROUTES, MasterStub
 from edl_torch.rpc.credentials import Credentials
 from edl_torch.rpc.status import AnotherAnswers, NoTrust, from_status, is_masters_own
+from edl_torch.system.address import HostPort
 from edl_torch.system.backoff import backoff
 from edl_torch.system.processes import ForkGuard
 from edl_torch.trainer.liveness import FIRST_S, WaitLogSchedule
@@ -158,6 +159,15 @@ ATTEMPT_S = 10.0  # of one attempt of a call, beside the time that it may wait a
 LEAST_ATTEMPT_S = 0.05
 
 
+class Reaches(Protocol):
+    """A channel, as far as a `Caller` asks it where it leads to."""
+
+    @property
+    def address(self) -> HostPort: ...
+
+    def explain(self, timeout_s: float) -> str: ...
+
+
 class Caller:
     """Calls to the master over `channel`. `close()` ends those that wait; they raise ServiceClosed.
 
@@ -170,7 +180,7 @@ class Caller:
 
     def __init__(
         self,
-        channel: MasterChannel | FollowingChannel,
+        channel: Reaches,
         master_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

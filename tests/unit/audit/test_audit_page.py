@@ -207,16 +207,6 @@ def test_the_page_of_a_huge_job_is_small_and_says_what_it_leaves_out(tmp_path):
     assert "lineages more, not drawn" in page.text
 
 
-def test_a_lineage_that_a_restore_left_empty_is_said_to_be_so(tmp_path):
-    job = Job(tmp_path)
-    job.restore(0, None)
-    job.train_batches(2)
-    _, page = page_of(tmp_path)
-    assert [one.text for one in page.one("ol", "tree").all("strong")] == ["lineage 2"]
-    assert "Not drawn: 1 lineage without a record" in page.text
-    assert "more, not drawn" not in page.text
-
-
 def test_the_command_writes_it_and_says_the_same_as_without_and_where_it_is(tmp_path, capsys):
     job = Job(tmp_path / "audit")
     job.kill(0, heard=False)

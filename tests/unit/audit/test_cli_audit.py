@@ -57,17 +57,6 @@ def test_a_refutation_ends_with_1_and_names_the_records(job, capsys):
     assert "by host/rank 1 (lineage 1, task" in out
 
 
-def test_an_unfinished_job_may_have_open_records(job, capsys):
-    job.train_batches(5)
-    assert audit(job, "--unfinished") == 2
-    out = capsys.readouterr().out
-    assert out.startswith("dataset 'training': UNFINISHED\n")
-    assert "open " in out
-    assert "with --unfinished" not in out
-    assert audit(job) == 1
-    assert "was stopped and will go on: audit it with --unfinished" in capsys.readouterr().out
-
-
 def test_the_verdict_on_a_killed_job_points_to_the_option_before_all_else(job, capsys):
     job.kill(0, heard=False)
     advice = "if the job still runs, was killed, or was stopped and will go on: audit it with --unfinished"
@@ -89,14 +78,6 @@ def test_json_has_everything(job, capsys):
     (dataset,) = said["datasets"]
     assert (dataset["dataset"], dataset["lost"], dataset["size"]) == ("training", 25, SPEC.size)
     assert dataset["findings"][0]["records"] == {"epoch": 0, "name": "a.csv", "start": 5, "end": 25}
-
-
-def test_reports_without_an_answer_are_mentioned(job, capsys):
-    job.fetch(job.trainers[0])
-    job.kill(0, heard=True)
-    job.finish()
-    assert audit(job) == 0
-    assert "3 were reported without an answer; 3 of them nobody else has" in capsys.readouterr().out
 
 
 def test_wrong_input_ends_with_2(job, tmp_path, capsys):

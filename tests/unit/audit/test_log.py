@@ -87,13 +87,6 @@ def test_an_intent_is_written_before_it_returns_and_its_answer_decides(log):
     assert only(log).chapters[0].runs.answers.tolist() == [Answer.ACCEPTED, Answer.REFUSED, Answer.LOST]
 
 
-def test_one_refused_lease_does_not_touch_the_others_of_its_report(log):
-    log.granted(grant_of(8, 1, 0, 8))
-    log.intent(acknowledgements=[*ack(5), *ack(3, task=8, attempt=1)])
-    log.answered([8])
-    assert only(log).chapters[0].runs.answers.tolist() == [Answer.ACCEPTED, Answer.REFUSED]
-
-
 def test_a_report_sent_again_is_written_once_and_settled_by_the_later_answer(log):
     log.intent(acknowledgements=ack(5))
     log.unanswered()
@@ -164,19 +157,6 @@ def test_quarantine_remainders_tokens_and_restores_are_read_back(log):
     assert second.runs.tasks.tolist() == [9]
 
 
-def test_only_another_way_of_acknowledging_leaves_a_line(log):
-    for upto, way in ((3, Evidence.STEP), (4, Evidence.STEP), (5, Evidence.COUNT), (6, Evidence.STEP)):
-        log.intent(acknowledgements=ack(upto), way=way)
-        log.answered()
-    assert sum("way" in line for line in lines(log)) == 3
-    assert only(log).chapters[0].runs.ways.tolist() == [
-        Evidence.STEP,
-        Evidence.STEP,
-        Evidence.COUNT,
-        Evidence.STEP,
-    ]
-
-
 def test_what_the_loop_had_is_written_once_before_it_is_given_back(log):
     back = GiveBack(task=7, attempt=2, start=4)
     for _ in range(2):  # repeated where no answer came
@@ -200,18 +180,6 @@ def test_what_the_master_took_back_is_written_unless_a_restore_made_it_void_befo
     assert (runs(second), second.notes, second.before) == ([], [], 1)
 
 
-def test_a_report_that_will_not_be_sent_says_what_was_trained_on(log):
-    log.intent(acknowledgements=ack(4))
-    log.answered()
-    log.dropped(ack(6), [(7, 6, 8)], on_its_way=False)
-    (chapter,) = only(log).chapters
-    assert runs(chapter) == [
-        (2, 4, Kind.ACKNOWLEDGED),
-        (4, 6, Kind.VOID),
-        (6, 8, Kind.VOID),
-    ]
-
-
 def test_a_report_that_will_not_be_sent_again_is_not_settled_by_the_answer_to_a_later_one(log):
     log.intent(acknowledgements=ack(5))
     log.unanswered()
@@ -231,21 +199,6 @@ def test_a_report_on_its_way_is_settled_by_its_answer_though_later_ones_are_drop
     log.dropped(ack(6), [], on_its_way=True)
     log.answered()
     assert only(log).chapters[0].runs.of(Kind.ACKNOWLEDGED).answers.tolist() == [Answer.ACCEPTED]
-
-
-def test_a_session_that_ends_in_order_says_that_its_last_report_had_no_answer(log):
-    log.intent(acknowledgements=ack(5))
-    log.unanswered()
-    log.close()
-    assert only(log).chapters[0].runs.answers.tolist() == [Answer.LOST]
-
-
-def test_a_report_without_outcomes_leaves_no_line(log):
-    before = lines(log)
-    log.intent(give_backs=[GiveBack(task=7, attempt=2, start=5)])
-    log.answered()
-    log.lost()
-    assert lines(log) == before
 
 
 def test_nothing_is_made_before_a_dataset_is_joined(tmp_path):

@@ -59,14 +59,6 @@ def test_a_report_cut_off_does_not_count_where_somebody_else_has_its_records(tmp
     assert (verdict.proven, verdict.unsettled, verdict.assumed, verdict.doubled) == (True, 8, 3, 0)
 
 
-def test_of_two_reports_cut_off_one_counts(tmp_path):
-    for session in ("one", "two"):
-        Writer(tmp_path, session).whole(1, 0, answered=False)
-    Writer(tmp_path, "three").whole(2, 1)
-    verdict = one(tmp_path)
-    assert (verdict.proven, verdict.unsettled, verdict.assumed, verdict.acknowledged) == (True, 16, 8, 16)
-
-
 def test_the_masters_journal_settles_what_a_kill_cut_off(tmp_path):
     writer = Writer(tmp_path)
     writer.whole(1, 0)
@@ -130,14 +122,6 @@ def test_sets_of_intervals_are_sets(first, second):
         check_form(found)
         assert numbers(found) == wanted
     assert (a == b) == (numbers(a) == numbers(b))
-
-
-def test_single_runs_and_points():
-    assert list(Intervals.run(3, 5)) == [(3, 5)]
-    assert not Intervals.run(5, 5)
-    assert list(Intervals.of([(4, 5), (2, 4), (9, 10), (2, 3)])) == [(2, 5), (9, 10)]
-    assert repr(Intervals.of([(4, 5), (9, 10)])) == "<Intervals n=2 integers=2>"
-    assert Intervals() != 0
 
 
 def test_numbers_near_the_largest_are_exact():

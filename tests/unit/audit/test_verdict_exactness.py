@@ -125,17 +125,6 @@ def test_a_report_that_came_too_late_was_trained_on_twice(tmp_path, settled):
     assert by(verdict, "repeated") == [("zombie (reported too late in lineage 1, task 1)",)]
 
 
-def test_what_came_too_late_is_named_in_a_lineage_that_counts_no_more(tmp_path):
-    job = Job(tmp_path, SMALL)
-    job.fetch(job.trainers[0])
-    job.stop_and_go_on(0)
-    job.restore(0, None)
-    job.finish()
-    verdict = one(tmp_path)
-    assert verdict.outcome is Outcome.PROVEN
-    assert by(verdict, "stale") == [("host/rank 1 (lineage 1, task 1)",)]
-
-
 # Tokens -------------------------------------------------------------------------------------------------
 
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from audited_job import BATCH, SMALL, SPEC, Job, Writer, by, findings, one
+from audited_job import BATCH, SMALL, SPEC, Job, Writer, findings, one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.verdict import Outcome, audit, judge
-from edl_torch.cli.verdict_words import grounds, headline
+from edl_torch.cli.verdict_words import grounds
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import Fingerprint
@@ -91,18 +91,6 @@ def test_of_two_lineages_that_took_the_same_token_both_must_explain_it(tmp_path)
         log.path.write_text(whole)
 
 
-def test_a_record_acknowledged_before_the_checkpoint_and_again_after_the_restore_is_doubled(tmp_path):
-    job = Job(tmp_path, SMALL, trainers=1)
-    job.train_batches(2)
-    token = job.checkpoint(0)
-    job.restore(0, token)
-    job.finish()
-    Writer(tmp_path, "rogue", lineage=2, ledger="ledger1").whole(99, 0, 1, 1)
-    verdict = one(tmp_path)
-    assert findings(verdict, "doubled") == [(0, "a.csv", 101, 102)]
-    assert by(verdict, "doubled") == [("rogue (lineage 2, task 99)", "host/rank 1 (lineage 1, task 1)")]
-
-
 def whole_job(folder, session, **options):
     writer = Writer(folder, session, **options)
     writer.whole(1, 0)
@@ -151,19 +139,6 @@ def test_other_data_or_settings_under_one_name_have_a_verdict_each(tmp_path, fol
     assert any("(ledger old), and have a verdict of their own" in ground for ground in grounds(verdicts["L"]))
 
 
-def test_the_masters_word_is_on_its_own_data_and_not_on_others_of_that_name(tmp_path):
-    whole_job(tmp_path, "one", spec=replace(SMALL, seed=9), ledger="old")
-    whole_job(tmp_path, "two")
-    verdicts = audit([tmp_path], words={"training": FinalWord(ledger="L")})
-    assert [verdict.proven for verdict in verdicts] == [True, True]
-
-
-def test_a_start_with_other_data_in_which_nothing_was_learnt_is_no_job(tmp_path):
-    Writer(tmp_path, "one", spec=replace(SMALL, seed=9), ledger="old")
-    whole_job(tmp_path, "two")
-    assert one(tmp_path).proven
-
-
 def test_a_position_outside_of_the_dataset_is_a_damaged_line(tmp_path):
     writer = Writer(tmp_path)
     writer.whole(1, 0)
@@ -203,9 +178,6 @@ def test_epochs_that_an_earlier_run_had_beyond_those_of_the_last_are_rolled_back
     last.whole(2, 1)
     verdict = one(tmp_path)
     assert (verdict.proven, verdict.rolled_back) == (True, 8)
-
-
-# Jobs that the master speaks of, and jobs that did not end --------------------------------------------------
 
 
 # The master's final word ------------------------------------------------------------------------------
@@ -282,16 +254,6 @@ def test_of_an_endless_job_all_epochs_but_the_last_must_be_whole(tmp_path):
 
 
 # Remainders -----------------------------------------------------------------------------------------------
-
-
-def test_remainders_of_less_than_a_batch_are_dropped(tmp_path):
-    job = Job(tmp_path, trainers=1)
-    job.fetch(job.trainers[0])
-    job.return_remainder(job.trainers[0])
-    job.finish()
-    verdict = one(tmp_path)
-    assert (verdict.proven, verdict.dropped, job.ledger.dropped) == (True, 2, 2)
-    assert headline(verdict).startswith(f"PROVEN, 2 of {verdict.records} dropped")
 
 
 def test_whole_epochs_of_less_than_a_batch_are_dropped_each_by_itself(tmp_path):

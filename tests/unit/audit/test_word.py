@@ -108,15 +108,6 @@ def test_what_one_had_acknowledged_unanswered_and_another_trained_on_again_is_do
         assert by_logs(job, unfinished=True).doubled == 0
 
 
-def test_what_the_master_forgot_is_called_so_and_not_lost_as_well(job):
-    job.fetch(job.trainers[0])
-    job.tell = lambda *_: []  # a master that answers and keeps nothing
-    job.train(job.trainers[0])
-    job.keep()
-    verdict = by_journal(job)
-    assert (verdict.forgotten, verdict.lost) == (BATCH, SPEC.size - BATCH)
-
-
 def test_bad_records_and_remainders_are_settled_too(tmp_path):
     job = KeptJob(tmp_path, trainers=1)
     job.fetch(job.trainers[0])
@@ -127,28 +118,6 @@ def test_bad_records_and_remainders_are_settled_too(tmp_path):
     verdict = by_journal(job, unfinished=True)
     assert (verdict.outcome, verdict.quarantined) == (Outcome.UNFINISHED, 1)
     assert verdict.acknowledged == job.ledger.acknowledged == BATCH
-
-
-def test_a_finished_job_is_proven_while_its_master_still_keeps_the_journal(job, capsys):
-    job.fetch(job.trainers[0])
-    job.kill(0, heard=True)
-    job.finish()
-    job.keep()
-    assert main(["audit", str(job.directory), "--state", str(job.state)]) == 0
-    said = capsys.readouterr().out
-    assert "PROVEN" in said
-    assert "by the logs and the master's own word" in said
-    assert f"{BATCH} were reported without an answer; {BATCH} of them the master has heard" in said
-
-
-def test_a_restored_job_is_proven(job):
-    job.train_batches(3)
-    token = job.checkpoint(0)
-    job.train_batches(2)
-    job.restore(0, token)
-    job.finish()
-    job.keep()
-    assert by_journal(job).proven
 
 
 # What it refuses -------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import weakref
 
 import grpc
 import pytest
-from processes import quiet_port
+from processes import Nowhere, quiet_port
 
 from edl_torch.client.grpc.channel import FollowingChannel, build_channel, channel_options
 from edl_torch.client.grpc.client import Caller, MasterClient
@@ -60,17 +59,6 @@ class Away(grpc.RpcError):
         return ()
 
 
-@dataclasses.dataclass
-class Channel:
-    """What a `Caller` asks of its channel. `said` is what is wrong with the address, each time."""
-
-    said: list[str]
-    address: str = "host:1"
-
-    def explain(self, timeout_s):
-        return self.said.pop(0)
-
-
 class Loop:
     """Stands for what calls the master, as an iterator does."""
 
@@ -85,7 +73,7 @@ def test_a_call_that_was_repeated_keeps_nothing_of_its_caller():
         return "answer"
 
     def ask(loop):
-        return Caller(Channel([""]), 30.0).call(rpc, "request")
+        return Caller(Nowhere(), 30.0).call(rpc, "request")
 
     loop = Loop()
     gc.disable()
@@ -144,7 +132,7 @@ def test_a_name_that_does_not_resolve_is_said():
 def test_what_is_wrong_with_an_address_is_said_as_long_as_it_is(caplog):
     """A cluster may make the name while somebody waits for it."""
     times = iter(range(0, 10_000, 5))
-    channel = Channel(["no name", "no name", "", "never asked"])
+    channel = Nowhere(["no name", "no name", "", "never asked"])
     caller = Caller(channel, 600.0, clock=lambda: next(times))
     caller.pause = lambda seconds: None
 
@@ -154,7 +142,7 @@ def test_what_is_wrong_with_an_address_is_said_as_long_as_it_is(caplog):
     with pytest.raises(MasterUnavailable, match="At first: no name: "):
         caller.call(away, None)
     assert [": no name: " in message for message in caplog.messages][:2] == [True, False]
-    assert channel.said == ["never asked"]
+    assert channel.wrong == ["never asked"]
 
 
 def test_an_error_names_where_the_master_was_seen_last(nobody):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import os
+import random
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ import torch.distributed as dist
 
 from edl_torch.errors import InvalidArgument, PeerFailed
 from edl_torch.system.address import HostPort, parse_address, plain_ip
+from edl_torch.system.backoff import backoff
 from edl_torch.system.descriptors import Seldom
 from edl_torch.system.fresh_names import fresh_name
 from edl_torch.system.user_warnings import warn_user
@@ -225,3 +228,23 @@ def test_the_line_is_the_one_that_called_a_framework(tmp_path: Path, monkeypatch
         framework.train(warn_user)
     assert [warning.filename for warning in said] == [__file__]
     monkeypatch.delitem(sys.modules, "transformers")
+
+
+# Pauses between attempts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first_s", "longest_s"), [(0.05, 1.0), (0.1, 5.0), (0.2, 15.0), (3.0, 0.5)])
+def test_pauses_double_up_to_the_longest_and_are_never_alike(first_s: float, longest_s: float) -> None:
+    drawn = list(islice(backoff(first_s, longest_s), 50))
+    for number, pause_s in enumerate(drawn):
+        most_s = min(longest_s, first_s * 2**number)
+        assert 0.5 * most_s <= pause_s <= most_s
+    assert len(set(drawn)) == 50
+
+
+def test_the_users_random_numbers_stay_as_they_were() -> None:
+    random.seed(7)
+    expected = random.random()
+    random.seed(7)
+    list(islice(backoff(), 9))
+    assert random.random() == expected

@@ -85,6 +85,15 @@ def test_reports_outside_a_pass_prove_nothing(master: Master, shell: Shell) -> N
     assert shell.warnings == []
 
 
+def test_reported_batches_and_their_records_are_measured(shell: Shell) -> None:
+    shell.begin_plain()
+    shell.draw()
+    shell.report()
+    shell.report(3)
+    measures = shell.state.measuring.measures()
+    assert (measures.batches, measures.records) == (2, 7)
+
+
 def test_with_another_reader_only_leases_bound_the_reports(shell: Shell) -> None:
     """What it hands on cannot be seen."""
     shell.begin_plain("process 1", deliveries=Delivered(4))

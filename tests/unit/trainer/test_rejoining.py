@@ -18,6 +18,16 @@ def begin(shell: Shell) -> None:
     assert shell.hand(shell.draw())
 
 
+def test_only_who_takes_part_anew_registers_by_the_name_alone(master: Master, shell: Shell) -> None:
+    registering = shell.start(shell.trainer.registrar.plan()).to(Register)
+    assert registering.action == Register(again=False)
+    registering.finish()
+    master.give_up_all()
+    rejoining = shell.start(shell.trainer.registrar.again(shell.state.fence)).to(Register)
+    assert rejoining.action == Register(again=True)
+    rejoining.finish()
+
+
 def test_a_session_that_could_not_be_attended_is_attended_at_its_next_use(shell: Shell) -> None:
     """Else nothing keeps it alive, and the master gives it up."""
     registering = shell.start(shell.trainer.registrar.plan()).to(Attend)

@@ -185,6 +185,21 @@ def test_what_a_report_of_another_lineage_raised_is_not_raised_in_this_one(
     assert [c.fence.lineage for c in remote.reports] == [2]
 
 
+def test_what_was_not_answered_is_void_in_another_lineage(remote: Case) -> None:
+    remote.master.errors = [MasterUnavailable("away")]
+    remote.tell(ack(1, 4))
+    remote.work()
+    remote.outbox.note(give_backs=[back(2, 0)], returned=[(2, 0, 4)])
+    remote.move_to(lineage=2)
+    assert remote.outbox.unanswered == 0
+    assert remote.outbox.phase is Telling.IDLE
+    assert remote.told(Dropped) == [
+        Dropped(acknowledgements=(), returned=((2, 0, 4),), on_its_way=False),
+        Dropped(acknowledgements=(ack(1, 4),), returned=(), on_its_way=False),
+    ]
+    assert "batches of 1 lease(s)" in remote.lost
+
+
 def test_what_is_posted_is_sent_and_raised_later(case: Case) -> None:
     """By callers who cannot act on it: a thread that hears of another trainer's want."""
     case.master.errors = [StaleLease("another lineage")]

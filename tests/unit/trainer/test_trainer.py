@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from trainer_kit import Master, ScriptedMaster, Shell, ack, reports_of
 
+from edl_torch.errors import MasterUnavailable
 from edl_torch.shard import Slice
 from edl_torch.trainer.outbox import Report
 from edl_torch.trainer.vocabulary import DataChanged, Logged, Reporting, Wait
@@ -31,12 +32,43 @@ def test_every_part_shows_its_state(master: Master) -> None:
     assert repr(Report()) == "<Report 0 0 0>"
 
 
+def test_closing_gives_back_all_that_was_not_trained_on(master: Master, shell: Shell) -> None:
+    shell.begin_elastic()
+    for _ in range(2):
+        assert shell.hand(shell.draw())
+        if len(shell.state.batches) < 2:
+            shell.state.batches.attach()
+            shell.request()
+    shell.draw()
+    shell.run(shell.trainer.close(5.0))
+    assert shell.state.closed
+    assert master.status.leased == 0
+    assert master.status.acknowledged == 0
+    assert sorted(back.task for back in reports_of(master)[-1].give_backs) == [1, 2, 3]
+    assert shell.told(Reporting)[-1].returned == ((1, 0, 8),), "the second was not stepped on"
+
+
 # The end ----------------------------------------------------------------------------------------------------
 
 
 def test_closing_before_the_first_use_makes_no_call(master: Master, shell: Shell) -> None:
     shell.run(shell.trainer.close(5.0))
     assert master.calls == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_waits_for_the_answer_or_for_an_error_and_no_longer(fails: bool, remote: Shell) -> None:
+    remote.begin_elastic()
+    remote.draw()
+    closing = remote.start(remote.trainer.close(5.0))
+    assert isinstance(closing.action, Wait)
+    assert (closing.must_wait, closing.action.timeout_s) == (True, 5.0)
+    if fails:
+        remote.trainer.fail(MasterUnavailable("away"))
+    else:
+        remote.work()
+    assert not closing.must_wait
+    assert remote.state.outbox.unanswered == fails
 
 
 def test_a_closed_trainer_whose_session_is_gone_does_not_register_again(
