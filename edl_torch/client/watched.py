@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from itertools import chain, compress, starmap
+from operator import call
 from typing import Any
 
 from edl_torch.client.model import has_place, is_uncompiled, uncompiled
@@ -353,12 +357,38 @@ def leave_all(of: weakref.ref[Any], batches: Collection[Batch]) -> None:
     import torch
 
     with torch._C.DisableTorchFunctionSubclass():
-        tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-        leaves = [one for one in tensors if one.is_leaf and one.requires_grad]
+        leaves = [one for one in _all_tensors() if one.is_leaf and one.requires_grad]
         found = [one for one in leaves if type(one.grad) is torch.Tensor and one.grad.device.type != "meta"]
     for parameter in found:
         if _is_not_0(parameter.grad):
             Leftover(parameter, of, batches)
+
+
+def _all_tensors() -> list[Any]:
+    """Return all tensors of this process.
+
+    One call in C takes all objects, picks those and lets the others go: no other thread runs meanwhile. Among
+    them are tuples that are still being made, and who makes one fails where somebody else has it.
+    """
+    import torch
+
+    kinds, new = {torch.Tensor}, [torch.Tensor]
+    while new:
+        new = [kind for parent in new for kind in type.__subclasses__(parent) if kind not in kinds]
+        kinds.update(new)
+    every: list[list[Any]] = []
+    found: list[Any] = []
+
+    def each() -> Iterator[Any]:
+        return chain(chain.from_iterable(every), [None])  # at that one it has let go of the list before
+
+    steps: list[Callable[[], None]] = [
+        partial(every.extend, starmap(gc.get_objects, [()])),
+        partial(found.extend, compress(each(), map(kinds.__contains__, map(type, each())))),
+        every.clear,
+    ]
+    deque(map(call, steps), maxlen=0)
+    return found
 
 
 # What a gradient is -------------------------------------------------------------------------------------
