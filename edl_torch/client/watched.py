@@ -109,10 +109,10 @@ class Watched:
         something has written to what is gathered, or to what a pass that failed has left.
         """
         parameter, seen, batches = self.parameters[place], self.known[place], self.batches
-        gradient = parameter.grad
+        gradient = None if seen is None else seen[0]()
         if self.is_reduced or (batches.ended and not batches.is_told):
             is_there = is_any([parameter])
-        elif gradient is None or seen is None or gradient is not seen[0]():
+        elif seen is None or gradient is None or gradient is not parameter.grad:
             return None
         elif gradient._version in (seen[1], seen[1] + self.came.count(place)):
             return True
