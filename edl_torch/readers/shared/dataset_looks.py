@@ -50,7 +50,8 @@ from edl_torch.readers.shared.looks import (
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
 _MOST_MET = 600  # objects in all, as so many that each wrap one, as `Subset` does
 _SEEN = 64
-_FEW = 32  # plain values that a transform may have
+_FEW = 32  # plain values in one array or list that a transform may have
+_LONGEST_MODE = 16  # characters of a text that tells it how to work, as `reflect`
 _DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
 _MOST_COPIED = 4096  # parts
 _MOST_CONSTANTS = 4096  # in a list or dict of a module
@@ -65,15 +66,16 @@ _Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
 _A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks like
 
 
-def fingerprint_of(dataset: Any, constants: dict[str, str]) -> Fingerprint | None:
+def fingerprint_of(dataset: Any, constants: dict[str, str], of_code: dict[str, str]) -> Fingerprint | None:
     """Return the fingerprint of a dataset by what it is made of; None where that tells nothing.
 
-    `constants` are those of the first look at it, empty before. They stay, whatever has become of them.
+    `constants`, and those `of_code` that are its classes' and modules', are those of the first look at it,
+    empty before. They stay, whatever has become of them.
     """
-    made_of = _MadeOf(constants)
+    made_of = _MadeOf(constants, of_code)
     made_of.look_at(dataset, "")
     parts, strength = made_of.parts, made_of.strength
-    gone = constants.items() - {*made_of.tables}
+    gone = (constants | of_code).items() - {*made_of.tables}
     parts += [*made_of.tables, *sorted(gone)] if any(look for _, look in parts) else []
     if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
         parts = _grouped(parts)  # thousands of arrays
@@ -122,8 +124,8 @@ class _Untold(IntEnum):
 class _MadeOf:
     """What a dataset has, each with its name within it and a digest, and what it may have beside."""
 
-    def __init__(self, constants: dict[str, str]) -> None:
-        self._constants = constants
+    def __init__(self, constants: dict[str, str], of_code: dict[str, str]) -> None:
+        self._constants, self._of_code = constants, of_code
         self.parts: list[Part] = []
         self.tables: list[Part] = []  # short ones, which tell no records apart
         self._untold = _Untold.NOTHING
@@ -168,7 +170,9 @@ class _MadeOf:
             for attribute, value in sorted(attributes.items()):
                 inner = f"{name}.{attribute}" if name else attribute
                 if attribute in constants:
-                    self.tables.append((inner, self._constants.setdefault(inner, digest_of(value))))
+                    is_own = attribute.partition(".")[0] in getattr(found, "__dict__", {})
+                    first = self._constants if is_own else self._of_code
+                    self.tables.append((inner, first.setdefault(inner, digest_of(value))))
                 else:
                     self._look_inside(value, inner, count, _root_of(found))
             self._met[met] = found, name, (known, len(self.parts))
@@ -296,8 +300,10 @@ def _is_constant(value: Any, count: int) -> bool:
 
 
 def _without_process(value: Any) -> Any:
+    """A constant without the numbers of the process; of a dict in no order, as it may be made of a set."""
     if isinstance(value, Mapping):
-        return {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
+        of_data = {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
+        return dict(sorted(of_data.items(), key=lambda pair: digest_of(pair[0])))
     return value
 
 
@@ -355,7 +361,8 @@ def _is_table(value: Any, count: int) -> bool:
 
 def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
     """What may be in what something that is called holds, as a function, a transform or a connection, beside
-    what is `known`. A few plain values are parameters, as the mean of each channel, and no records."""
+    what is `known`. A few numbers are parameters, as the mean of each channel, and no records; texts in a
+    list may be a vocabulary."""
     found, ahead, met = _Untold.NOTHING, [called], [*known]
     while ahead and len(met) < len(known) + _MOST_INSIDE:
         one = ahead.pop()
@@ -364,16 +371,19 @@ def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
         met.append(one)
         kind = type(one)
         if isinstance(one, str | os.PathLike):
-            if _is_path(one):
-                found = _Untold.WHERE
+            if not _is_path(one) and len(os.fspath(one)) > _LONGEST_MODE:
+                return _Untold.RECORDS
+            found = _Untold.WHERE if _is_path(one) else found
         elif _is_array(one):
             if math.prod(one.shape) > _FEW or one.shape[0] == count:
                 return _Untold.RECORDS
         elif isinstance(one, Mapping | list | tuple | set | frozenset):
             inside = [*one.values()] if isinstance(one, Mapping) else [*one]
-            is_plain = any(isinstance(each, str) or is_value(each) for each in inside)
             are_many = len(one) > _FEW or len(one) == count
-            if (are_many and not all(map(callable, inside))) or (is_plain and isinstance(one, Mapping)):
+            is_table = any(isinstance(each, str) for each in inside) or (
+                isinstance(one, Mapping) and any(map(is_value, inside))
+            )
+            if is_table or (are_many and not all(map(callable, inside))):
                 return _Untold.RECORDS
             ahead += inside
         elif isinstance(one, functools.partial):

@@ -826,6 +826,23 @@ def test_a_reader_that_is_registered_again_has_the_numbers_of_then() -> None:
     assert "changed '_threshold'" in describe_change(then, reader_fingerprint(reader))
 
 
+def test_a_process_that_imports_the_program_anew_compares_what_its_code_names_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = MapDatasetReader(OfItsClass(data=ARRAY))
+    then, spawned = reader_fingerprint(reader), pickle.dumps(reader)
+    monkeypatch.setattr(OfItsClass, "table", {"rank": 3, "k": 1})
+    assert changed_since(pickle.loads(spawned), then) == ""
+    monkeypatch.setattr(OfItsClass, "table", {"k": 2, "rank": 0})
+    assert changed_since(reader, then) == ""
+    assert "changed 'table'" in changed_since(pickle.loads(spawned), then)
+
+
+def test_a_class_of_the_program_has_one_name_in_all_processes() -> None:
+    mine, workers = (type("Mine", (), {"__module__": name}) for name in ("__main__", "__mp_main__"))
+    assert name_of_function(mine) == name_of_function(workers)
+
+
 @pytest.mark.parametrize(
     ("dataset", "use", "said"),
     [
@@ -1492,6 +1509,8 @@ CALLED: dict[str, tuple[Any, str]] = {
     "a dict by its method": ({"a": 1}.get, "partly"),
     "rows of an object": (Transform(rows=[(n, n) for n in range(200)]).__call__, "partly"),
     "words of a tokenizer": (Transform(vocab={"a": 1}), "partly"),
+    "letters of a tokenizer": (Transform(letters=[*"abc"]), "partly"),
+    "letters of a tokenizer in one text": (Transform(letters="abcdefghijklmnopqrstuvwxyz"), "partly"),
     "an embedding": (torch.nn.Embedding(40, 2), "partly"),
     "transforms": (Transform(Transform(), torch.nn.Sequential(torch.nn.ReLU())), "sampled"),
     "a method of a transform": (Transform().__call__, "sampled"),
