@@ -50,7 +50,8 @@ from edl_torch.readers.shared.looks import (
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
 _MOST_MET = 600  # objects in all, as so many that each wrap one, as `Subset` does
 _SEEN = 64
-_FEW = 32  # plain values that a transform may have
+_FEW = 32  # plain values in one array or list that a transform may have
+_LONGEST_MODE = 16  # characters of a text that tells it how to work, as `reflect`
 _DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
 _MOST_COPIED = 4096  # parts
 _MOST_CONSTANTS = 4096  # in a list or dict of a module
@@ -65,15 +66,16 @@ _Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
 _A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks like
 
 
-def fingerprint_of(dataset: Any, constants: dict[str, str]) -> Fingerprint | None:
+def fingerprint_of(dataset: Any, constants: dict[str, str], of_code: dict[str, str]) -> Fingerprint | None:
     """Return the fingerprint of a dataset by what it is made of; None where that tells nothing.
 
-    `constants` are those of the first look at it, empty before. They stay, whatever has become of them.
+    `constants`, and those `of_code` that are its classes' and modules', are those of the first look at it,
+    empty before. They stay, whatever has become of them.
     """
-    made_of = _MadeOf(constants)
+    made_of = _MadeOf(constants, of_code)
     made_of.look_at(dataset, "")
     parts, strength = made_of.parts, made_of.strength
-    gone = constants.items() - {*made_of.tables}
+    gone = (constants | of_code).items() - {*made_of.tables}
     parts += [*made_of.tables, *sorted(gone)] if any(look for _, look in parts) else []
     if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
         parts = _grouped(parts)  # thousands of arrays
@@ -122,8 +124,8 @@ class _Untold(IntEnum):
 class _MadeOf:
     """What a dataset has, each with its name within it and a digest, and what it may have beside."""
 
-    def __init__(self, constants: dict[str, str]) -> None:
-        self._constants = constants
+    def __init__(self, constants: dict[str, str], of_code: dict[str, str]) -> None:
+        self._constants, self._of_code = constants, of_code
         self.parts: list[Part] = []
         self.tables: list[Part] = []  # short ones, which tell no records apart
         self._untold = _Untold.NOTHING
@@ -163,12 +165,16 @@ class _MadeOf:
         if count is not None:
             if any(getattr(kind, "__slots__", ()) for kind in type(found).__mro__):
                 self._untold = _Untold.RECORDS
-            attributes, constants, untold = _attributes(found, count, self._called)
+            attributes, constants, to_be_filled, untold = _attributes(found, count, self._called)
             self._untold = max(self._untold, untold)
             for attribute, value in sorted(attributes.items()):
                 inner = f"{name}.{attribute}" if name else attribute
                 if attribute in constants:
-                    self.tables.append((inner, self._constants.setdefault(inner, digest_of(value))))
+                    is_own = attribute.partition(".")[0] in getattr(found, "__dict__", {})
+                    first = self._constants if is_own else self._of_code
+                    self.tables.append((inner, first.setdefault(inner, digest_of(value))))
+                elif attribute in to_be_filled:
+                    self.parts.append((inner, ""))
                 else:
                     self._look_inside(value, inner, count, _root_of(found))
             self._met[met] = found, name, (known, len(self.parts))
@@ -234,12 +240,17 @@ class _MadeOf:
 # Attributes --------------------------------------------------------------------------------------------
 
 
-def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any], set[str], _Untold]:
+def _attributes(
+    found: Any, count: int, called: set[str]
+) -> tuple[dict[str, Any], set[str], set[str], _Untold]:
     """What an object of so many records has, by name, in its classes, its functions and what its code names
-    too; and what of it is one for all records, and stays: values that a function holds, that have the name
-    of an argument, or that its code names; lists, sets and dicts of plain values that this names. Nothing
-    that is written to, as by other methods, stays. A number that is computed as the object is made may be of
-    this host, or of this run: it is not told."""
+    too; what of it is one for all records, and stays; its arrays that are filled as it is used; and what is
+    not told.
+
+    What stays are values that a function holds, that have the name of an argument, or that its code names;
+    lists, sets and dicts of plain values that this names. Nothing that is written to, as by other methods,
+    stays. A number that is computed as the object is made may be of this host, or of this run: it is not
+    told."""
     own = getattr(found, "__dict__", {})
     held = {
         f"{name}.{inner}": value
@@ -271,9 +282,11 @@ def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any
     constants |= {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
     constants -= computed
     every |= {name: _without_process(values.get(name, every[name])) for name in constants}
+    to_be_filled = {name for name in own.keys() & code.stored_in if _is_still_the_same(own[name], count)}
     is_filled = any(own.get(name) is None for name in code.filled & own.keys() | code.computed_once)
+    is_filled |= bool(to_be_filled)
     untold = _Untold.RECORDS if computed or is_filled else _Untold.WHERE if code.opens else _Untold.NOTHING
-    return every, constants, untold
+    return every, constants, to_be_filled, untold
 
 
 def _may_be_data(value: Any) -> bool:
@@ -296,8 +309,10 @@ def _is_constant(value: Any, count: int) -> bool:
 
 
 def _without_process(value: Any) -> Any:
+    """A constant without the numbers of the process; of a dict in no order, as it may be made of a set."""
     if isinstance(value, Mapping):
-        return {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
+        of_data = {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
+        return dict(sorted(of_data.items(), key=lambda pair: digest_of(pair[0])))
     return value
 
 
@@ -341,6 +356,15 @@ def _is_to_be_filled(value: Sequence[Any]) -> bool:
     return any(value[place] is None for place in chosen(len(value), _SEEN))
 
 
+def _is_still_the_same(value: Any, count: int) -> bool:
+    """Whether it is an array with one value for all, as `zeros` makes it."""
+    if not (_is_array(value) and _has_entries(value, count) and count > 1):
+        return False
+    with suppress(Unlike, *_CLOSED):
+        return len({digest_of(value[place]) for place in chosen(count, _SEEN)}) == 1
+    return False
+
+
 def _is_table(value: Any, count: int) -> bool:
     """Whether it is a short table that is not filled as it is used, unlike a cache: a tuple of plain values,
     names of classes, their numbers, or bounds of parts, as `ConcatDataset` has."""
@@ -355,7 +379,8 @@ def _is_table(value: Any, count: int) -> bool:
 
 def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
     """What may be in what something that is called holds, as a function, a transform or a connection, beside
-    what is `known`. A few plain values are parameters, as the mean of each channel, and no records."""
+    what is `known`. A few numbers are parameters, as the mean of each channel, and no records; texts in a
+    list may be a vocabulary."""
     found, ahead, met = _Untold.NOTHING, [called], [*known]
     while ahead and len(met) < len(known) + _MOST_INSIDE:
         one = ahead.pop()
@@ -364,16 +389,19 @@ def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
         met.append(one)
         kind = type(one)
         if isinstance(one, str | os.PathLike):
-            if _is_path(one):
-                found = _Untold.WHERE
+            if not _is_path(one) and len(os.fspath(one)) > _LONGEST_MODE:
+                return _Untold.RECORDS
+            found = _Untold.WHERE if _is_path(one) else found
         elif _is_array(one):
             if math.prod(one.shape) > _FEW or one.shape[0] == count:
                 return _Untold.RECORDS
         elif isinstance(one, Mapping | list | tuple | set | frozenset):
             inside = [*one.values()] if isinstance(one, Mapping) else [*one]
-            is_plain = any(isinstance(each, str) or is_value(each) for each in inside)
             are_many = len(one) > _FEW or len(one) == count
-            if (are_many and not all(map(callable, inside))) or (is_plain and isinstance(one, Mapping)):
+            is_table = any(isinstance(each, str) for each in inside) or (
+                isinstance(one, Mapping) and any(map(is_value, inside))
+            )
+            if is_table or (are_many and not all(map(callable, inside))):
                 return _Untold.RECORDS
             ahead += inside
         elif isinstance(one, functools.partial):

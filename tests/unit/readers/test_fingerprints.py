@@ -826,6 +826,23 @@ def test_a_reader_that_is_registered_again_has_the_numbers_of_then() -> None:
     assert "changed '_threshold'" in describe_change(then, reader_fingerprint(reader))
 
 
+def test_a_process_that_imports_the_program_anew_compares_what_its_code_names_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = MapDatasetReader(OfItsClass(data=ARRAY))
+    then, spawned = reader_fingerprint(reader), pickle.dumps(reader)
+    monkeypatch.setattr(OfItsClass, "table", {"rank": 3, "k": 1})
+    assert changed_since(pickle.loads(spawned), then) == ""
+    monkeypatch.setattr(OfItsClass, "table", {"k": 2, "rank": 0})
+    assert changed_since(reader, then) == ""
+    assert "changed 'table'" in changed_since(pickle.loads(spawned), then)
+
+
+def test_a_class_of_the_program_has_one_name_in_all_processes() -> None:
+    mine, workers = (type("Mine", (), {"__module__": name}) for name in ("__main__", "__mp_main__"))
+    assert name_of_function(mine) == name_of_function(workers)
+
+
 @pytest.mark.parametrize(
     ("dataset", "use", "said"),
     [
@@ -969,6 +986,28 @@ def test_a_cache_that_is_filled_makes_no_other_data_and_an_attribute_that_does_i
     now = reader_fingerprint(MapDatasetReader(dataset))
     assert describe_change(before, now).startswith("attributes of the dataset: changed 'losses'; ")
     assert 'fingerprint="v1"' in describe_change(before, now)
+
+
+class Slotted(Held):
+    """With an array for what was read, made beforehand."""
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.has[index]:
+            self.read[index], self.has[index] = self.data[index], True
+        return self.read[index]
+
+
+@pytest.mark.parametrize("zeros", [np.zeros, torch.zeros])
+def test_an_array_that_is_filled_as_it_is_used_makes_no_other_data(zeros: Callable[..., Any]) -> None:
+    dataset = Slotted(data=ARRAY, read=zeros((200, 3)), has=zeros(200))
+    reader = MapDatasetReader(dataset)
+    then = reader_fingerprint(reader)
+    assert strength_of(then) == "partly"
+    dataset.read[:100], dataset.has[:100] = zeros((100, 3)) + 1, 1
+    assert changed_since(reader, then, is_own=True) == ""
+    assert not differ(then, look(dataset))
+    dataset.data = OTHER  # type: ignore[attr-defined]
+    assert "changed 'data'" in changed_since(reader, then, is_own=True)
 
 
 class Computed(Held):
@@ -1492,6 +1531,8 @@ CALLED: dict[str, tuple[Any, str]] = {
     "a dict by its method": ({"a": 1}.get, "partly"),
     "rows of an object": (Transform(rows=[(n, n) for n in range(200)]).__call__, "partly"),
     "words of a tokenizer": (Transform(vocab={"a": 1}), "partly"),
+    "letters of a tokenizer": (Transform(letters=[*"abc"]), "partly"),
+    "letters of a tokenizer in one text": (Transform(letters="abcdefghijklmnopqrstuvwxyz"), "partly"),
     "an embedding": (torch.nn.Embedding(40, 2), "partly"),
     "transforms": (Transform(Transform(), torch.nn.Sequential(torch.nn.ReLU())), "sampled"),
     "a method of a transform": (Transform().__call__, "sampled"),
