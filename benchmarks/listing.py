@@ -190,7 +190,8 @@ def reader(url: str, kept: str) -> None:
     made = ImageFolderReader(f"s3://{BUCKET}/train", storage_options=options, index_dir=kept or None)
     made_s = round(time.perf_counter() - began, 2)
     with ElasticDataLoader(made, batch_size=32, shuffle=True) as loader:
-        next(iter(loader))
+        batches = iter(loader)
+        next(batches)
         loader.stepped()
     said(began, count=made.count, made_s=made_s)
 

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from itertools import chain, compress, starmap
+from operator import call
 from typing import Any
 
 from edl_torch.client.model import has_place, is_uncompiled, uncompiled
@@ -39,9 +43,10 @@ _SAME, _WRITTEN, _OTHER, _GONE = Change  # Python 3.11 takes as long to look one
 
 
 # A backward pass that has reached a hook: the batch in hand then, the place of the parameter that it reached
-# first, which gradient that one got, and whether it adds to gradients by putting others in their place
-# (create_graph=True). A tuple, as a batch waits for it.
-_Begun = tuple[Batch | None, int, weakref.ref[Any] | None, bool]
+# first, which gradient that one got, whether it adds to gradients by putting others in their place
+# (create_graph=True), and whether there was a gradient before it, at each place where that was asked. A
+# tuple, as a batch waits for it.
+_Begun = tuple[Batch | None, int, weakref.ref[Any] | None, bool, list[bool]]
 
 
 # A gradient, torch's count of writes to it, and how many steps were before it was seen first
@@ -68,8 +73,12 @@ class Watched:
     came: list[int] = field(default_factory=list)  # the places of those that were called since `look`
     open: dict[int, _Begun] = field(default_factory=dict)  # backward passes that have not ended
     known: list[_Known | None] = field(default_factory=list)  # as `look` saw them
-    before: list[bool] = field(default_factory=list)  # whether there was a gradient, where that is asked
-    looked: set[int] = field(default_factory=set)  # the places of parameters of which that may be asked
+    looked: set[int] = field(
+        default_factory=set
+    )  # the places of parameters whose gradients are looked at first
+    # By place, what was seen before the next one comes: whether one was there, and whether this one teaches
+    # anything. `torch.autograd.grad` adds none.
+    coming: dict[int, tuple[bool | None, bool]] = field(default_factory=dict)
 
     # Hooks ------------------------------------------------------------------------------------------------
 
@@ -143,14 +152,27 @@ class Watched:
         came.clear()
         return now
 
-    def arrived(self, *, has_graph: bool = False) -> None:
+    def came_to(self, place: int, begun: _Begun) -> None:
+        """Note what was seen before a backward pass has added a gradient at this place."""
+        if (seen := self.coming.pop(place, None)) is None:
+            return
+        was_there, teaches = seen
+        if was_there is not None:
+            begun[4].append(was_there)
+        if teaches and (hand := self.batches.in_hand) is not None:
+            hand.has_learnt = True
+
+    def arrived(self) -> None:
         """Note that a backward pass has added gradients of the batch in hand to some that are hooked."""
         now = self.look()
         if now is _GONE:
             return  # a step inside of this pass has used them
-        if self.before:
-            now = _SAME if now is _SAME or any(self.before) else _OTHER
-            self.before.clear()
+        has_graph = False
+        if (begun := self.open.get(_graph_task())) is not None:
+            has_graph, before = begun[3:]
+            if before:
+                now = _SAME if now is _SAME or any(before) else _OTHER
+                before.clear()
         if now is _OTHER and not has_graph:
             self.drop()
         elif now is not _SAME and self.gathered:
@@ -194,7 +216,7 @@ class Watched:
         if not self.open or _graph_task() != _OUTSIDE:
             return
         found = []
-        for batch, place, first, _ in self.open.values():
+        for batch, place, first, *_ in self.open.values():
             gradient = self.parameters[place].grad
             if gradient is not None and (first is None or first() is gradient):
                 found.append(batch)
@@ -335,12 +357,38 @@ def leave_all(of: weakref.ref[Any], batches: Collection[Batch]) -> None:
     import torch
 
     with torch._C.DisableTorchFunctionSubclass():
-        tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-        leaves = [one for one in tensors if one.is_leaf and one.requires_grad]
+        leaves = [one for one in _all_tensors() if one.is_leaf and one.requires_grad]
         found = [one for one in leaves if type(one.grad) is torch.Tensor and one.grad.device.type != "meta"]
     for parameter in found:
         if _is_not_0(parameter.grad):
             Leftover(parameter, of, batches)
+
+
+def _all_tensors() -> list[Any]:
+    """Return all tensors of this process.
+
+    One call in C takes all objects, picks those and lets the others go: no other thread runs meanwhile. Among
+    them are tuples that are still being made, and who makes one fails where somebody else has it.
+    """
+    import torch
+
+    kinds, new = {torch.Tensor}, [torch.Tensor]
+    while new:
+        new = [kind for parent in new for kind in type.__subclasses__(parent) if kind not in kinds]
+        kinds.update(new)
+    every: list[list[Any]] = []
+    found: list[Any] = []
+
+    def each() -> Iterator[Any]:
+        return chain(chain.from_iterable(every), [None])  # at that one it has let go of the list before
+
+    steps: list[Callable[[], None]] = [
+        partial(every.extend, starmap(gc.get_objects, [()])),
+        partial(found.extend, compress(each(), map(kinds.__contains__, map(type, each())))),
+        every.clear,
+    ]
+    deque(map(call, steps), maxlen=0)
+    return found
 
 
 # What a gradient is -------------------------------------------------------------------------------------
@@ -395,14 +443,15 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
 
     graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
     has_graph, batches, begun, came = torch.is_grad_enabled, watched.batches, watched.open, watched.came
+    coming = watched.coming
     one = weakref.ref(watched)
     ours = [is_uncompiled(module) for module in (__name__, type(batches).__module__)]
     leave_alone = (lambda hook: hook) if all(ours) else uncompiled
 
     def ended() -> None:
-        ending = begun.pop(graph_task(), None)
         if came and (alive := one()) is not None:  # else a step inside of the pass has noted it
-            alive.arrived(has_graph=ending is not None and ending[3])
+            alive.arrived()
+        begun.pop(graph_task(), None)
 
     at_the_end = leave_alone(ended)
 
@@ -412,8 +461,10 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
             if task not in begun:
                 gradient = parameter.grad
                 known = None if gradient is None else weakref.ref(gradient)
-                begun[task] = batches.in_hand, place, known, has_graph()
+                begun[task] = batches.in_hand, place, known, has_graph(), []
                 when_it_ends(at_the_end)
+            if coming and (alive := one()) is not None:
+                alive.came_to(place, begun[task])
             came.append(place)
 
         return leave_alone(comes)
@@ -427,12 +478,12 @@ def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
     one, batches = weakref.ref(watched), watched.batches
 
     def looks(gradient: Any) -> None:
+        if (alive := one()) is None:
+            return
         hand = batches.in_hand
-        if hand is not None and hand.counts_not:
-            # What is not finite is masked after this, by `loader.weigh`, or ruins the model.
-            hand.has_learnt |= bool(gradient.any() and gradient.isfinite().all())
-        if (alive := one()) is not None and (was_there := alive._was_there(place)) is not None:
-            alive.before.append(was_there)
+        # What is not finite is masked after this, by `loader.weigh`, or ruins the model.
+        teaches = hand is not None and hand.counts_not and bool(gradient.any() and gradient.isfinite().all())
+        alive.coming[place] = alive._was_there(place), bool(teaches)
 
     return uncompiled(looks)
 

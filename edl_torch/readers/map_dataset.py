@@ -73,7 +73,7 @@ class MapDatasetReader(IndexedReader):
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
         self.count = count
-        self._constants: dict[str, str] = {}
+        self._constants, self._of_code = dict[str, str](), dict[str, str]()  # of the first look
         self._mapped = _mapped_files(dataset)
         self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 
@@ -88,9 +88,12 @@ class MapDatasetReader(IndexedReader):
         if self._given is not None:
             return self._given
         if not again:
-            self._constants = {}
+            self._constants, self._of_code = {}, {}
         # Its records may differ each time: there is no whole to look at.
-        return fingerprint_of(self.dataset, self._constants)
+        return fingerprint_of(self.dataset, self._constants, self._of_code)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_of_code": {}}  # a process that imports the program anew may have others
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged where the dataset has fewer records than when this reader was made."""

@@ -6,11 +6,14 @@ never gets on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edl_torch.core.calls import PassState
 from edl_torch.errors import AccountingError
 from edl_torch.trainer.state import State
 from edl_torch.trainer.vocabulary import Procedure, Warn
 
+EMPTY_PASSES = 1000  # in a row, after the last epoch: such a loop would go round for ever
 VAIN_PASSES = 10  # in a row that gave back all that they had: a loop may try again after errors
 
 
@@ -21,6 +24,7 @@ class LoopWarnings:
         self._state = state
         self._finished_in = 0  # the lineage in which a pass ended with the last epoch
         self._told_finished = False
+        self._empty = 0  # passes in a row that began after it
         self._took_back = False  # whether a batch in hand went back that the loop may have trained on
         self._told_took_back = False
         self._told_lost = False  # of gradients that were thrown away
@@ -94,20 +98,33 @@ class LoopWarnings:
                 f"epoch; after a loop that only looks at the data call loader.give_back(window=True)"
             )
 
-    def of_no_step_at_the_end(self, records: int) -> Procedure[None]:
-        """Warn of batches that a loop which has come to its end goes without a step on."""
+    def of_no_step_at_the_end(self, records: int, slowest: Sequence[str]) -> Procedure[None]:
+        """Warn of batches that a loop which has come to its end goes without a step on of these
+        optimizers."""
         if records:
             yield Warn(
                 f"{records} record(s) of {self._state.config.dataset!r} were handed out after the last "
-                f"optimizer.step(), and the loader was closed: they go back; where no other trainer takes "
-                f"them the audit finds them lost. Step once more after the last batch of an epoch; after one "
-                f"that the loop leaves out on purpose call loader.stepped()"
+                f"optimizer.step() ({', '.join(slowest)}), and the loader was closed: they go back; where no "
+                f"other trainer takes them the audit finds them lost. Step once more after the last batch of "
+                f"an epoch; after one that the loop leaves out on purpose call loader.stepped()"
             )
 
     def _of_no_more_epochs(self) -> Procedure[None]:
-        """Warn, once, of a pass that begins after the last epoch."""
+        """Warn, once, of a pass that begins after the last epoch. Raises AccountingError for a loop that
+        begins pass after pass there."""
         plan, lineage = self._state.registered.plan, self._state.fence.lineage
-        if self._finished_in == lineage and plan is not None and not self._told_finished:
+        if self._finished_in != lineage or plan is None:
+            self._empty = 0
+            return
+        self._empty += 1
+        if self._empty > EMPTY_PASSES:
+            self._empty = 0
+            raise AccountingError(
+                f"{EMPTY_PASSES} passes in a row over {plan.spec.name!r} read nothing, as all its epochs are "
+                f"over: the loop around them may never end. Give num_epochs=… for more epochs (0: endless), "
+                f"and loop with `for epoch in loader.epochs():`"
+            )
+        if not self._told_finished:
             self._told_finished = True
             if plan.spec.components:
                 yield Warn(

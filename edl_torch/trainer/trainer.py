@@ -78,7 +78,9 @@ class Trainer:
             returned = runs_of(batch.ticket for batch in state.batches.touched())
             plan, current = state.registered.plan, state.supply.current
             is_over = plan is not None and 0 < plan.spec.num_epochs <= current.epoch + 1
-            unused = state.batches.untouched() if state.batches.ended and is_over else []
+            waits = state.batches.ended and is_over and state.batches.attached
+            waiting = sum([batch.records for batch in state.batches.unfinished]) if waits else 0
+            slowest = state.batches.slowest
             state.batches.clear()
             state.forget_counts()
             outbox.note(give_backs=state.inflight.give_back_unacknowledged(), returned=returned)
@@ -88,7 +90,7 @@ class Trainer:
         finally:
             state.closed = True
         outbox.raise_error()
-        yield from self.elastic.warnings.of_no_step_at_the_end(sum(batch.records for batch in unused))
+        yield from self.elastic.warnings.of_no_step_at_the_end(waiting, slowest)
 
     def fail(self, error: Exception) -> None:
         """Keep an error of a thread beside the loop, for the loop to raise."""

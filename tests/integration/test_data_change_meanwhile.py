@@ -5,6 +5,7 @@ A model that keeps what it was trained on says which records it has.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -66,6 +67,21 @@ class Stored(Held):
 
     def __len__(self) -> int:
         return self.length
+
+
+IS_SPAWNED = multiprocessing.current_process().name != "MainProcess"
+TABLE = [0, 100] if IS_SPAWNED else [0, 200]
+BY_NAME = dict.fromkeys("ba" if IS_SPAWNED else "ab", 0)
+
+
+class OfATable(Held):
+    def __getitem__(self, index: int) -> Any:
+        return self.kept[index] + TABLE[index % 2]
+
+
+class OfNames(Held):
+    def __getitem__(self, index: int) -> Any:
+        return self.kept[index] + BY_NAME["a"]
 
 
 def reverse(values: Any) -> None:
@@ -302,3 +318,12 @@ def test_an_older_iterator_that_is_closed_is_no_end_of_the_pass_that_runs(tmp_pa
         del newer  # it never heard of the end
         reverse(slow.dataset)
     assert audit([tmp_path])[0].outcome is Outcome.INEXACT
+
+
+@pytest.mark.parametrize("kind", [OfATable, OfNames])
+def test_a_spawned_worker_that_imports_another_table_is_noticed(tmp_path: Path, kind: type[Held]) -> None:
+    data = kind(torch.arange(8.0))
+    train(data, tmp_path, lambda: None, num_epochs=1, num_workers=1, multiprocessing_context="spawn")
+    (verdict,) = audit([tmp_path / "audit"])
+    assert (verdict.outcome is Outcome.INEXACT) == (kind is OfATable)
+    assert ("in a loader worker" in "".join(inexact(verdict))) == (kind is OfATable)

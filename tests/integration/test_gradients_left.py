@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -445,3 +447,36 @@ def test_an_optimizer_takes_over_a_gradient_that_was_made_0(tmp_path: Path) -> N
             optimizer = new
     assert not model.wrong(epochs=2)
     assert headline(verdict_of(tmp_path)) == "PROVEN"
+
+
+def test_a_loop_that_is_left_before_any_step_is_in_no_other_threads_way(tmp_path: Path) -> None:
+    """All tensors of the process are looked at: who makes a tuple meanwhile would fail if that were held."""
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def build() -> None:
+        while not over.is_set():
+            try:
+                tuple(number for number in range(200))
+            except SystemError as error:
+                errors.append(error)
+
+    many, interval = [[number] for number in range(200_000)], sys.getswitchinterval()
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    sys.setswitchinterval(1e-4)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(3):
+            with loader_of(tmp_path / str(number)) as loader:
+                for batch in loader:
+                    Counts()(batch).backward()
+                    break
+                iter(loader)
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        for thread in threads:
+            thread.join(60)
+    assert many
+    assert not errors

@@ -26,7 +26,7 @@ from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedD
 from edl_torch.audit.verdict import Outcome, Verdict, audit
 from edl_torch.client.grpc.client import Caller
 from edl_torch.core.calls import LeaseAnswer, Request, StatusCall
-from edl_torch.errors import ConcurrentIteration, InvalidArgument, Unsupported
+from edl_torch.errors import AccountingError, ConcurrentIteration, InvalidArgument, Unsupported
 from edl_torch.testing import FakeClock, FakeMaster
 from edl_torch.testing.fake_master import FakeConnection
 
@@ -495,3 +495,29 @@ def test_two_services_of_one_dataset_in_one_thread_hear_at_once_that_they_wait_f
         with pytest.raises(ConcurrentIteration, match=r"waits for \d+ record\(s\).*same thread"):
             list(zip(*loaders, strict=False))
     assert not told(caplog, WAITED)
+
+
+def test_a_loop_that_goes_round_for_ever_after_the_last_epoch_is_an_error() -> None:
+    def cycle(loader: ElasticDataLoader) -> Iterator[torch.Tensor]:
+        while True:
+            yield from loader
+
+    with ElasticDataLoader(range(4), 2) as loader:
+        batches = cycle(loader)
+        assert sorted(flat([next(batches), next(batches)])) == [0, 1, 2, 3]
+        with pytest.raises(AccountingError, match=r"1000 passes in a row .*num_epochs="):
+            next(batches)
+
+
+def test_a_last_batch_that_one_of_two_optimizers_has_not_stepped_on_is_told_of() -> None:
+    """As of a GAN whose generator steps on each second batch, where their number is odd."""
+    loader = ElasticDataLoader(range(6), 2)
+    often, seldom = optimizer(), torch.optim.Adam(optimizer().param_groups[0]["params"])
+    loader.attach(often)
+    loader.attach(seldom)
+    for number, _ in enumerate(loader):
+        often.step()
+        if number % 2:
+            seldom.step()
+    with pytest.warns(UserWarning, match=r"2 record\(s\) .* after the last optimizer\.step\(\) \(Adam\)"):
+        loader.close()

@@ -98,6 +98,7 @@ EVERY = [*product(By, [True, False], [0, 5], product([1, 2], [True, False]), Zer
 QUICK = [
     *product(By, [True, False], [5], [IN_PARTS], [Zeroes.LAST], [False]),
     *product([By.OPTIMIZER, By.LOADER], [True, False], [5], [ONCE], [Zeroes.LAST], [True]),
+    (By.OPTIMIZER, True, 0, ONCE, Zeroes.LAST, True),
     *product([By.BOTH], [False], [0], [ONCE, IN_PARTS], [Zeroes.LAST], [False]),
     *product(By, [True, False], [0], [IN_PARTS], [Zeroes.TO_0], [False]),
     *product([By.OPTIMIZER], [False], [5], [ONCE], Zeroes, [False]),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from learning_kit import BATCH, RECORDS, Counts, learn, loader_of, verdict_of
+from learning_kit import BATCH, RECORDS, Counts, learn, loader_of, sgd, verdict_of
 
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, audit
@@ -517,4 +517,69 @@ def test_weights_that_are_swapped_and_swapped_back_are_no_others_in_another_orde
             trained = copy.deepcopy(model.state_dict())
             model.load_state_dict({name: value / 2 for name, value in trained.items()})
             model.load_state_dict(trained)
+    assert verdict_of(tmp_path).outcome is Outcome.PROVEN
+
+
+def reads_ahead(batches: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """As a wrapper that needs to know which batch is the last one."""
+    ahead = next(batches)
+    for batch in batches:
+        yield ahead
+        ahead = batch
+    yield ahead
+
+
+@pytest.mark.parametrize("retries_the_window", [False, True])
+@pytest.mark.parametrize("looks_by", ["a batch that went back", "a wrapper that reads ahead"])
+def test_a_retry_of_a_batch_that_throws_away_the_one_before_it_is_not_proven(
+    tmp_path: Path, looks_by: str, retries_the_window: bool
+) -> None:
+    """A backward pass fails in its middle, in the second batch of the last window."""
+    model, gives_back = Counts(), looks_by == "a batch that went back"
+    optimizer = sgd(model)
+    window: list[torch.Tensor] = []
+
+    def train(batch: torch.Tensor, fails: bool = False) -> None:
+        for number, part in enumerate(batch.chunk(2)):
+            model.fails = fails and number == 1
+            model(part).backward()
+            if gives_back:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1e12)
+
+    with loader_of(tmp_path, lookahead=0 if gives_back else 1) as loader:
+        loader.attach(optimizer)
+        batches = iter(loader)
+        if gives_back:
+            next(batches)
+            loader.give_back()
+        for number, batch in enumerate(batches if gives_back else reads_ahead(batches), 1):
+            window.append(batch)
+            try:
+                train(batch, fails=number == RECORDS // BATCH)
+            except MemoryError:
+                model.fails = False
+                optimizer.zero_grad()
+                for again in window if retries_the_window else [batch]:
+                    train(again)
+            if number % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                window.clear()
+    assert model.has_each() == retries_the_window
+    assert retries_the_window or verdict_of(tmp_path).outcome is not Outcome.PROVEN
+
+
+def test_gradients_that_are_asked_for_and_not_added_are_none_of_the_step(tmp_path: Path) -> None:
+    """By `torch.autograd.grad`, behind a wrapper that reads ahead, while those of the last step are there."""
+    model = Counts()
+    optimizer = sgd(model)
+    with loader_of(tmp_path, lookahead=1) as loader:
+        loader.attach(optimizer)
+        for batch in reads_ahead(iter(loader)):
+            loss = model(batch)
+            torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert model.has_each()
     assert verdict_of(tmp_path).outcome is Outcome.PROVEN

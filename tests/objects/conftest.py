@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import fsspec
 import pytest
+from moto.server import ThreadedMotoServer
 from other_stores import HAS_GCS, HAS_HUB, REPO, Gcs, GcsFront, hub
 from stores import BUCKET, KEY, SECRET, Place, Proxy, Weed, bucket_of, files_below, put, web_server
 
@@ -28,6 +29,16 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
 def bucket(weed: Weed) -> Any:
     """boto3's client, and a bucket `bucket`."""
     return bucket_of(weed.options())
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """A store that takes session tokens, any of them, and has storage classes."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ import numpy as np
 import preloaded
 import pytest
 from master_kit import EDL, MasterProcess
-from moto.server import ThreadedMotoServer
 from stores import BUCKET, KEY, SECRET, bucket_of, put
 from tar_files import samples_tar
 
@@ -23,16 +22,6 @@ SESSION_TOKEN, SIGNATURE, PASSWORD = "planted-token-1509", "planted5ig2718", "pl
 WRONG = "planted-wrong-secret-17"
 PLANTED = [text.encode() for text in (SECRET, SESSION_TOKEN, SIGNATURE, PASSWORD, WRONG)]
 PROGRAM = Path(__file__).with_name("secret_job.py")
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    """A store that takes session tokens, any of them."""
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from stores import BUCKET, KEY, SECRET, Place, Request, put, served, web_server
+from stores import BUCKET, KEY, SECRET, Place, Request, bucket_of, put, served, web_server
 
 from edl_torch.errors import InvalidArgument, OutputError, ReaderError, SourceChanged, SourceUnavailable
 from edl_torch.readers.storage import Object, Storage
@@ -252,6 +252,29 @@ def test_a_server_that_takes_connections_and_says_nothing_is_not_listed_for_ever
         with pytest.raises(SourceUnavailable, match="cannot be reached"):
             list(Storage(weed.options(address)).listing(f"s3://{BUCKET}/x"))
         assert time.monotonic() - began < 90
+
+
+def test_an_object_in_an_archive_is_named_and_no_credentials_are_blamed(moto):
+    options = {"endpoint_url": moto, "key": KEY, "secret": SECRET}
+    client = bucket_of(options)
+    client.put_object(Bucket=BUCKET, Key="cold.bin", Body=b"1", StorageClass="GLACIER")
+    storage = Storage(options)
+    with pytest.raises(ReaderError, match=r"cold.bin' is archived .*: restore it"):
+        storage.read(storage.look(f"s3://{BUCKET}/cold.bin"))
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "given"])
+def test_an_endpoint_has_any_of_its_names(weed, bucket, monkeypatch, name):
+    put(bucket, {"named.bin": b"1"})
+    options = {"key": KEY, "secret": SECRET}
+    if name == "given":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        options["aws_endpoint"] = weed.address
+    else:
+        monkeypatch.setenv(name, weed.address)
+    storage = Storage(options, patience_s=1)
+    assert storage.look(f"s3://{BUCKET}/named.bin") is not None
+    assert storage.endpoint == weed.address
 
 
 # Many at once --------------------------------------------------------------------------------------------

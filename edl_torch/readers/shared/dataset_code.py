@@ -41,19 +41,22 @@ _OF_A_RUN = {
     *("time_ns", "perf_counter_ns", "monotonic_ns", "now", "utcnow", "today"),
 }
 _MAKING = {"__init__", "__post_init__", "__setstate__"}
+_PATH = re.compile(
+    r"^\S*(?:\w[/\\]|[/\\]\w|\w\.[A-Za-z]\w{1,7}$)\S*$"
+)  # of a text in code: `/data/`, `x.bin`
 _FAST = re.compile("(?:LOAD|STORE)_FAST")
 _LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
 
 
 class Code(NamedTuple):
-    """What an object's code tells of the names of its attributes. None of these is written to but as it is
-    made, and none tells of the process."""
+    """What an object's code tells of the names of its attributes. None of these tells of the process."""
 
     made_with: set[str]  # named as an argument, or values of its class that code which makes records names
     named: set[str]  # by code that makes records
+    written: set[str]  # by methods that do not make it
     literals: set[str]  # values that `__init__` has
     is_of_a_run: bool  # whether `__init__` asks for clocks, processes or identities
-    opens: bool  # whether code that makes records opens files
+    opens: bool  # whether code that makes records opens files, or has a text that may be the path of one
     filled: set[str]  # that code which makes records writes to
     computed_once: set[str]  # cached properties that code which makes records names
 
@@ -210,10 +213,12 @@ def code_of(kind: type, makers: Sequence[FunctionType]) -> Code:
                     of_init |= _names_in(code)
                 elif name not in _MAKING:
                     written |= _named_by(code, "STORE_ATTR")
-    written |= {name for name in made_with | named if name.rpartition("__")[2].lstrip("_") in OF_A_PROCESS}
+    ours = {name for name in made_with | named if name.rpartition("__")[2].lstrip("_") in OF_A_PROCESS}
     opens = bool(_OPENERS & named.difference(*(vars(base) for base in kind.__mro__)))
+    opens = opens or any(map(_PATH.search, set().union(*(_texts_in(function) for function in makers))))
     is_of_a_run = bool(_OF_A_RUN & of_init)
-    return Code(made_with - written, named - written, literals, is_of_a_run, opens, filled, computed_once)
+    made_with, named = made_with - ours, named - ours
+    return Code(made_with, named, written, literals, is_of_a_run, opens, filled, computed_once)
 
 
 def held_by(function: Any) -> list[tuple[str, Any]]:
@@ -243,6 +248,12 @@ def _names_in(code: CodeType) -> frozenset[str]:
     """The names of globals and attributes in code, and its texts: `getattr(self, "scale")`."""
     texts = (text for one in _codes(code) for text in one.co_consts if isinstance(text, str))
     return frozenset(texts).union(*(one.co_names for one in _codes(code)))
+
+
+def _texts_in(function: FunctionType) -> set[str]:
+    """The texts in code that it has not for its reader."""
+    texts = {text for one in _codes(function.__code__) for text in one.co_consts if isinstance(text, str)}
+    return texts - {function.__doc__}
 
 
 @functools.lru_cache(maxsize=4096)

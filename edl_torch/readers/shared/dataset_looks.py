@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import PurePath
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,8 @@ from edl_torch.readers.shared.looks import (
 _MOST_INSIDE = 256  # datasets of a ConcatDataset
 _MOST_MET = 600  # objects in all, as so many that each wrap one, as `Subset` does
 _SEEN = 64
-_FEW = 32  # plain values that a transform may have
+_FEW = 32  # plain values in one array or list that a transform may have
+_LONGEST_MODE = 16  # characters of a text that tells it how to work, as `reflect`
 _DEEPEST_PATH = 4  # containers in an entry in which paths are looked for
 _MOST_COPIED = 4096  # parts
 _MOST_CONSTANTS = 4096  # in a list or dict of a module
@@ -65,15 +66,16 @@ _Place = tuple[Any, ...]  # keys and numbers that lead to a value in an entry
 _A_PATH: _Place = (os.PathLike,)  # behind those of a path, whatever it looks like
 
 
-def fingerprint_of(dataset: Any, constants: dict[str, str]) -> Fingerprint | None:
+def fingerprint_of(dataset: Any, constants: dict[str, str], of_code: dict[str, str]) -> Fingerprint | None:
     """Return the fingerprint of a dataset by what it is made of; None where that tells nothing.
 
-    `constants` are those of the first look at it, empty before. They stay, whatever has become of them.
+    `constants`, and those `of_code` that are its classes' and modules', are those of the first look at it,
+    empty before. They stay, whatever has become of them.
     """
-    made_of = _MadeOf(constants)
+    made_of = _MadeOf(constants, of_code)
     made_of.look_at(dataset, "")
     parts, strength = made_of.parts, made_of.strength
-    gone = constants.items() - {*made_of.tables}
+    gone = (constants | of_code).items() - {*made_of.tables}
     parts += [*made_of.tables, *sorted(gone)] if any(look for _, look in parts) else []
     if sum(len(name) + len(look) for name, look in parts) > LISTED_BYTES:
         parts = _grouped(parts)  # thousands of arrays
@@ -81,7 +83,9 @@ def fingerprint_of(dataset: Any, constants: dict[str, str]) -> Fingerprint | Non
         return listing(strength, [name for name, _ in parts], dict(enumerate(look for _, look in parts)))
     samples: Any = getattr(dataset, "__dict__", {}).get("samples")
     if _are_files(samples, len(dataset)):
-        files = _relative([sample[0] for sample in samples], dataset)
+        files = [sample[0] for sample in samples]
+        short = _short(files, _root_of(dataset))
+        files = [short.get(file, file) for file in files]
         return listing("partly" if strength == "partly" else "names", files, {}, attributes=parts)
     return Fingerprint.of(strength, (), attributes=parts) if any(look for _, look in parts) else None
 
@@ -103,13 +107,10 @@ def _are_files(samples: Any, count: int) -> bool:
     return all(isinstance(s, tuple) and s and isinstance(s[0], str) for s in samples)
 
 
-def _relative(files: Sequence[str], dataset: Any) -> list[str]:
-    root = getattr(dataset, "root", None)
-    if isinstance(root, str | os.PathLike):
-        start = os.path.join(os.fspath(root), "")
-        if all(file.startswith(start) for file in files):
-            return [file[len(start) :] for file in files]
-    return below(files)
+def _root_of(dataset: Any) -> str:
+    """The folder that an object says its files are in."""
+    root = getattr(dataset, "__dict__", {}).get("root")
+    return os.fspath(root) if isinstance(root, str | os.PathLike) else ""
 
 
 class _Untold(IntEnum):
@@ -123,8 +124,8 @@ class _Untold(IntEnum):
 class _MadeOf:
     """What a dataset has, each with its name within it and a digest, and what it may have beside."""
 
-    def __init__(self, constants: dict[str, str]) -> None:
-        self._constants = constants
+    def __init__(self, constants: dict[str, str], of_code: dict[str, str]) -> None:
+        self._constants, self._of_code = constants, of_code
         self.parts: list[Part] = []
         self.tables: list[Part] = []  # short ones, which tell no records apart
         self._untold = _Untold.NOTHING
@@ -140,15 +141,16 @@ class _MadeOf:
             return "partly"
         return "names" if self._are_names else "sampled"
 
-    def look_at(self, found: Any, name: str) -> None:
-        """Look at an array, a table or a list, or at the attributes of any other dataset, however deep."""
+    def look_at(self, found: Any, name: str, root: str = "") -> None:
+        """Look at an array, a table or a list, of files in the folder `root`, or at the attributes of any
+        other dataset, however deep."""
         if self._look_again(found, name):
             return
         if len(self._met) > _MOST_MET:  # as of an object that has others without end
             self._untold = _Untold.RECORDS
             return
         with suppress(Unlike, *_CLOSED):  # what cannot be looked at tells nothing
-            look, are_names = _digest(found)
+            look, are_names = _digest(found, root)
             self.parts.append((name or VALUES, look))
             self._are_names |= are_names
             if _is_mapped_to_write(found):  # its file is not watched, as the job may write to it
@@ -168,9 +170,11 @@ class _MadeOf:
             for attribute, value in sorted(attributes.items()):
                 inner = f"{name}.{attribute}" if name else attribute
                 if attribute in constants:
-                    self.tables.append((inner, self._constants.setdefault(inner, digest_of(value))))
+                    is_own = attribute.partition(".")[0] in getattr(found, "__dict__", {})
+                    first = self._constants if is_own else self._of_code
+                    self.tables.append((inner, first.setdefault(inner, digest_of(value))))
                 else:
-                    self._look_inside(value, inner, count)
+                    self._look_inside(value, inner, count, _root_of(found))
             self._met[met] = found, name, (known, len(self.parts))
         if not any(look for _, look in self.parts[known:]):
             self._untold = _Untold.RECORDS
@@ -194,7 +198,7 @@ class _MadeOf:
         looked_at = [one for _, one in held_by(value) if _has_entries(one, count) or _is_dataset(one)]
         return _hidden(value, count, looked_at + [one for one, *_ in self._met])
 
-    def _look_inside(self, value: Any, name: str, count: int) -> None:
+    def _look_inside(self, value: Any, name: str, count: int, root: str) -> None:
         """Look at an attribute of what has so many records. Raises ReaderError for an error of its own."""
         try:
             if _has_entries(value, count) or _is_dataset(value) or _is_wrapped(value, name):
@@ -202,23 +206,24 @@ class _MadeOf:
                     self.parts.append((name, ""))
                     self._untold = max(self._untold, _Untold.WHERE)
                 else:
-                    self.look_at(value, name)
+                    self.look_at(value, name, root)
             elif _is_stack(value, count):
                 if isinstance(value, tuple):  # it is not filled as it is used
                     self.parts.append((name, f"{len(value)} in it"))
                 for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
-                    self._look_inside(one, f"{name}[{key}]", count)
+                    self._look_inside(one, f"{name}[{key}]", count, root)
             elif inside := _inside(value, name):
                 if isinstance(value, tuple):  # it is not filled as it is used
                     self.parts.append((name, f"{len(value)} in it"))
                 for place in chosen(len(inside), _MOST_INSIDE):
-                    self.look_at(inside[place], f"{name}[{place}]")
+                    self.look_at(inside[place], f"{name}[{place}]", root)
                 if len(inside) > _MOST_INSIDE or len(inside) < len(value):
                     self._untold = _Untold.RECORDS
             elif _is_table(value, count):
                 self.tables.append((name, digest_of(value)))
             else:
-                self._untold = max(self._untold, _untold(value, count), self._held(value, count))
+                untold = _Untold.WHERE if root and value is root else _untold(value, count)
+                self._untold = max(self._untold, untold, self._held(value, count))
         except _CLOSED:
             self._untold = _Untold.RECORDS
         except EdlError:
@@ -266,19 +271,24 @@ def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any
         and repr(own[name]) not in code.literals | {repr(count)}
     }
     constants = values.keys() & (code.made_with | (code.named & own.keys()) | (held.keys() - own.keys()))
+    computed |= constants & code.written  # what a method sets as the object is made, or after, is not told
     constants |= {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
+    constants -= computed
     every |= {name: _without_process(values.get(name, every[name])) for name in constants}
     is_filled = any(own.get(name) is None for name in code.filled & own.keys() | code.computed_once)
-    return every, constants - computed, _Untold(bool(computed) or code.opens or is_filled)
+    untold = _Untold.RECORDS if computed or is_filled else _Untold.WHERE if code.opens else _Untold.NOTHING
+    return every, constants, untold
 
 
 def _may_be_data(value: Any) -> bool:
-    if isinstance(value, type | ModuleType) or value is None or hasattr(type(value), "__get__"):
+    if isinstance(value, type | ModuleType) or value is None:
+        return False
+    if hasattr(type(value), "__get__") and not isinstance(value, MethodType):
         return False
     is_known = (
         isinstance(value, list | tuple | range | Mapping) or _is_map_style(value) or _has(value, "iloc")
     )
-    return is_known or not (callable(value) or type(value).__module__.partition(".")[0] in _NO_DATA)
+    return is_known or callable(value) or type(value).__module__.partition(".")[0] not in _NO_DATA
 
 
 def _is_constant(value: Any, count: int) -> bool:
@@ -290,8 +300,10 @@ def _is_constant(value: Any, count: int) -> bool:
 
 
 def _without_process(value: Any) -> Any:
+    """A constant without the numbers of the process; of a dict in no order, as it may be made of a set."""
     if isinstance(value, Mapping):
-        return {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
+        of_data = {key: one for key, one in value.items() if str(key).lower() not in OF_A_PROCESS}
+        return dict(sorted(of_data.items(), key=lambda pair: digest_of(pair[0])))
     return value
 
 
@@ -349,7 +361,8 @@ def _is_table(value: Any, count: int) -> bool:
 
 def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
     """What may be in what something that is called holds, as a function, a transform or a connection, beside
-    what is `known`. A few plain values are parameters, as the mean of each channel, and no records."""
+    what is `known`. A few numbers are parameters, as the mean of each channel, and no records; texts in a
+    list may be a vocabulary."""
     found, ahead, met = _Untold.NOTHING, [called], [*known]
     while ahead and len(met) < len(known) + _MOST_INSIDE:
         one = ahead.pop()
@@ -358,16 +371,19 @@ def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
         met.append(one)
         kind = type(one)
         if isinstance(one, str | os.PathLike):
-            if os.path.isabs(one) or _PATH.fullmatch(os.fspath(one)):
-                found = _Untold.WHERE
+            if not _is_path(one) and len(os.fspath(one)) > _LONGEST_MODE:
+                return _Untold.RECORDS
+            found = _Untold.WHERE if _is_path(one) else found
         elif _is_array(one):
             if math.prod(one.shape) > _FEW or one.shape[0] == count:
                 return _Untold.RECORDS
         elif isinstance(one, Mapping | list | tuple | set | frozenset):
             inside = [*one.values()] if isinstance(one, Mapping) else [*one]
-            is_plain = any(isinstance(each, str) or is_value(each) for each in inside)
             are_many = len(one) > _FEW or len(one) == count
-            if (are_many and not all(map(callable, inside))) or (is_plain and isinstance(one, Mapping)):
+            is_table = any(isinstance(each, str) for each in inside) or (
+                isinstance(one, Mapping) and any(map(is_value, inside))
+            )
+            if is_table or (are_many and not all(map(callable, inside))):
                 return _Untold.RECORDS
             ahead += inside
         elif isinstance(one, functools.partial):
@@ -388,7 +404,8 @@ def _hidden(called: Any, count: int, known: Sequence[Any]) -> _Untold:
 def _untold(value: Any, count: int) -> _Untold:
     """What may be in an attribute that has not one entry for each of so many records."""
     if isinstance(value, str | os.PathLike) and (text := os.fspath(value)):
-        return _Untold.WHERE if count != len(text) < _LONGEST_NAME else _Untold.RECORDS
+        is_path = count != len(text) < _LONGEST_NAME and _is_path(value)
+        return _Untold.WHERE if is_path else _Untold.RECORDS
     if value is None or callable(value) or (is_value(value) and not isinstance(value, bytes | frozenset)):
         return _Untold.NOTHING
     is_empty = isinstance(value, Sized) and not len(value) and not _is_map_style(value)
@@ -398,7 +415,7 @@ def _untold(value: Any, count: int) -> _Untold:
 # Entries -----------------------------------------------------------------------------------------------
 
 
-def _digest(found: Any) -> tuple[str, bool]:
+def _digest(found: Any, root: str) -> tuple[str, bool]:
     """A digest of some entries, and whether they look like paths.
 
     Raises `Unlike` for what does not hold plain values or arrays.
@@ -411,7 +428,7 @@ def _digest(found: Any) -> tuple[str, bool]:
             values = rows[place : place + 1].to_pylist()[0].values()
             return [found.column_names, form, [_without_folder(value) for value in values]]
 
-        return _of_some(found, row_of)
+        return _of_some(found, row_of, root)
     if _has(found, "iloc"):  # pandas
         names = list(getattr(found, "columns", ()))
         each = np.atleast_1d(found.dtypes)
@@ -425,43 +442,48 @@ def _digest(found: Any) -> tuple[str, bool]:
             codes = [[len(one.categories), one.codes.iloc[place]] for one in categories]
             return [names, kinds, labels, values.tolist() if hasattr(values, "tolist") else values, *codes]
 
-        return _of_some(found, row)
+        return _of_some(found, row, root)
     if isinstance(found, list | tuple | range):
         if _is_to_be_filled(found):
             raise Unlike
-        return _of_some(found, found.__getitem__)
+        return _of_some(found, found.__getitem__, root)
     if _is_array(found) and found.shape:
         is_text = getattr(found.dtype, "kind", "") in ("U", "O")
         read = found.__getitem__
-        return _of_some(found, read) if is_text else (records(len(found), read), False)
+        return _of_some(found, read, root) if is_text else (records(len(found), read), False)
     raise Unlike
 
 
-def _of_some(found: Any, value_of: Callable[[int], Any]) -> tuple[str, bool]:
-    """A digest of some values, and whether paths are in them.
-
-    A path counts from the folder common to those in its place, however it is written.
-    """
+def _of_some(found: Any, value_of: Callable[[int], Any], root: str) -> tuple[str, bool]:
+    """A digest of some values, and whether texts in one place look like paths, as most of them do."""
     places = chosen(len(found), _SEEN)
     values = [value_of(place) for place in places]
     texts: defaultdict[_Place, list[str]] = defaultdict(list)
 
     def note(place: _Place, text: str) -> str:
-        texts[place].append(text)
+        if text:
+            texts[place].append(text)
         return text
 
     for value in values:
         _with_texts(value, (), note)
-    short = {place: _short(found, is_path=place[-1:] == _A_PATH) for place, found in texts.items()}
-    values = [_with_texts(value, (), lambda place, text: short[place].get(text, text)) for value in values]
-    return records(len(found), dict(zip(places, values, strict=True)).__getitem__), any(short.values())
+    short = {place: _short(found, root, is_path=place[-1:] == _A_PATH) for place, found in texts.items()}
+    are_paths = any(
+        short[place] or 2 * sum(map(_is_path, found)) >= len(found) for place, found in texts.items()
+    )
+    values = [
+        _with_texts(value, (), lambda place, text: short.get(place, {}).get(text, text)) for value in values
+    ]
+    return records(len(found), dict(zip(places, values, strict=True)).__getitem__), are_paths
 
 
-def _short(texts: Sequence[str], *, is_path: bool) -> dict[str, str]:
-    """Of texts in one place the paths, each as below the folder of all; {} where none looks like one."""
-    paths = [text for text in texts if os.path.isabs(text)]
-    if is_path or (not paths and any(map(_PATH.fullmatch, texts))):
-        paths = [text for text in texts if text]
+def _short(texts: Sequence[str], root: str, *, is_path: bool = False) -> dict[str, str]:
+    """Of texts in one place those that say in which folder of a host they are: what they say below `root`,
+    else below the folder of all. A relative text may say more than that: it is told as it is."""
+    start = os.path.join(root, "")
+    if start and all(text.startswith(start) for text in texts):
+        return {text: text.removeprefix(start) for text in texts}
+    paths = [text for text in texts if is_path or os.path.isabs(text)]
     return dict(zip(paths, below(paths), strict=True))
 
 
@@ -512,6 +534,12 @@ def _without_folder(value: Any) -> Any:
 
 
 # Kinds of values ---------------------------------------------------------------------------------------
+
+
+def _is_path(value: Any) -> bool:
+    """Whether a text may say where files lie."""
+    text = os.fspath(value)
+    return text is not value or os.path.isabs(text) or bool(_PATH.fullmatch(text))
 
 
 def _has(value: Any, *names: str) -> bool:

@@ -95,7 +95,8 @@ def name_of_function(function: Callable[..., Any]) -> str:
         given += "".join(f" {name}={digest_of(settled(value))}" for name, value in plain if is_value(value))
         function = function.func
     named: Any = function if hasattr(function, "__qualname__") else type(function)
-    return f"{getattr(named, '__module__', '')}:{named.__qualname__}{given}"
+    module = str(getattr(named, "__module__", "")).replace("__mp_main__", "__main__")  # as workers import it
+    return f"{module}:{named.__qualname__}{given}"
 
 
 def some_of(count: int) -> Sequence[int]:

@@ -47,16 +47,6 @@ def memory(request: pytest.FixtureRequest) -> BatchMemory:
     return BatchMemory(SharedSegment) if request.param == "shared" else BatchMemory()
 
 
-def test_memory_is_used_again_when_nobody_holds_the_batch(memory: BatchMemory) -> None:
-    first, second = memory.tensor(SHAPE, torch.float32), memory.tensor(SHAPE, torch.float32)
-    places = [first.data_ptr(), second.data_ptr()]
-    assert len(set(places)) == 2
-    del first
-    again = memory.tensor((260, 4, 260), torch.int32)
-    assert again.data_ptr() == places[0]
-    assert (again.shape, again.dtype, again.is_contiguous()) == ((260, 4, 260), torch.int32, True)
-
-
 HOLDERS: dict[str, Any] = {
     "a view": lambda batch: batch[2:, 1],
     "an array": lambda batch: batch.numpy(),
@@ -111,20 +101,6 @@ def test_batches_are_on_the_cpu_wherever_tensors_are_made(memory: BatchMemory) -
         batch = memory.tensor(SHAPE, torch.float32).fill_(3)
         there = batch if shared_segment(batch) is None else sent(batch)
     assert (there == 3).all()
-
-
-def test_what_is_sent_twice_is_given_back_twice() -> None:
-    memory = BatchMemory(SharedSegment)
-    batch = memory.tensor(SHAPE, torch.float32).fill_(1)
-    batch[2:] = 2
-    place, whole, part = batch.data_ptr(), sent(batch), sent(batch[:2])
-    assert torch.equal(whole, batch)
-    assert torch.equal(part, batch[:2])
-    del batch, whole
-    other = memory.tensor(SHAPE, torch.float32)
-    assert other.data_ptr() != place
-    del part
-    assert memory.tensor(SHAPE, torch.float32).data_ptr() == place
 
 
 def test_what_is_sent_too_often_is_left_to_torch() -> None:

@@ -200,12 +200,6 @@ def test_a_record_that_cannot_be_read_costs_no_other(order: str) -> None:
         assert f"record {numbers[at] % 1000} of {name!r}" in words
 
 
-def test_a_batch_of_bad_records_alone_is_none() -> None:
-    batches, said = read(Columns(frozenset(range(4))), PLANS["stored"])
-    assert [batch.tolist() for _, batch in batches] == [[4, 5]]
-    assert list(said) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("order", list(PLANS))
 def test_a_source_that_is_gone_is_named_by_its_record_and_puts_none_in_quarantine(order: str) -> None:
     plan = PLANS[order]

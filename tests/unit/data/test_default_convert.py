@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.batches import convert
@@ -247,13 +246,6 @@ def test_what_torch_cannot_hold_stays_an_array():
     assert all(found[name] is batch[name] for name in batch)
 
 
-def test_the_rest_is_converted_as_torch_does_it():
-    pair = Pair(np.ones(2), "x")
-    assert records_equal(to_tensors(pair), default_convert(pair))
-    assert to_tensors("x") == "x"
-    assert type(to_tensors(np.float32(3))) is type(default_convert(np.float32(3)))
-
-
 @pytest.mark.parametrize("height", [2, IN_MESSAGE_BYTES], ids=["small", "large"])
 def test_samples_of_unequal_shapes_are_an_error_that_says_what_to_do(height: int) -> None:
     images = [(np.zeros((height, 3), np.uint8), 0), (np.zeros((height, 4), np.uint8), 1)]
@@ -346,12 +338,6 @@ def values(batch: Any) -> Any:
 
 def test_a_batch_that_pins_itself_is_asked_to() -> None:
     assert pin_memory(Envelope(OwnBatch(), (), 0)).batch.pinned
-
-
-def test_an_envelope_is_pickled_with_batch_and_ticket() -> None:
-    envelope = pickle.loads(pickle.dumps(Envelope(Couple(torch.tensor([1]), "x"), ((1, 0, 4),), 4)))
-    assert envelope.ticket == ((1, 0, 4),)
-    assert envelope.batch.right == "x"
 
 
 def test_the_ticket_is_cut_before_the_users_collate_runs() -> None:

@@ -112,15 +112,6 @@ def test_a_padding_batch_leaves_running_statistics_as_they_were_when_the_loop_go
             assert torch.equal(norm.running_mean, learnt)
 
 
-def test_alone_it_reads_like_any_other() -> None:
-    fake = FakeMaster()
-    with loader_of(10, fake, num_epochs=2) as loader:
-        loader.keep_stepping()
-        for _ in loader.epochs():
-            assert sorted(n for batch in loader for n in batch.tolist()) == list(range(10))
-    fake.outcomes["training"].check_complete(2)
-
-
 @pytest.mark.parametrize("padding", [True, False])
 @pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("is_over", [True, False])
@@ -142,16 +133,6 @@ def test_a_pass_without_a_step_settles_what_earlier_ones_left_unstepped(
     assert looking._more_to_read() is more
     assert bool(settled) == (is_over and not more and not stepped)
     assert waits == [0.0 if padding else FIRST_WAIT_S], "without a batch to pad with it can only wait"
-
-
-def test_a_loop_that_trains_on_padding_batches_is_told_once() -> None:
-    fake = FakeMaster()
-    with loader_of(8, fake) as other, loader_of(8, fake) as loader:
-        loader.keep_stepping()
-        theirs, mine = iter(other), iter(loader)
-        next(theirs), next(mine), next(mine)
-        with pytest.warns(UserWarning, match="got a padding batch, which the loop has trained on"):
-            next(mine)
 
 
 # How many batches of an epoch are done: what a loop that goes on counts from --------------------------------

@@ -6,13 +6,11 @@ import gc
 import multiprocessing
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
-import torch
 from loader_kit import all_records, elastic, flat, take, trainer
 
 from edl_torch import ElasticDataLoader
@@ -102,37 +100,6 @@ def test_a_loop_that_was_left_can_be_begun_again_though_garbage_still_holds_its_
             gc.enable()
 
 
-def test_an_iterator_that_ended_stays_at_its_end() -> None:
-    with trainer(FakeMaster(), num_epochs=0) as (service, dataset):
-        loader = elastic(dataset)
-        first = iter(loader)
-        for epoch in range(3):
-            assert service.epoch == epoch
-            assert sorted(flat(take(first if epoch == 0 else iter(loader), 100))) == all_records()
-            assert take(first, 1) == []
-        assert not service.finished, "the epochs are endless"
-
-
-def test_a_loader_over_a_finished_dataset_yields_nothing() -> None:
-    fake = FakeMaster()
-    with trainer(fake) as (service, dataset):
-        take(iter(elastic(dataset)), 100)
-        assert service.finished
-        assert service.epoch == 1
-        assert take(iter(elastic(dataset, num_workers=2)), 1) == []
-    with trainer(fake) as (_, dataset):
-        assert take(iter(elastic(dataset)), 1) == []
-
-
-def test_without_a_barrier_one_pass_runs_through_all_epochs() -> None:
-    fake = FakeMaster()
-    with trainer(fake, num_epochs=3, epoch_barrier=False) as (service, dataset):
-        records = flat(take(iter(elastic(dataset, num_workers=2)), 1000))
-        assert sorted(records) == sorted(3 * all_records())
-        assert service.finished
-    fake.outcomes["training"].check_complete(3)
-
-
 def test_a_closed_service_says_so() -> None:
     with trainer(FakeMaster()) as (service, dataset):
         loader = elastic(dataset)
@@ -141,14 +108,6 @@ def test_a_closed_service_says_so() -> None:
     with pytest.raises(ServiceClosed):
         service.fetch_shard()
     service.close()
-
-
-def test_more_workers_than_shards() -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        with trainer(FakeMaster(), {"a": 3}) as (service, dataset):
-            assert flat(take(iter(elastic(dataset, num_workers=3)), 10)) == [0, 1, 2]
-            assert service.finished
 
 
 def test_a_loop_whose_service_is_closed_is_told_once() -> None:
@@ -238,20 +197,6 @@ def test_a_worker_that_dies_is_named_as_one_and_another_error_is_not(
 def nobody_broke(timeout_s: float) -> Procedure[dict[str, str]]:
     return {}
     yield
-
-
-def test_the_loop_is_given_a_batch_that_is_weighed_and_counted() -> None:
-    with trainer(FakeMaster()) as (service, dataset):
-        loader = elastic(dataset)
-        batches = iter(loader)
-        for number in (1, 2):
-            next(batches)
-            assert loader.weight == 4
-            measuring = service.session.trainer.state.measuring
-            assert (measuring.batches, measuring.records) == (number, 4 * number)
-        batches.close()
-        assert loader.weight == 0
-        assert list(batches) == []
 
 
 def test_an_iterator_that_was_closed_is_over_whoever_iterates_anew() -> None:
@@ -350,9 +295,3 @@ def test_a_loader_that_is_closed_looks_for_no_notice_any_more() -> None:
         assert loader.notice._listens
         loader.close()
         assert not loader.notice._listens
-
-
-@pytest.mark.parametrize(("arguments", "kind"), [({}, torch.Tensor), ({"collate_fn": list}, list)])
-def test_threads_collate_as_the_loader_does(arguments: Any, kind: type) -> None:
-    with trainer(FakeMaster()) as (_, dataset):
-        assert {type(batch) for batch in elastic(dataset, num_threads=1, **arguments)} == {kind}

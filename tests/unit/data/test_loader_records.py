@@ -82,14 +82,6 @@ def test_records_leave_out_what_went_to_quarantine(columnar: bool) -> None:
     assert sorted(flat(seen)) == [n for n in all_records() if n not in Torn.bad]
 
 
-def test_records_of_a_batch_over_several_leases() -> None:
-    with trainer(FakeMaster(), {"a": 3, "b": 3, "c": 3}, batch_size=9) as (_, dataset):
-        loader = elastic(dataset)
-        (batch,) = loader
-        assert told(loader) == numbers(batch) == [0, 1, 2, 1000, 1001, 1002, 2000, 2001, 2002]
-        assert loader.records[4] == ("b", 1)
-
-
 def test_a_batch_that_stands_in_has_no_records() -> None:
     counted: list[int] = []
 
@@ -162,12 +154,6 @@ def test_through_needs_epochs_that_end() -> None:
         loader = elastic(dataset)
         with pytest.raises(InvalidArgument, match="epoch_barrier"):
             next(loader.through(0))
-
-
-def test_endless_epochs_are_gone_through_one_by_one() -> None:
-    with trainer(FakeMaster(), {"a": 6}, num_epochs=0) as (_, dataset):
-        loader = elastic(dataset)
-        assert [sorted(flat(map(numbers, loader.through(turn)))) for turn in range(3)] == [list(range(6))] * 3
 
 
 def test_synchronous_ranks_go_through_the_same_epochs() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from loader_kit import all_records, elastic, flat, numbers, take, trainer
 
-from edl_torch.errors import TokenError
 from edl_torch.testing import FakeMaster
 
 ORDERS: list[Any] = [
@@ -67,30 +66,6 @@ def test_a_token_brings_its_shard_size_to_a_service_that_has_none() -> None:
         service.load_state_dict(state)
         assert service.session.plan().spec.records_per_shard == 6
         assert sorted(flat(take(iter(elastic(dataset)), 100))) == all_records()
-
-
-@pytest.mark.parametrize(
-    ("other", "field"),
-    [
-        ({"seed": 7}, "seed"),
-        ({"records_per_shard": 5}, "records_per_shard"),
-        ({"shuffle_shards": True}, "shuffle_shards"),
-    ],
-)
-def test_a_token_of_another_dataset_is_refused_field_by_field(other: dict[str, Any], field: str) -> None:
-    with trainer(FakeMaster(), **other) as (service, _):
-        state = service.state_dict()
-    with trainer(FakeMaster()) as (service, dataset):
-        with pytest.raises(TokenError, match=field):
-            service.load_state_dict(state)
-        assert sorted(flat(take(iter(elastic(dataset)), 100))) == all_records()  # nothing was changed
-
-
-def test_what_is_no_token_is_refused() -> None:
-    with trainer(FakeMaster()) as (service, _):
-        for wrong in ("{}", "no", {"model": "x"}, {"token": 5}):
-            with pytest.raises(TokenError):
-                service.load_state_dict(wrong)  # type: ignore[arg-type]
 
 
 def test_the_service_is_stateful_for_torch() -> None:

@@ -157,12 +157,6 @@ def test_a_fresh_incarnation_says_where_it_begins() -> None:
         assert "load_state_dict" in str(error)
 
 
-def test_finished_asks_for_a_beginning_too() -> None:
-    with pytest.raises(Failed) as failed:
-        run_ranks(trained_on(), 1, lambda rank: rank.service.finished, UNEVEN)
-    assert "load_state_dict" in str(failed.value.errors[0])
-
-
 class BrokenReader(NumberReader):
     """Record 7 cannot be read."""
 
@@ -191,15 +185,6 @@ def test_a_rank_that_cannot_go_on_says_so_before_it_is_gone(size: int, parts: in
     with pytest.raises(Failed) as failed:
         run_ranks(FakeMaster(), size, work, BrokenReader(UNEVEN), parts=parts)
     assert Counter(failed.value.kinds.values()) == {BadRecord: 1, PeerFailed: size - 1}
-
-
-@whole_or_in_parts
-def test_a_bad_record_that_is_quarantined_ends_nothing(size: int, parts: int) -> None:
-    fake = FakeMaster()
-    options: dict[str, Any] = {"dataset": {"on_bad_record": "quarantine"}, "max_bad_records": 1}
-    ranks = run_ranks(fake, size, Rank.train, BrokenReader(UNEVEN), parts=parts, **options)
-    assert trained(ranks, parts) == each(1) - Counter([7])
-    fake.outcomes["training"].check_complete(1)
 
 
 @pytest.mark.parametrize(("size", "parts", "victim"), [(3, 1, 1), *((4, 2, victim) for victim in range(4))])
@@ -377,24 +362,6 @@ def test_what_ends_a_padding_batch_leaves_the_batch_before_it_alone() -> None:
 # Breaks and checkpoints ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "parts"), [(3, 1), (6, 2)])
-def test_all_ranks_may_break_at_one_step_and_go_on(size: int, parts: int) -> None:
-    def work(rank: Rank) -> None:
-        rank.service.load_state_dict(None)
-        for step, _ in enumerate(rank.one_pass()):
-            rank.loader.stepped()
-            if step == 1:
-                break
-        while not rank.service.finished:
-            list(rank.one_pass())
-
-    fake = FakeMaster()
-    ranks = run_ranks(fake, size, work, UNEVEN, parts=parts)
-    assert same_steps(ranks)[0] == 2
-    assert trained(ranks, parts) == each(1)
-    fake.outcomes["training"].check_complete(1)
-
-
 def test_a_break_at_the_last_batch_gives_it_back_too() -> None:
     """Ranks know that it is the last one while they are at it."""
     fake = FakeMaster()
@@ -471,32 +438,6 @@ def test_ranks_that_leave_the_shard_size_open_follow_the_token(size: int) -> Non
     assert all(state == states[0] for state in states)
     assert sizes == [32] * size
     assert trained(ranks) == each(EPOCHS)
-    fake.outcomes["training"].check_complete(EPOCHS)
-
-
-@pytest.mark.parametrize(("size", "parts"), [(2, 1), (4, 2)])
-def test_unstepped_batches_at_the_end_of_an_epoch_are_stepped_in_the_next(size: int, parts: int) -> None:
-    """Gradients gathered over four batches, across the ends of epochs."""
-
-    def work(rank: Rank) -> None:
-        weight = torch.nn.Parameter(torch.zeros(()))
-        optimizer = torch.optim.SGD([weight], lr=0.1)
-        rank.service.attach(optimizer)
-        rank.service.load_state_dict(None)
-        steps = 0
-        while not rank.service.finished:
-            for _ in rank.one_pass():
-                steps += 1
-                rank.loader.weigh(weight * 1.0).backward()
-                if steps % 4 == 0:
-                    optimizer.step()
-            if rank.service.epoch >= EPOCHS - 1 and len(rank.seen.passes) >= EPOCHS:
-                optimizer.step()
-
-    fake = FakeMaster()
-    ranks = run_ranks(fake, size, work, UNEVEN, parts=parts, num_epochs=EPOCHS)
-    same_steps(ranks)
-    assert trained(ranks, parts) == each(EPOCHS)
     fake.outcomes["training"].check_complete(EPOCHS)
 
 

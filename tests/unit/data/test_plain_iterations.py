@@ -128,13 +128,6 @@ def test_where_the_last_batch_is_dropped_none_may_be_short(drop_last: bool, leas
     assert iteration.records(streams) == (least, 8)
 
 
-def test_without_batches_each_sample_is_one() -> None:
-    table = Iterations()
-    _, iteration = begun(table, batch_size=None)
-    assert iteration.batch_size == 1
-    assert table.deliveries(iteration.run) is iteration
-
-
 class OwnIterator(_SingleProcessDataLoaderIter):
     """Makes batches in a way of its own."""
 

@@ -126,20 +126,6 @@ def test_nothing_is_asked_for_after_the_last_record(skip: int, bad: int) -> None
         assert reader.ranges == [("a", skip, 6)]
 
 
-def test_nor_after_the_last_record_of_a_shard_that_is_kept() -> None:
-    reader = Stored(frozenset([5]))
-    assert len(Reading(reader)(PLANS["in shard"], part(PLANS["in shard"]))) == 5
-    assert reader.ranges == [("a", 0, 6)]
-
-
-@pytest.mark.parametrize(("order", "kind"), KINDS)
-def test_a_lease_may_be_a_part_of_its_shard(order: str, kind: Any) -> None:
-    plan = PLANS[order]
-    for skip, stop in ((2, 5), (0, 1), (5, 6), (4, 4)):
-        grant = part(plan, skip=skip, stop=stop)
-        assert list(Reading(kind())(plan, grant).values()) == in_order(plan, grant)
-
-
 @pytest.mark.parametrize("order", ["stored", "in shard", "windows"])
 def test_what_a_reader_promised_and_does_not_have_is_bad(order: str) -> None:
     plan = PLANS[order]

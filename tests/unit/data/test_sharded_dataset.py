@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loader_kit import UNEVEN, NumberReader, acknowledged, all_records, once, trainer
+from loader_kit import UNEVEN, NumberReader, all_records, trainer
 from plan_kit import COUNTS, PLANS
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -60,18 +60,6 @@ def test_a_copy_serves_the_iteration_that_it_was_pickled_for() -> None:
         assert iterations.served == ""
         assert not hasattr(copy, "_run")
         assert (copy.reader.counts, copy._link, copy._reading) == (UNEVEN, None, None)
-
-
-def test_samples_count_when_they_are_reported() -> None:
-    fake = FakeMaster()
-    with trainer(fake) as (service, dataset):
-        samples = iter(dataset)
-        first = [next(samples) for _ in range(4)]
-        assert not acknowledged(fake, service)
-        service.report_batch_done()
-        assert acknowledged(fake, service) == once(first)
-        rest = [*first, *samples]
-        assert sorted(rest) == all_records()
 
 
 @pytest.mark.parametrize("quarantines", [False, True])

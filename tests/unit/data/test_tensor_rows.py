@@ -13,10 +13,8 @@ from torch.utils.data._utils import collate as torchs
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from edl_torch import ElasticDataLoader, LocalMaster
-from edl_torch.data.batches import transport
 from edl_torch.data.batches.convert import Rows, tensor_rows, to_batch
-from edl_torch.data.batches.transport import BatchMemory, shared_segment
-from edl_torch.errors import InvalidArgument
+from edl_torch.data.batches.transport import BatchMemory
 from edl_torch.readers import MapDatasetReader
 
 SIDE = 260  # four of them are more than a message
@@ -145,19 +143,6 @@ def test_functions_that_a_user_put_in_torchs_place_are_called(
     assert {len(values) for values in seen} == {4}
 
 
-def test_unequal_shapes_are_refused_as_ever() -> None:
-    with pytest.raises(InvalidArgument, match="which do not make one tensor"):
-        collated(lambda n: tensor(n, SIDE + n, SIDE))
-
-
-def test_in_a_worker_large_batches_are_made_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "get_worker_info", lambda: object())
-    batch, rows = collated(KINDS["image and label"])
-    assert shared_segment(batch[0]) is not None
-    assert is_whole(batch[0], rows)
-    assert same(batch, to_batch([KINDS["image and label"](n) for n in range(4)]))
-
-
 @pytest.mark.parametrize("kind", ["O", ">f8", "M8[s]", "U4", "V8"])
 def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
     value = np.zeros((SIDE, SIDE), dtype=kind)
@@ -177,23 +162,6 @@ def test_what_torch_has_no_type_for_stays_where_it_is(kind: str) -> None:
 )
 def test_unusual_tensors_stay_where_they_are(value: torch.Tensor) -> None:
     assert Rows(4, BatchMemory()).place(value, 0) is value
-
-
-def test_a_batch_of_one_large_sample_is_its_row() -> None:
-    rows = Rows(1, BatchMemory())
-    sample = rows.place(tensor(0, 2 * SIDE, 2 * SIDE), 0)
-    whole = rows.whole([sample])
-    assert whole is not None
-    assert whole.data_ptr() == sample.data_ptr()
-
-
-def test_each_of_two_large_tensors_of_a_sample_has_its_rows() -> None:
-    rows = Rows(2, BatchMemory())
-    samples = [rows.place((tensor(n, 2 * SIDE, SIDE), tensor(n, SIDE, 2 * SIDE)), n) for n in range(2)]
-    for column in zip(*samples, strict=True):
-        whole = rows.whole(list(column))
-        assert whole is not None
-        assert torch.equal(whole, torch.stack(column))
 
 
 # Batches of a `TensorDataset` -------------------------------------------------------------------------------
@@ -333,11 +301,6 @@ def test_a_users_own_way_to_collate_tensors_is_called(monkeypatch: pytest.Monkey
     assert elastic(TensorDataset(numbers(3))) == [[5], [5], [5], [5], [3]]
 
 
-def test_sparse_tensors_are_refused_as_torch_does() -> None:
-    with pytest.raises(RuntimeError, match="sparse tensors are not currently supported"):
-        elastic(TensorDataset(numbers(3).to_sparse()))
-
-
 class OwnDataset(TensorDataset):
     """May do with its rows what it likes."""
 
@@ -352,12 +315,3 @@ def test_subclasses_are_read_row_by_row() -> None:
     assert tensor_rows(MapDatasetReader(OwnDataset(numbers()))) is None
     assert tensor_rows(OwnReader(data)) is None
     assert tensor_rows(MapDatasetReader(Subset(data, range(3)))) is None
-
-
-@pytest.mark.parametrize("columns", [1, 70_000])
-def test_a_batch_of_the_only_row(columns: int) -> None:
-    only = TensorDataset(torch.arange(columns * 3, dtype=torch.float64).reshape(1, columns, 3))
-    rows = tensor_rows(MapDatasetReader(only))
-    assert rows is not None
-    (batch,) = rows.batch([0]).batch
-    assert torch.equal(batch, only.tensors[0])

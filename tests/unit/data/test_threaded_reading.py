@@ -264,12 +264,6 @@ def test_ctrl_c_in_a_thread_reaches_the_loop(where: str) -> None:
     assert none_is_left()
 
 
-def test_without_leases_there_is_nothing_to_seed() -> None:
-    generators = Generators(after_each=False)
-    book = Book(quarantines=False)
-    assert list(in_threads(Safe(), planned(), 3, book, float, generators, grants=iter(()))) == []
-
-
 def test_what_ends_the_leases_is_raised_when_what_came_before_is_read() -> None:
     plan = planned()
 
@@ -384,19 +378,6 @@ def test_a_reading_that_was_closed_keeps_no_sample() -> None:
     gc.collect()
     assert len(made) >= 2
     assert not any(ref() is not None for ref in made)
-
-
-@pytest.mark.parametrize("how", ["closed", "dropped", "to the end"])
-def test_no_thread_is_left(how: str) -> None:
-    reading = in_threads(Safe(), planned(), 4, Book(quarantines=False), threads=3)
-    next(reading)
-    assert not none_is_left()
-    if how == "closed":
-        reading.close()
-    elif how == "to the end":
-        list(reading)
-    del reading
-    wait_until(none_is_left)
 
 
 class Sample:
@@ -606,15 +587,6 @@ def test_a_transform_that_draws_late_leaves_the_loop_its_numbers() -> None:
     steps = count()
     late = lambda: random.random() if next(steps) % 10 > 6 else 0.0  # noqa: E731  of ten batches
     check_equal(Safe, planned(), drawing(random.random, {17}), loop=late)
-
-
-def test_a_transform_that_fails_by_chance_fails_as_in_one_thread() -> None:
-    def transform(number: int) -> int:
-        if number > 10 and random.random() < 0.5:
-            raise ValueError(f"no {number}")
-        return number
-
-    check_equal(Safe, PLANS["global"], transform)
 
 
 def test_transforms_that_draw_nothing_run_in_several_threads() -> None:

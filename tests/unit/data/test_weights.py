@@ -115,17 +115,6 @@ def test_a_second_call_before_the_step_does_nothing() -> None:
     assert p.grad == 3.0
 
 
-def test_a_new_optimizer_of_the_same_parameters_goes_on_where_the_old_one_was() -> None:
-    weights, p = Weights(), parameter()
-    for epoch in range(3):
-        optimizer = sgd(p)
-        for own in (4, 2):
-            optimizer.zero_grad()
-            train(weights, own, epoch + 1.0, p)
-            weights.scale(optimizer)
-            assert p.grad == epoch + 1.0
-
-
 def test_parameters_that_an_optimizer_gets_later_belong_to_its_window() -> None:
     weights, p, late = Weights(), parameter(), parameter()
     optimizer = sgd(p)
@@ -207,19 +196,6 @@ def test_a_parameter_that_a_batch_does_not_reach_counts_it_all_the_same() -> Non
     train(weights, 2, 4.0, p, expert)
     weights.scale(optimizer)
     assert expert.grad == 1.0
-
-
-def test_losses_of_several_batches_may_be_backpropagated_at_once() -> None:
-    p = parameter()
-    optimizer = sgd(p)
-    weights = Weights(attached=lambda: [optimizer])
-    losses = []
-    for own, slope in ((2, 1.0), (6, 5.0)):
-        weights.step(own)
-        losses.append(weights.weigh(slope * p))
-    torch.stack(losses).sum().backward()
-    weights.scale(optimizer)
-    assert p.grad == 4.0
 
 
 def test_a_new_beginning_forgets_the_window() -> None:
@@ -315,15 +291,6 @@ def test_a_stand_in_gives_every_parameter_a_gradient_of_zero(
         assert not gradient.any()
 
 
-def test_batches_before_and_after_a_stand_in_keep_their_gradients() -> None:
-    weights, p = Weights(), parameter()
-    train(weights, 2, 3.0, p)
-    train(weights, 0, torch.inf, p)
-    train(weights, 4, 6.0, p)
-    weights.scale(sgd(p))
-    assert p.grad == 5.0
-
-
 @pytest.mark.parametrize("together", [False, True])
 def test_other_losses_beside_a_stand_in_keep_their_gradients(together: bool) -> None:
     """Also those that were computed together with its own."""
@@ -375,14 +342,6 @@ def test_a_loop_that_trains_on_padding_batches_is_warned_once() -> None:
     weights.warn_of_padding()
 
 
-@pytest.mark.parametrize("looks", [lambda weights: weights.own, lambda weights: weights.weigh(torch.ones(1))])
-def test_a_loop_that_asks_what_a_batch_weighs_is_not_warned(looks: Callable[[Weights], object]) -> None:
-    weights = Weights()
-    weights.step(0)
-    looks(weights)
-    weights.warn_of_padding()
-
-
 # Several ranks ------------------------------------------------------------------------------------------
 
 
@@ -425,17 +384,6 @@ def test_what_a_rank_did_not_train_on_counts_on_none(on_ranks: Callable[..., lis
 
     found = on_ranks(work)
     assert sum(found) / 2 == pytest.approx((4 * 3 + 8 * 5) / 12, rel=1e-15)
-
-
-def test_counts_add_up_over_ranks(on_ranks: Callable[..., list[Any]]) -> None:
-    def work(weights: Weights, rank: int) -> float:
-        p = parameter()
-        train(weights, 4, 3.0 + rank, p, count=0.5 + rank)
-        weights.scale(sgd(p))
-        assert p.grad is not None
-        return float(p.grad)
-
-    assert sum(on_ranks(work)) / 2 == pytest.approx((0.5 * 3 + 1.5 * 4) / 2, rel=1e-15)
 
 
 def test_counts_on_one_rank_and_records_on_another_are_refused_on_both(

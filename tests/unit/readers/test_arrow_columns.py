@@ -53,24 +53,6 @@ def test_numbers_keep_their_width_and_become_tensors_that_may_be_written_to(kind
     assert found.tolist() == [0, 0, 1]
 
 
-def test_chunks_and_slices_are_read_as_one():
-    parts = ({"x": [1, 2], "s": ["a", "b"]}, {"x": [3], "s": pa.array([None], pa.string())})
-    table = pa.concat_tables(map(pa.table, parts))
-    found = numpy_columns(table.slice(1))
-    assert found["x"].tolist() == [2, 3]
-    assert found["s"].tolist() == ["b", None]
-
-
-def test_an_empty_table_keeps_its_types():
-    schema = pa.schema([("i", pa.int32()), ("s", pa.string()), ("v", pa.list_(pa.float32(), 3))])
-    found = numpy_columns(schema.empty_table())
-    assert {name: (array.dtype.str, array.shape) for name, array in found.items()} == {
-        "i": ("<i4", (0,)),
-        "s": ("|O", (0,)),
-        "v": ("<f4", (0, 3)),
-    }
-
-
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint8(), pa.bool_()])
 def test_a_null_without_a_value_is_an_error_that_says_what_to_do(kind):
     with pytest.raises(BadRecord, match=r"'x'.*has 1 NULL.*fill_nulls=\{'x'"):
@@ -102,14 +84,6 @@ def test_strings_bytes_decimals_and_times_are_objects():
     assert column([None, None], pa.null()).tolist() == [None, None]
 
 
-def test_lists_of_a_fixed_size_are_a_matrix():
-    table = pa.table({"x": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.float32(), 2))})
-    assert numpy_columns(table.slice(1))["x"].tolist() == [[3, 4], [5, 6]]
-    assert numpy_columns(table)["x"].dtype == np.float32
-    with pytest.raises(BadRecord, match="NULL list"):
-        column([[1, 2], None], pa.list_(pa.float32(), 2))
-
-
 def test_lists_are_arrays_of_their_own_length():
     table = pa.table({"x": pa.array([[9], [1, 2], None, [], [3]], pa.list_(pa.int32()))})
     found = numpy_columns(table.slice(1))["x"]
@@ -120,22 +94,10 @@ def test_lists_are_arrays_of_their_own_length():
         column([[1, None]], pa.list_(pa.int32()))
 
 
-def test_maps_and_structs_are_dicts():
-    assert column([[("a", 1)], None], pa.map_(pa.string(), pa.int32())).tolist() == [{"a": 1}, None]
-    assert column([{"a": 1}, None], pa.struct([("a", pa.int32())])).tolist() == [{"a": 1}, None]
-
-
 def test_two_columns_of_one_name_are_refused():
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(DataFormatError, match="the name x"):
         numpy_columns(table)
-
-
-def test_rows_before_a_null_without_a_value_are_delivered():
-    found = rows(pa.table({"i": [1, 2, None, 4]}))
-    assert [next(found), next(found)] == [{"i": 1}, {"i": 2}]
-    with pytest.raises(BadRecord, match="'i'"):
-        next(found)
 
 
 def test_no_pandas_is_brought_into_a_process_that_reads_columns():
@@ -296,37 +258,3 @@ def test_a_row_is_what_rows_gives(part: tuple[int, int]) -> None:
     picker = RowPicker(table, {}, {}, table.column_names)
     for number, row in enumerate(rows(table)):
         assert text(picker.row(number)) == text(row)
-
-
-def test_several_chunks_are_one_column() -> None:
-    table = pa.concat_tables([wide().slice(0, 9), wide().slice(9)])
-    picker = RowPicker(table, {}, {}, table.column_names)
-    assert [text(picker.row(number)) for number in range(COUNT)] == list(map(text, rows(wide())))
-
-
-def test_columns_come_in_the_order_asked_for_with_those_that_are_the_same() -> None:
-    table = pa.table({"x": [1, 2], "y": ["a", None]})
-    picker = RowPicker(table, {}, {"year": 2024}, ["y", "year", "x"])
-    assert list(picker.row(1).items()) == [("y", None), ("year", 2024), ("x", 2)]
-
-
-def test_rows_are_the_callers() -> None:
-    table = pa.table({"many": [[1], [2]]})
-    picker = RowPicker(table, {}, {}, ["many"])
-    picker.row(0)["many"][0] = 7
-    assert picker.row(0)["many"].tolist() == [1]
-
-
-def test_a_null_without_a_value_is_a_bad_record_and_no_other_row_is() -> None:
-    table = pa.table({"x": [1, None, 3]})
-    picker = RowPicker(table, {}, {}, ["x"])
-    assert [picker.row(0), picker.row(2)] == [{"x": 1}, {"x": 3}]
-    with pytest.raises(BadRecord, match="column 'x'"):
-        picker.row(1)
-    assert RowPicker(table, {"x": -1}, {}, ["x"]).row(1) == {"x": -1}
-
-
-def test_a_number_beyond_the_end_is_an_error() -> None:
-    table = pa.table({"x": [1, 2]})
-    with pytest.raises(IndexError):
-        RowPicker(table, {}, {}, ["x"]).row(2)

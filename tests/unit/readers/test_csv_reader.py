@@ -131,12 +131,6 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
     assert CsvReader(path, encoding="latin-1").read_batch(path, np.array([1]))["b"].tolist() == ["été"]
 
 
-def test_what_the_encoding_lacks_in_other_columns_does_not_matter(tmp_path):
-    path = write_csv(tmp_path, b"a,b\n1,\x81\n2,x\n")  # cp1252 has no character for it
-    reader = CsvReader(path, ["a"], encoding="cp1252", header=True)
-    assert reader.read_batch(path, np.array([1, 0]))["a"].tolist() == [2, 1]
-
-
 def test_without_pyarrow_rows_are_read_and_batches_say_what_to_install(tmp_path, monkeypatch):
     path = write_csv(tmp_path)
     for name in [name for name in sys.modules if name.startswith("pyarrow")] + ["pyarrow"]:
@@ -166,14 +160,6 @@ def test_real_tables(samples, file, heading, rows, width):
         expected = [row for row in csv.reader(lines) if row][heading:]
     assert [list(row.values()) for row in records(texts)] == expected
     assert (len(expected), len(texts.columns)) == (rows, width)
-
-
-def test_real_table_with_missing_values(samples):
-    path = str(samples / "csv" / "heart_cleveland.csv")
-    assert CsvReader(path).dtypes["ca"] == "str"
-    reader = CsvReader(path, null_values=["?"])
-    assert reader.dtypes["ca"] == "float64"
-    assert np.isnan(reader.read_batch(path, np.arange(303))["ca"]).sum() == 4
 
 
 # What the columns of a CSV file are called and hold: headings, names, types, no values ----------------------
@@ -280,19 +266,6 @@ def test_one_column_may_hold_other_delimiters(tmp_path):
     assert records(CsvReader(write_csv(tmp_path, "a|b\nc|d\n"), **options)) == [{"a|b": "c|d"}]
 
 
-def test_no_values(tmp_path):
-    path = write_csv(tmp_path, "a,b,c\n1,?,x\n?,2.5,?\n")
-    reader = CsvReader(
-        path, dtypes={"a": "int32", "b": "float32"}, null_values=["?"], fill_nulls={"a": -1}, header=True
-    )
-    number, real = np.int32, np.float32
-    wanted = [{"a": number(1), "b": real("nan"), "c": "x"}, {"a": number(-1), "b": real(2.5), "c": "?"}]
-    assert same(records(reader), wanted)
-    batch = reader.read_batch(path, np.arange(2))
-    assert (batch["a"].dtype, batch["b"].dtype) == (np.int32, np.float32)
-    assert batch["a"].tolist() == [1, -1]
-
-
 def test_tabs_other_quotes_and_none(tmp_path):
     assert records(CsvReader(write_csv(tmp_path, "a\tb\n1\tx,y\n", "t.tsv"))) == [{"a": 1, "b": "x,y"}]
     path = write_csv(tmp_path, "a;b\n1;'x;y'\n")
@@ -322,19 +295,6 @@ def test_a_sample_of_a_wide_table_is_looked_at_once() -> None:
 
 
 # The files of a `CsvReader`: which ones, in which state, opened how often, indexed once ---------------------
-
-
-def test_files_without_records_are_sources_of_none(tmp_path):
-    a, b, c = (
-        write_csv(tmp_path, text, name)
-        for name, text in (("a.csv", ""), ("b.csv", "n\n"), ("c.csv", "n\n5\n"))
-    )
-    reader = CsvReader(tmp_path, header=True)
-    assert reader.create_shards() == {a: 0, b: 0, c: 1}
-    check_reader(lambda: reader)
-    for path in (a, b):
-        with pytest.raises(DataFormatError, match=r"no record"):
-            CsvReader(path, header=True)
 
 
 def test_files_with_other_headings_are_refused(tmp_path):

@@ -20,7 +20,6 @@ from edl_torch.readers.text.csv_values import (
     check_encoding,
     column_type,
     infer_type,
-    is_number,
 )
 
 pytest.importorskip("pyarrow", reason="columns need pyarrow")
@@ -153,15 +152,6 @@ def test_nulls_are_nan_or_filled_or_bad_and_never_in_text():
         assert batch["a"].dtype == ColumnType(kind).dtype
 
 
-def test_bytes_that_are_no_text_matter_only_in_chosen_columns():
-    names = ("a", "b")
-    for column, kind, readable in (("a", "int64", True), ("b", "str", False)):
-        layout = CsvLayout(names=names, columns=((column, ColumnType(kind)),))
-        row = b"1,\xff\n"
-        assert (by_row(row, DIALECT, layout) is not None) == readable
-        assert (arrow_columns([row], DIALECT, layout) is not None) == readable
-
-
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "gb18030", "shift_jis", "UTF8"])
 def test_other_encodings(encoding):
     word = "ü" if encoding in ("latin-1", "cp1252") else "表"
@@ -220,15 +210,3 @@ def test_types_are_named_as_users_do():
     for wrong in ("int65", "datetime64[s]", complex, 5, None, []):
         with pytest.raises(InvalidArgument, match=r"dtypes\['a'\]"):
             column_type(wrong, "a")
-
-
-def test_numbers_have_digits():
-    assert [is_number(word) for word in ("1", " 2.5", "1e3", "nan", "inf", "x1", "")] == [True] * 3 + [
-        False
-    ] * 4
-
-
-def test_columns_of_rows_have_the_types_of_arrows():
-    layout = CsvLayout(names=("a", "b"), columns=(("a", ColumnType("float32")), ("b", ColumnType("str"))))
-    batch = csv_values.columns_of([{"a": 0.5, "b": "x"}], layout)
-    assert (batch["a"].dtype, batch["b"].dtype, batch["b"].tolist()) == (np.float32, object, ["x"])

@@ -13,7 +13,7 @@ import pytest
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers import CsvReader, RecordIODataReader, TextReader, open_reader
-from edl_torch.readers.shared.finder import Finder, expanded
+from edl_torch.readers.shared.finder import Finder
 from edl_torch.readers.shared.sources import FilesReader
 from edl_torch.readers.storage import Storage
 
@@ -78,11 +78,6 @@ def test_folders_below_count_where_they_are_asked_for(base: str) -> None:
         assert found == [f"{base}/{name}" for name in names], pattern
 
 
-def test_without_suffixes_all_files_are_meant(base: str) -> None:
-    assert Finder().files(base, Storage()) == [f"{base}/{name}" for name in TOP]
-    assert Finder().files(f"{base}/c.txt", Storage()) == [f"{base}/c.txt"]
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -140,10 +135,6 @@ def test_a_file_that_is_called_as_a_range_or_a_glob_is_that_file(tmp_path: Path)
     for name in ("{0..1}.tar", "a[1]*.tar", "a1b.tar"):
         (tmp_path / name).write_bytes(b"x")
         assert TARS.files(tmp_path / name) == [str(tmp_path / name)]
-
-
-def test_several_braces_are_all_taken_together() -> None:
-    assert list(expanded("{a,d}{-0,}{0..1}")) == ["a-00", "a-01", "a0", "a1", "d-00", "d-01", "d0", "d1"]
 
 
 def test_a_manifest_names_files_below_its_folder(base: str, tmp_path: Path) -> None:

@@ -605,6 +605,15 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         Held(400, datasets=[Held(data=OTHER), Held(data=ARRAY)]),
     ),
     "paths": (Held(paths=PATHS), Held(paths=PATHS[::-1])),
+    "relative paths in another folder": tuple(
+        Held(paths=[f"{folder}/{n}.png" for n in range(200)]) for folder in ("train", "val")
+    ),
+    "files with classes in another folder": tuple(
+        Held(samples=[(f"{folder}/{n}.png", 0) for n in range(200)]) for folder in ("train", "val")
+    ),
+    "dates that are written like paths": tuple(
+        [(f"{year}/01", n) for n in range(9)] for year in (2023, 2024)
+    ),
     "files with classes": (
         Held(samples=[(path, 0) for path in PATHS]),
         Held(samples=[(path, 0) for path in PATHS[1:] + PATHS[:1]]),
@@ -758,11 +767,9 @@ def test_a_dataset_in_another_order_is_another_one(what: str) -> None:
                 [lambda root, path=path: {"views": [Path(root + path), 3]} for path in PATHS],
             )
         ),
-        (Held(paths=[path[1:] for path in PATHS]), Held(paths=PATHS)),
-        (Held(paths=[f"../{path}" for path in PATHS]), Held(paths=[Path(f"/mnt{path}") for path in PATHS])),
         (
-            Held(rows=[{"image": f"./images{path}", "label": 1} for path in PATHS]),
-            Held(rows=[{"image": f"/mnt{path}", "label": 1} for path in PATHS]),
+            Held(paths=[Path(f"../{path}") for path in PATHS]),
+            Held(paths=[Path(f"/mnt{path}") for path in PATHS]),
         ),
         (
             Held(samples=[(path[1:], 0) for path in PATHS], root="data"),
@@ -817,6 +824,23 @@ def test_a_reader_that_is_registered_again_has_the_numbers_of_then() -> None:
     then = reader_fingerprint(reader)
     dataset._threshold = 9
     assert "changed '_threshold'" in describe_change(then, reader_fingerprint(reader))
+
+
+def test_a_process_that_imports_the_program_anew_compares_what_its_code_names_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = MapDatasetReader(OfItsClass(data=ARRAY))
+    then, spawned = reader_fingerprint(reader), pickle.dumps(reader)
+    monkeypatch.setattr(OfItsClass, "table", {"rank": 3, "k": 1})
+    assert changed_since(pickle.loads(spawned), then) == ""
+    monkeypatch.setattr(OfItsClass, "table", {"k": 2, "rank": 0})
+    assert changed_since(reader, then) == ""
+    assert "changed 'table'" in changed_since(pickle.loads(spawned), then)
+
+
+def test_a_class_of_the_program_has_one_name_in_all_processes() -> None:
+    mine, workers = (type("Mine", (), {"__module__": name}) for name in ("__main__", "__mp_main__"))
+    assert name_of_function(mine) == name_of_function(workers)
 
 
 @pytest.mark.parametrize(
@@ -896,6 +920,9 @@ KNOWN: dict[str, tuple[Any, str]] = {
         Held(400, datasets=[Held(samples=[(path, 0) for path in PATHS], targets=LABELS)]),
         "names",
     ),
+    "files and a text": (Held(files=PATHS, color="gray"), "partly"),
+    "files and another folder": (Held(files=PATHS, masks="/masks"), "names"),
+    "texts of which one may be a path": (["that is so."] * 40 + ["and/or"], "sampled"),
     "files and a store": (Held(samples=[(path, 0) for path in PATHS], store=object()), "partly"),
     "numbers and a database": (Held(40, ids=list(range(40)), path="x.db"), "partly"),
     "bytes": (Held(40, offsets=list(range(40)), blob=b"records" * 40), "partly"),
@@ -904,6 +931,13 @@ KNOWN: dict[str, tuple[Any, str]] = {
     "a list of other length": (Held(40, labels=LABELS[:40], lines=["one line"] * 80), "partly"),
     "a store": (Held(40, labels=LABELS[:40], store=object()), "partly"),
     "a path of its module": (coded("return (K / str(i)).name", K=Path("images")), "partly"),
+    "a path in its code": (coded("return get(f'/data/{self.data[i]}')", get=str.strip), "partly"),
+    "a file by its name in its code": (coded("return get('x.wav', i)", get=str.strip), "partly"),
+    "texts in its code": (coded("'of a/b.c'; return f'{i}/{i} a. b', {'x-y': '.'}"), "sampled"),
+    "a lookup of its module": (coded("return get(i)", get={1: 2}.get), "partly"),
+    "a connection of its module": (coded("return db.execute(i)", db=sqlite3.connect(":memory:")), "partly"),
+    "functions of its module": (coded("return sqrt(i), log(i)", sqrt=math.sqrt, log=np.log), "sampled"),
+    "a random number": (coded("return draw()", draw=random.random), "sampled"),
     "files that it opens": (coded("return open(str(self.data[i]))"), "partly"),
     "an object of its module": (coded("return K.get(i)", "class Of: pass\nK = Of()"), "partly"),
     "a logger": (coded("return LOG.debug(i)", LOG=logging.getLogger("of")), "sampled"),
@@ -1435,6 +1469,24 @@ class Cached(Held):
         return self.table[index]
 
 
+class Switched(Made):
+    def __init__(self, data: Any, factor: int = 2) -> None:
+        super().__init__(data)
+        self.factor = factor
+
+    def switch(self, factor: int) -> None:
+        self.factor = factor
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index] * self.factor
+
+
+class SetUp(Switched):
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.switch(3)
+
+
 class Transform:
     def __init__(self, *steps: Any, **more: Any) -> None:
         self.steps, self.mean, self.mode = steps, [0.5] * 3, "reflect"
@@ -1457,6 +1509,8 @@ CALLED: dict[str, tuple[Any, str]] = {
     "a dict by its method": ({"a": 1}.get, "partly"),
     "rows of an object": (Transform(rows=[(n, n) for n in range(200)]).__call__, "partly"),
     "words of a tokenizer": (Transform(vocab={"a": 1}), "partly"),
+    "letters of a tokenizer": (Transform(letters=[*"abc"]), "partly"),
+    "letters of a tokenizer in one text": (Transform(letters="abcdefghijklmnopqrstuvwxyz"), "partly"),
     "an embedding": (torch.nn.Embedding(40, 2), "partly"),
     "transforms": (Transform(Transform(), torch.nn.Sequential(torch.nn.ReLU())), "sampled"),
     "a method of a transform": (Transform().__call__, "sampled"),
@@ -1469,6 +1523,17 @@ BOUND = Held(data=ARRAY)
 BOUND.size = BOUND.__len__  # type: ignore[attr-defined]
 KNOWN |= {f"{what} as an attribute": (Held(data=ARRAY, by=by), known) for what, (by, known) in CALLED.items()}
 KNOWN |= {
+    **{
+        f"{what} of its module": (coded("return by(i)", by=Transform(**more)), known)
+        for what, more, known in (
+            ("a tokenizer", {"vocab": {"a": 1}}, "partly"),
+            ("a transform", {}, "sampled"),
+        )
+    },
+    "a method of a tokenizer": (coded("return by(i)", by=Transform(vocab={"a": 1}).__call__), "partly"),
+    "a module of its class": (of_kind(OfANumber, scale=torch.nn.Embedding(40, 2)), "partly"),
+    "a number that a method writes": (Switched(ARRAY), "partly"),
+    "a number that __init__ has set by a method": (SetUp(ARRAY), "partly"),
     "a method of its own": (BOUND, "sampled"),
     "rows that are read first": (Filled(data=ARRAY, rows=None), "partly"),
     "a property that is kept": (Cached(data=ARRAY), "partly"),

@@ -20,7 +20,6 @@ from edl_torch.readers import (
     read_image,
 )
 from edl_torch.shard import Shard, Task
-from edl_torch.testing.check_reader import check_reader
 
 
 def put(path: Path, seed: int = 0) -> None:
@@ -44,13 +43,6 @@ def test_labels_are_indices_of_sorted_class_names(tmp_path):
     assert [label for _, label in everything(reader)] == [0, 0, 1, 1, 2, 2, 3, 3]
     for (image, _), file in zip(everything(reader), files(reader), strict=True):
         assert np.array_equal(image, read_image(str(tmp_path / file)))
-
-
-def test_flat_folder_gives_images_alone(tmp_path):
-    reader = ImageFolderReader(write_image_folder(tmp_path, (), 2))
-    assert reader.classes == []
-    assert reader.create_shards() == {str(tmp_path): 2}
-    assert np.array_equal(reader.read_record(str(tmp_path), 1), render(1))
 
 
 def test_order_is_that_of_torchvision(tmp_path):
@@ -111,12 +103,6 @@ def test_images_beside_class_folders_are_refused(tmp_path):
         ImageFolderReader(tmp_path)
 
 
-def test_flat_folder_may_hold_folders_without_images(tmp_path):
-    put(tmp_path / "1.png")
-    (tmp_path / "annotations").mkdir()
-    assert ImageFolderReader(tmp_path).classes == []
-
-
 def test_splits_with_class_folders_are_not_classes(tmp_path):
     for split in ("train", "val"):
         put(tmp_path / split / "bee" / "0.png")
@@ -140,27 +126,11 @@ def test_class_without_images_is_refused_unless_allowed(tmp_path):
     assert ImageFolderReader(tmp_path, allow_empty=True).classes == ["a", "b"]
 
 
-def test_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(DataFormatError, match="has no image"):
-        ImageFolderReader(tmp_path)
-
-
 def test_missing_folder_and_file_as_folder_are_refused(tmp_path):
     put(tmp_path / "1.png")
     for path in (tmp_path / "nowhere", tmp_path / "1.png"):
         with pytest.raises(DataFormatError, match="cannot be listed"):
             ImageFolderReader(path)
-
-
-@pytest.mark.parametrize(("name", "classes", "count"), [("digits/train", 10, 200), ("coco_crops/val", 6, 8)])
-def test_real_class_folders(samples, name, classes, count):
-    root = samples / "imagefolder_mini" / name
-    check_reader(lambda: ImageFolderReader(root), max_records=20)
-    reader = ImageFolderReader(root)
-    assert (len(reader.classes), reader.count) == (classes, count)
-
-
-# Image generators -------------------------------------------------------------------------------------------
 
 
 # Image manifest ---------------------------------------------------------------------------------------------
@@ -222,22 +192,12 @@ def test_line_ends_marks_quotes_blanks_and_backslashes(root, content):
     assert labels(reader) == [1, 2]
 
 
-def test_quoted_names_with_commas(root):
-    (root / "images" / "0000.png").rename(root / "images" / "a, b.png")
-    assert labels(manifest(root, '"images/a, b.png",4\n')) == [4]
-
-
 def test_heading_is_recognised_unless_told(root):
     (root / "plain").write_bytes((root / "images" / "0000.png").read_bytes())
     assert labels(manifest(root, "file,label\nplain,1\n")) == [1]
     assert labels(manifest(root, "plain,1\nplain,2\n")) == [1, 2]
     assert labels(manifest(root, "images/0000.png,1\nplain,2\n", has_header=True)) == [2]
     assert manifest(root, "missing,1\nplain,2\n", has_header=False).count == 2
-
-
-def test_one_column_is_images_without_labels(root):
-    reader = manifest(root, "file\nimages/0000.png\nimages/0002.png\n")
-    assert np.array_equal(reader.read_record(reader.name, 1), render(2))
 
 
 def test_root_and_delimiter(root):
@@ -274,15 +234,6 @@ def test_bad_lists_name_file_and_line(root, content, message):
 def test_missing_manifest_is_refused(tmp_path):
     with pytest.raises(DataFormatError, match="cannot be read"):
         ImageManifestReader(tmp_path / "nothing.csv")
-
-
-def test_real_class_folder_through_a_manifest(samples, tmp_path):
-    base = samples / "imagefolder_mini" / "digits" / "val"
-    rows = sorted(f"{path.relative_to(base)},{path.parent.name}" for path in base.glob("*/*.png"))
-    path = tmp_path / "digits.csv"
-    path.write_text("\n".join(rows))
-    check_reader(lambda: ImageManifestReader(path, root=base))
-    assert labels(ImageManifestReader(path, root=base)) == [number // 5 for number in range(50)]
 
 
 # A folder of images that is gone is told from one image that is ---------------------------------------------

@@ -21,7 +21,7 @@ from edl_torch.errors import DataFormatError, SourceChanged
 from edl_torch.readers import CsvReader, RecordIODataReader, TarReader
 from edl_torch.readers.shared import mapped
 from edl_torch.readers.shared.files import FileStamp, OpenFile, file_lock
-from edl_torch.readers.shared.mapped import BESIDE, Array, cached_index
+from edl_torch.readers.shared.mapped import Array, cached_index
 from edl_torch.readers.shared.sources import index_of
 from edl_torch.readers.storage import Storage
 from edl_torch.readers.text.row_index import BLOCK, RowIndex, RowRules, build_row_index
@@ -44,17 +44,6 @@ def data(tmp_path: Path) -> Path:
     path.parent.mkdir()
     path.write_bytes(b"12345")
     return path
-
-
-def test_an_index_is_built_once(data: Path, tmp_path: Path) -> None:
-    build = Builder()
-    for _ in range(2):
-        index = cached_index(
-            FileStamp.of(data), "kind1", build, storage=Storage(index_dir=tmp_path / "away" / "deep")
-        )
-        assert index["n"].tolist() == [1, 1, 1]
-    assert build.built == 1
-    assert os.listdir(data.parent) == ["x.bin"]
 
 
 def test_the_environment_names_the_folder(
@@ -164,11 +153,6 @@ def test_a_folder_that_is_named_may_be_another_users(
     assert cached_index(FileStamp.of(data), "kind1", Builder())["n"].tolist() == [99, 99, 99]
 
 
-def test_an_index_may_lie_beside_its_data(data: Path) -> None:
-    index = cached_index(FileStamp.of(data), "kind1", Builder(), storage=Storage(index_dir=BESIDE))
-    assert index.path == f"{data}.kind1.edl-index"
-
-
 @pytest.mark.parametrize("change", ["size", "time", "kind", "options"])
 def test_another_file_kind_or_option_builds_anew(data: Path, tmp_path: Path, change: str) -> None:
     build = Builder()
@@ -228,14 +212,6 @@ def test_data_that_changes_while_it_is_indexed_is_refused(data: Path, tmp_path: 
     with pytest.raises(SourceChanged, match="has changed"):
         index(FileStamp.of(data), "kind1", build, storage=Storage(index_dir=tmp_path / "i"))
     assert not list(tmp_path.glob("i/*"))
-
-
-def test_a_stamp_tells_that_its_file_is_gone(data: Path) -> None:
-    stamp = FileStamp.of(data)
-    stamp.check()
-    data.unlink()
-    with pytest.raises(SourceChanged, match="is gone"):
-        stamp.check()
 
 
 def test_several_processes_that_start_at_once_build_once(

@@ -36,15 +36,6 @@ def task(name: str, start: int, end: int) -> Task:
     return Task(shard=Shard(name=name, start=start, end=end))
 
 
-def test_records_are_what_the_dataset_returns():
-    dataset = [object(), {"a": 1}]
-    reader = MapDatasetReader(dataset)
-    assert reader.create_shards() == {"list": 2}
-    assert reader.read_record("list", 0) is dataset[0]
-    assert list(reader.read_records(task("list", 0, 2))) == dataset
-    assert MapDatasetReader(dataset, name="mine").create_shards() == {"mine": 2}
-
-
 def test_getitems_reads_several_at_once_and_never_a_whole_shard():
     dataset = Batched()
     records = MapDatasetReader(dataset).read_records(task("Batched", 10, 90))
@@ -106,15 +97,6 @@ def test_getitems_may_change_the_list_that_it_is_given(bad: int | None):
     assert next(records) == 9
     with pytest.raises(OSError, match="record 40 is bad"):
         next(records)
-
-
-def test_picked_records_come_by_getitems_in_the_order_asked_for():
-    dataset = Batched()
-    reader = MapDatasetReader(dataset)
-    picked = [n * 37 % 100 for n in range(80)]
-    assert list(reader.read_each("Batched", np.array(picked))) == [n * n for n in picked]
-    assert [n for call in dataset.calls for n in call] == picked
-    assert max(map(len, dataset.calls)) <= 32
 
 
 @pytest.mark.parametrize(

@@ -38,16 +38,6 @@ ARRAYS = {
 }
 
 
-def test_arrays_and_header_come_back(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "a", ARRAYS, {"größe": 3})
-    mapped = MappedArrays(tmp_path / "a")
-    assert dict(mapped.header) == {"größe": 3}
-    assert list(mapped) == list(ARRAYS)
-    for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(mapped[name], array, strict=True)
-        assert not mapped[name].flags.writeable
-
-
 def test_arrays_are_aligned(tmp_path: Path) -> None:
     write_arrays(tmp_path / "a", {"odd": np.zeros(3, np.uint8), "next": np.zeros(5)}, {})
     assert MappedArrays(tmp_path / "a")["next"].ctypes.data % 64 == 0
@@ -75,26 +65,6 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(DataFormatError, match="no index of this version"):
         MappedArrays(tmp_path / "a")["offsets"]
-
-
-def test_a_cut_file_is_refused(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "a", ARRAYS)
-    whole = (tmp_path / "a").read_bytes()
-    (tmp_path / "a").write_bytes(whole[:-1])
-    with pytest.raises(DataFormatError, match="cut short"):
-        MappedArrays(tmp_path / "a")["offsets"]
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "a", {"n": np.arange(3)})
-    with pytest.raises(TypeError, match="Python objects"):
-        write_arrays(tmp_path / "a", {"n": np.array([object()])})
-    assert os.listdir(tmp_path) == ["a"]
-    assert MappedArrays(tmp_path / "a")["n"].tolist() == [0, 1, 2]
-
-
-def _last(mapped: MappedArrays) -> int:
-    return int(mapped["offsets"][-1])
 
 
 def _answer(mapped: MappedArrays, answers: Connection) -> None:
@@ -204,14 +174,6 @@ def test_a_workers_own_memory_does_not_grow_with_the_index(manifest, method):
     assert used[1] - used[0] < 3 << 20, f"{used} bytes, the index has {FILES * 45}"
 
 
-def test_a_spilled_table_is_the_same_sequence():
-    names = [f"名-{n}" * 3 for n in range(60_000)]
-    table = StringTable(names)
-    assert isinstance(table._arrays, MappedArrays)
-    assert list(table) == names
-    assert list(pickle.loads(pickle.dumps(table))) == names
-
-
 def test_without_room_for_a_file_the_index_stays_in_memory(monkeypatch, caplog):
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -234,12 +196,6 @@ def test_strings_come_back_as_they_were(strings):
     table = pickle.loads(pickle.dumps(StringTable(strings)))
     assert list(table) == strings
     assert [table[index] for index in range(len(table))] == strings
-
-
-@pytest.mark.parametrize("index", [-1, 2])
-def test_index_outside_is_refused(index):
-    with pytest.raises(IndexError):
-        StringTable(["a", "b"])[index]
 
 
 def test_pickle_costs_eight_bytes_an_entry_and_the_text():

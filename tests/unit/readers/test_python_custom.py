@@ -24,7 +24,7 @@ from edl_torch.readers.base import (
     sources_of,
 )
 from edl_torch.readers.images.decode import safe_relative_path
-from edl_torch.readers.recordio.record_bytes import DECODERS, ENCODERS, AutoEncode, kind_of
+from edl_torch.readers.recordio.record_bytes import DECODERS, AutoEncode, kind_of
 from edl_torch.shard import Shard, Source, Task, TaskType
 from edl_torch.testing.check_reader import records_equal
 
@@ -54,12 +54,6 @@ def test_shards_are_numbered_and_the_last_short_one_is_kept(write):
     assert shards == {"shard_0": (0, 4), "shard_1": (4, 4), "shard_2": (8, 2)}
 
 
-def test_records_are_their_numbers(write):
-    reader = PythonCustomReader(write(SIZES), records_per_task=4)
-    assert list(reader.read_records(Task(shard=Shard(name="shard_1", start=5, end=8)))) == [5, 6, 7]
-    assert reader.read_record("shard_2", 9) == 9
-
-
 def test_each_mode_has_its_function(write):
     reader = PythonCustomReader(write(SIZES))
     assert reader.create_shards(TaskType.EVALUATION) == {reader.filename: (0, 3)}
@@ -79,14 +73,6 @@ def test_known_sizes_travel_and_the_file_is_not_executed_again(write):
     assert copy.create_shards() == {path: (0, 10)}
     assert copy.read_record(path, 9) == 9
     assert list(copy.read_records(Task(shard=Shard(name=path, start=0, end=2)))) == [0, 1]
-
-
-def test_the_file_is_executed_once_for_all_modes(write):
-    path = write("print('executed')\n" + SIZES)
-    reader = PythonCustomReader(path)
-    reader.size()
-    Path(path).write_text("raise SystemError('executed again')")
-    assert reader.size(TaskType.EVALUATION) == 3
 
 
 def test_elasticdl_s_own_way_to_the_size(write):
@@ -134,12 +120,6 @@ def test_bad_files_name_the_file_and_the_reason(write, content, error, message):
     with pytest.raises(error, match=message) as caught:
         PythonCustomReader(path).create_shards()
     assert path in str(caught.value)
-
-
-def test_numpy_integers_are_sizes(write):
-    reader = PythonCustomReader(write("import numpy\ndef get_training_size(): return numpy.int32(6)"))
-    assert reader.size() == 6
-    assert type(reader.size()) is int
 
 
 def test_missing_file_other_ending_and_bad_records_per_task_are_refused(write, tmp_path):
@@ -292,14 +272,6 @@ def test_other_records_are_refused_with_a_way_out(record: object, message: str) 
         AutoEncode()(record)
 
 
-def test_one_dataset_has_one_kind() -> None:
-    encode = AutoEncode()
-    encode("text")
-    with pytest.raises(BadRecord, match="is json, and those before it are text"):
-        encode(3)
-    assert encode.kind == "text"
-
-
 @pytest.mark.parametrize("kind", DECODERS)
 def test_damaged_records_are_bad_records(kind: str) -> None:
     with pytest.raises(BadRecord, match="is n"):
@@ -313,10 +285,6 @@ def test_pickled_objects_are_not_loaded() -> None:
     np.save(file, np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(BadRecord, match="allow_pickle"):
         DECODERS["npy"](file.getvalue())
-
-
-def test_the_same_record_is_the_same_bytes() -> None:
-    assert ENCODERS["npz"]((IMAGE, 1)) == ENCODERS["npz"]((IMAGE, 1))
 
 
 # Safe paths -------------------------------------------------------------------------------------------------

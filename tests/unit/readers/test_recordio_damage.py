@@ -59,15 +59,6 @@ def test_a_cut_file_is_an_error_but_between_two_chunks(tmp_path: Path, form: tup
             RecordIODataReader(path)
 
 
-@pytest.mark.parametrize("form", FORMS, ids="-".join)
-def test_bytes_after_the_end_are_an_error(tmp_path: Path, form: tuple[str, str]) -> None:
-    path = write_recordio(tmp_path / "x", SMALL, form=form)
-    with open(path, "ab") as file:
-        file.write(b"more")
-    with pytest.raises(DataFormatError, match="it starts with b'more'"):
-        RecordIODataReader(path)
-
-
 @pytest.mark.parametrize(
     "data", [b"\0", b"GIF89a", b"\4\3\2\1", b"\4\3\2\1" * 5, b"\4\3\2\1" * 100, bytes(100), b"a,b\n" * 99]
 )
@@ -130,18 +121,6 @@ def test_records_before_a_damaged_chunk_are_given_once(
     assert len(RECORDS) - 10 < len(given) < len(RECORDS)
 
 
-def test_a_damaged_chunk_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With on_bad_record="quarantine" each of its records is asked for."""
-    path = write_recordio(tmp_path / "x", [b"%d" % number for number in range(100)], chunk=50)
-    damage_data(path, "python", 1)
-    reader = RecordIODataReader(path)
-    with pytest.raises(DataFormatError):
-        scan(reader, path)
-    monkeypatch.setattr(reader, "_read", None)
-    with pytest.raises(DataFormatError, match="chunk 1 "):
-        reader.read_record(path, 40)
-
-
 @pytest.mark.parametrize("form", FORMS, ids="-".join)
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_a_file_of_damaged_chunks_has_the_dialect_of_its_headers(
@@ -156,27 +135,6 @@ def test_a_file_of_damaged_chunks_has_the_dialect_of_its_headers(
     for chunk, offset in enumerate(chunk_bounds(path, SIZE_WORD[form[0]])[:-1]):
         with pytest.raises(DataFormatError, match=f"x' chunk {chunk} at offset {offset}: its data has the"):
             reader.read_record(path, chunk)
-
-
-def test_headers_of_both_dialects_and_no_checksum_prove_nothing(tmp_path: Path) -> None:
-    """In each order of the words: a record or two, a wrong checksum, snappy, two bytes of data."""
-    (tmp_path / "x").write_bytes(struct.pack("<5I", 0x01020304, 1, 1, 2, 2) + b"xx")
-    with pytest.raises(DataFormatError, match="could be RecordIO of both dialects: say which with dialect="):
-        RecordIODataReader(tmp_path / "x")
-
-
-def test_one_sound_chunk_proves_the_dialect(tmp_path: Path) -> None:
-    path = write_recordio(tmp_path / "x", [b"record"] * 8, form=("go", "none"), chunk=8)
-    for chunk in range(7):
-        damage_data(path, "go", chunk)
-    assert RecordIODataReader(path).read_record(path, 7) == b"record"
-
-
-@pytest.mark.parametrize(("named", "other"), [("go", "python"), ("python", "go")])
-def test_the_wrong_dialect_is_an_error(tmp_path: Path, named: str, other: str) -> None:
-    path = write_recordio(tmp_path / "x", SMALL, form=(other, "snappy"))
-    with pytest.raises(DataFormatError, match="chunk 0 at offset 0"):
-        RecordIODataReader(path, dialect=named)
 
 
 def test_records_behind_a_count_of_none_are_an_error(tmp_path: Path) -> None:

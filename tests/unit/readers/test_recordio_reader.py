@@ -19,15 +19,14 @@ from readers_kit import (
     go_chunk_of_no_records,
     naive_split,
     one_by_one,
-    scan,
     write_recordio,
 )
 
-from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import DataFormatError, InvalidArgument, ReaderError, ReaderUnavailable
 from edl_torch.readers import RecordIODataReader
 from edl_torch.readers.recordio import format as recordio_format
 from edl_torch.readers.recordio import source as recordio_source
-from edl_torch.readers.recordio.source import Chunk, cut, in_pieces, split
+from edl_torch.readers.recordio.source import Chunk, cut, split
 from edl_torch.readers.registry import open_reader
 from edl_torch.readers.shared.files import FileStamp, OpenFile, OpenFiles
 from edl_torch.readers.shared.mapped import MappedArrays
@@ -45,15 +44,6 @@ def test_what_is_written_is_read(tmp_path: Path, form: tuple[str, str], chunk: i
     assert everything(reader) == one_by_one(reader) == RECORDS
 
 
-@pytest.mark.parametrize("form", FORMS, ids="-".join)
-def test_many_records_are_split_at_once(tmp_path: Path, form: tuple[str, str]) -> None:
-    records = [f"{number},{number * number}".encode() for number in range(5000)]
-    path = write_recordio(tmp_path / "x.recordio", records, form=form, chunk=9000)
-    reader = RecordIODataReader(path)
-    assert everything(reader) == one_by_one(reader) == records
-    assert scan(reader, path, 777, 3333) == records[777:3333]
-
-
 def test_empty_files_and_empty_chunks(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     path = write_recordio(tmp_path / "go", [b"one", b"two"], form=("go", "none"), chunk=1)
@@ -65,19 +55,6 @@ def test_empty_files_and_empty_chunks(tmp_path: Path) -> None:
     assert list(reader.create_shards().values()) == [0, 2, 0]
     assert everything(reader) == one_by_one(reader) == [b"one", b"two"]
     check_reader(lambda: RecordIODataReader(tmp_path))
-
-
-def test_records_are_decoded(tmp_path: Path) -> None:
-    path = write_recordio(tmp_path / "x", [b'{"a": 1}', b"[2]", b"no"])
-    texts = RecordIODataReader(path, decode="text")
-    assert everything(texts) == one_by_one(texts) == ['{"a": 1}', "[2]", "no"]
-    reader = RecordIODataReader(path, decode="json")
-    assert reader.read_record(path, 0) == {"a": 1}
-    with pytest.raises(BadRecord, match="no JSON"):
-        reader.read_record(path, 2)
-    assert everything(RecordIODataReader(path, decode=len)) == [8, 3, 2]
-    assert everything(RecordIODataReader(path, decode="builtins:len")) == [8, 3, 2]
-    check_reader(lambda: RecordIODataReader(path, decode="builtins:len"))
 
 
 @pytest.mark.parametrize(
@@ -140,11 +117,6 @@ def test_the_index_of_a_file_that_was_asked_for_its_dialect_is_not_taken_for_a_n
         RecordIODataReader(path, index_dir="beside", dialect="python")
 
 
-def test_small_files_leave_no_index(tmp_path: Path) -> None:
-    RecordIODataReader(write_recordio(tmp_path / "x"), index_dir=tmp_path / "index")
-    assert not (tmp_path / "index").exists()
-
-
 class Reads:
     """Counts chunks that are read by themselves."""
 
@@ -171,30 +143,6 @@ def test_the_last_chunks_are_kept_in_bounds(tmp_path: Path, monkeypatch: pytest.
     reader.read_record(path, 8)
     reader.read_record(path, 4)
     assert reads.rows == [0, 1, 9, 2, 1], "chunk 1 was the one not used for longest"
-
-
-def test_the_last_chunk_is_kept_however_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_recordio(tmp_path / "x", [bytes(1000)] * 8, form=("go", "none"), chunk=4000)
-    reads = Reads(monkeypatch)
-    reader = RecordIODataReader(path, cache_bytes=0)
-    for index in (0, 1, 2, 5, 6, 0):
-        reader.read_record(path, index)
-    assert reads.rows == [0, 1, 0]
-
-
-def test_shards_smaller_than_a_chunk_read_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_recordio(tmp_path / "x", [b"%d" % number for number in range(100)], chunk=1 << 20)
-    reads = Reads(monkeypatch)
-    reader = RecordIODataReader(path)
-    parts = [scan(reader, path, start, start + 10) for start in range(0, 100, 10)]
-    assert [record for part in parts for record in part] == [b"%d" % number for number in range(100)]
-    assert reads.rows == [0]
-
-
-def test_whole_chunks_of_a_scan_are_not_kept(tmp_path: Path) -> None:
-    reader = RecordIODataReader(write_recordio(tmp_path / "x", chunk=40))
-    assert everything(reader) == RECORDS
-    assert len(reader._cache) == 0
 
 
 def test_threads_share_a_reader(tmp_path: Path) -> None:
@@ -307,24 +255,8 @@ def test_damaged_payloads_are_split_as_a_loop_splits_them(records: list[bytes], 
     check(bytes(payload[: data.draw(st.integers(0, len(payload)))]), len(records))
 
 
-@pytest.mark.parametrize("piece", [1, 7, 100, 1 << 16])
-def test_pieces_are_all_records_in_order(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(recordio_source, "PIECE_BYTES", piece)
-    for records in ([], [b""], [b"", b"a" * 90, b"", b"b"], [b"%d" % number for number in range(50)]):
-        payload = payload_of(records)
-        pieces = list(in_pieces(payload, split(payload, len(records))))
-        assert [record for part in pieces for record in part] == records
-        assert all(pieces), "none is empty"
-
-
 def test_joined_chunks_must_end_where_each_ends() -> None:
     one, two = payload_of([b"a", b"bc"]), payload_of([b"d"])
     assert split(one + two, 3, [(2, len(one)), (3, len(one + two))])[2] == len(one)
     with pytest.raises(DataFormatError, match="2 records end at byte 11, not at 10"):
         split(one + two, 3, [(2, 10), (3, len(one + two))])
-
-
-def test_a_view_of_any_memory_is_split() -> None:
-    payload = payload_of([b"a", b"", b"bc"])
-    view = memoryview(bytearray(b"..." + payload))[3:]
-    assert cut(view, split(view, 3)) == (b"a", b"", b"bc")

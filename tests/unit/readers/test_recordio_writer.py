@@ -6,18 +6,16 @@ import gc
 import io
 import os
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 from image_files import write_image_folder
-from readers_kit import FORMS, RECORDS, chunk_bounds, everything, write_recordio
+from readers_kit import RECORDS, everything, write_recordio
 
 from edl_torch.cli.datasets import ProgressLine
 from edl_torch.cli.main import main
@@ -78,18 +76,6 @@ def test_gos_file_is_written_byte_by_byte(tmp_path: Path, samples: Path) -> None
     )
 
 
-@pytest.mark.parametrize("compressor", ["snappy", "gzip"])
-def test_chunks_are_gos_whatever_the_compressor(tmp_path: Path, samples: Path, compressor: str) -> None:
-    number = {"snappy": 1, "gzip": 2}[compressor]
-    go = RecordIODataReader(samples / "recordio" / f"go_iris_c{number}.recordio")
-    reader = RecordIODataReader(
-        write_recordio(tmp_path / "x", everything(go), form=("go", compressor), chunk=1024)
-    )
-    theirs, ours = ([s.firsts.tolist() for s in r._files.values()] for r in (go, reader))
-    assert ours == theirs
-    assert everything(reader) == everything(go)
-
-
 def test_a_go_chunk_as_its_source_has_it(tmp_path: Path) -> None:
     """chunk.go and header.go: magic, CRC-32 (IEEE) of the data, compressor, size, number of records."""
     path = write_recordio(tmp_path / "x", [b"ab", b""], form=("go", "none"))
@@ -101,20 +87,6 @@ def test_a_go_chunk_as_its_source_has_it(tmp_path: Path) -> None:
 
     assert int.from_bytes(data[4:8], "little") == zlib.crc32(data[20:])
     assert data[:4].hex() + data[8:].hex() == expected[:8] + expected[16:]
-
-
-@pytest.mark.parametrize("form", FORMS, ids="-".join)
-def test_the_same_records_are_the_same_file(tmp_path: Path, form: tuple[str, str]) -> None:
-    one, two = (Path(write_recordio(tmp_path / name, form=form)).read_bytes() for name in ("one", "two"))
-    assert one == two
-
-
-def test_a_chunk_ends_before_it_is_too_large(tmp_path: Path) -> None:
-    path = write_recordio(
-        tmp_path / "x", [b"12", b"34", b"5", b"", b"123456789", b"", b"1"], form=("go", "none"), chunk=4
-    )
-    assert RecordIODataReader(path)._arrays["firsts"].tolist() == [0, 2, 4, 5, 7]
-    assert len(chunk_bounds(path, 3)) == 5
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -130,18 +102,6 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(OutputError, match="is closed"):
         writer.write(b"more")
-
-
-def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        with RecordIOWriter(tmp_path / "x", max_chunk_bytes=1) as writer:
-            writer.write(b"one")
-            writer.write(b"two")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
@@ -211,12 +171,6 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == []
 
 
-def test_the_file_has_the_rights_of_a_new_file(tmp_path: Path) -> None:
-    (tmp_path / "plain").touch()
-    rights = [stat.S_IMODE(os.stat(p).st_mode) for p in (write_recordio(tmp_path / "x"), tmp_path / "plain")]
-    assert rights[0] == rights[1]
-
-
 # `edl-torch convert`: any reader's records in RecordIO files, all or nothing --------------------------------
 
 
@@ -247,15 +201,6 @@ def encode_second(record: Any) -> bytes:
     return bytes([record[1]])
 
 
-def test_one_file(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    files = convert(Rows(), tmp_path / "x", AutoEncode(), progress=lambda *now: told.append(now))
-    assert files == [str(tmp_path / "x")]
-    assert everything(RecordIODataReader(tmp_path / "x", decode="text")) == ROWS
-    assert told == list(enumerate(accumulate(len(row) for row in ROWS), 1))
-    assert os.listdir(tmp_path) == ["x"]
-
-
 @pytest.mark.parametrize(("per_file", "parts"), [(1000, 6), (5017, 1), (5016, 2), (10**9, 1)])
 def test_many_files(tmp_path: Path, per_file: int, parts: int) -> None:
     writer = partial(RecordIOWriter, dialect="go", compressor="gzip", max_chunk_bytes=100)
@@ -266,12 +211,6 @@ def test_many_files(tmp_path: Path, per_file: int, parts: int) -> None:
     assert everything(reader) == ROWS
     assert list(reader.create_shards().values())[:-1] == [per_file] * (parts - 1)
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_nothing_becomes_an_empty_file(tmp_path: Path) -> None:
-    convert(MapDatasetReader([]), tmp_path / "x", AutoEncode())
-    convert(MapDatasetReader([]), tmp_path / "y", AutoEncode(), records_per_file=5)
-    assert RecordIODataReader([tmp_path / "x", tmp_path / "y"]).count == 0
 
 
 @pytest.mark.parametrize("per_file", [None, 1000])

@@ -149,15 +149,6 @@ def test_a_url_of_anything_but_parquet_is_refused_with_the_ways_to_read_it():
     store.rm("/bucket", recursive=True)
 
 
-def test_parameters_go_to_the_reader(tmp_path):
-    _, captions, _ = write_coco(tmp_path)
-    assert open_reader(captions, per="image").count == 4
-    (tmp_path / "sizes.py").write_text("def get_training_size(): return 5")
-    assert len(open_reader(tmp_path / "sizes.py", records_per_task=2).create_shards()) == 3
-    with pytest.raises(InvalidArgument, match=r"PythonCustomReader: .*'colour'; its arguments are: file"):
-        open_reader(tmp_path / "sizes.py", colour="red")
-
-
 def test_voc_split_follows_the_mode(tmp_path):
     root = write_voc(tmp_path)
     assert open_reader(root).count == 3
@@ -194,14 +185,6 @@ def test_coco_images_that_are_not_found_list_the_places(tmp_path):
     assert open_reader(captions, images=moved).images == str(moved)
 
 
-def test_folder_of_splits_is_not_taken_for_classes(tmp_path):
-    for split in ("train", "val"):
-        write_image_folder(tmp_path / split)
-    with pytest.raises(DataFormatError, match="holds the splits"):
-        open_reader(tmp_path)
-    assert open_reader(tmp_path / "train").classes == ["ant", "bee"]
-
-
 def test_unknown_data_is_refused(tmp_path):
     with pytest.raises(ReaderError, match="does not exist"):
         open_reader(tmp_path / "nothing")
@@ -232,13 +215,6 @@ def test_an_option_that_no_reader_has_is_refused_with_those_that_there_are(name,
     kind = getattr(importlib.import_module(module), kind_name)
     with pytest.raises(TypeError, match=f"{kind.__name__}.__init__.. got an unexpected .* 'colour'"):
         kind(str(tmp_path), colour=3)
-
-
-def test_own_readers_are_loaded_by_module_and_class(monkeypatch):
-    monkeypatch.setitem(sys.modules, "own_module", sys.modules[__name__])
-    reader = load_reader("own_module:OwnReader", "table=iris; rows=150")
-    assert reader.create_shards() == {"iris": 150}
-    assert load_reader("own_module:OwnReader", {"table": "x"}).rows == 1
 
 
 class OnePath(AbstractDataReader):

@@ -70,14 +70,6 @@ def test_members_are_decoded_by_suffix(pictures: str) -> None:
     assert np.array_equal(record["jpg"], picture)
 
 
-def test_fields_make_tuples_as_to_tuple_does(pictures: str) -> None:
-    reader = TarReader(pictures, fields=("png;JPG", "cls", "__key__"))
-    image, label, key = reader.read_record(pictures, 1)
-    assert (image.shape, label, key) == (render(1).shape, 1, "001")
-    assert TarReader(pictures, "txt").read_record(pictures, 0) == "é"
-    assert TarReader(pictures, fields=["__url__"]).read_record(pictures, 0) == (pictures,)
-
-
 def test_images_alone_and_with_a_target_are_what_other_readers_of_images_give(pictures: str) -> None:
     kinds = {"jpg": True, ("jpg;png", "cls"): True, ("cls", "jpg"): False, ("jpg;raw", "cls"): False}
     assert {fields: TarReader(pictures, fields).yields_images for fields in kinds} == kinds
@@ -132,11 +124,6 @@ def test_a_broken_member_is_a_bad_record_with_tar_key_and_member(
     assert str(caught.value).startswith(f"'{path}' sample 'k' member '{suffix}': ")
     assert said in str(caught.value)
     assert [reader.read_record(path, index)["__key__"] for index in (0, 2)] == ["j", "l"]
-
-
-def test_a_field_that_is_not_there_is_a_bad_record(pictures: str) -> None:
-    with pytest.raises(BadRecord, match=r"sample '000' has no member 'png;bmp': it has 'jpg', 'cls'"):
-        TarReader(pictures, ("png;bmp",)).read_record(pictures, 0)
 
 
 @pytest.mark.parametrize("suffix", ["pyd", "pkl", "pickle", "x.pkl"])

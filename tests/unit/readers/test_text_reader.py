@@ -28,20 +28,6 @@ def lines(reader: TextReader) -> list:
     ]
 
 
-def test_many_lines_come_in_order_from_every_block(tmp_path):
-    expected = [f"{'é' * (number % 700)}{number}" for number in range(9000)]
-    reader = TextReader(write(tmp_path, "\n".join(expected)))
-    assert lines(reader) == expected
-    assert [reader.read_record(reader_name(reader), number) for number in range(0, 9000, 17)] == expected[
-        ::17
-    ]
-    check_reader(lambda: reader)
-
-
-def reader_name(reader: TextReader) -> str:
-    return next(iter(reader.create_shards()))
-
-
 @pytest.mark.parametrize("newline", [None, "\n"])
 @pytest.mark.parametrize("skip_empty", [False, True])
 def test_adversarial_files_read_as_pythons_open_reads_them(tmp_path, newline, skip_empty):
@@ -115,10 +101,3 @@ def test_files_without_a_line_and_strangers_are_refused(tmp_path):
         TextReader(path).read_record(path, 2)
     with pytest.raises(ReaderError, match=r"TextReader reads '.*good.txt', not 'x'"):
         TextReader(path).read_record("x", 0)
-
-
-def test_real_lines(samples):
-    path = str(samples / "csv" / "adult_2000.data")
-    check_reader(lambda: TextReader(path))
-    with open(path) as file:
-        assert lines(TextReader(path)) == file.read().splitlines()

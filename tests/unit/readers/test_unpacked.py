@@ -17,7 +17,6 @@ from edl_torch.readers.storage import Storage
 from edl_torch.readers.text import text_reader as module
 from edl_torch.readers.text.text_reader import unpacked_copy
 from edl_torch.shard import Shard, Task
-from edl_torch.testing import check_reader
 
 LINES = [f"line {number}" for number in range(3000)]
 TEXT = "\n".join(LINES).encode()
@@ -32,13 +31,6 @@ def write(folder: Path, *members: bytes, name: str = "lines.txt.gz") -> str:
 def lines(reader: TextReader) -> list:
     (name, count), *_ = reader.create_shards().items()
     return list(reader.read_records(Task(shard=Shard(name=name, start=0, end=count))))
-
-
-@pytest.mark.parametrize("members", [(TEXT,), (TEXT[:100], TEXT[100:101], b"", TEXT[101:])])
-def test_packed_lines_are_the_lines(tmp_path, members):
-    path = write(tmp_path, *members)
-    assert lines(TextReader(path)) == LINES
-    check_reader(lambda: TextReader(path, index_dir="beside"))
 
 
 def test_a_packed_file_by_another_name_is_known_by_its_bytes(tmp_path):
