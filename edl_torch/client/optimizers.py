@@ -254,10 +254,10 @@ class Optimizers:
                 if in_this_thread or not self._session.loop_thread:
                     self._session.gradients.used_elsewhere(optimizer)
             return
+        batches = self._session.trainer.state.batches
         is_unknown = not self._attached and optimizer not in self._detached
         if is_unknown and self._session.has_padding and _trains(named) and _has_gradients(optimizer):
-            self._session.stepped_on_padding()
-        batches = self._session.trainer.state.batches
+            self._session.do(self._session.passes.learnt_from_padding, batches.take_unweighed([]))
         reached = self._others.get(optimizer)
         if reached is None:
             reached = self._others[optimizer] = [0]
