@@ -137,6 +137,7 @@ class Optimizers:
         session.gradients.watch(number, optimizer, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
+            session.model.changed()
             parameters = parameters_of(optimizer)
             session.model.watch(number, [parameter for parameter in parameters if parameter.requires_grad])
             if session.model.was_replaced([optimizer]):
@@ -250,6 +251,8 @@ class Optimizers:
             if self._session.model is not None:
                 in_this_thread = self._session.loop_thread == get_ident()
                 self._session.model.stepped_elsewhere(optimizer, in_this_thread=in_this_thread)
+                if in_this_thread or not self._session.loop_thread:
+                    self._session.gradients.used_elsewhere(optimizer)
             return
         batches = self._session.trainer.state.batches
         is_unknown = not self._attached and optimizer not in self._detached
