@@ -15,7 +15,7 @@ from edl_torch.errors import EdlError
 log = logging.getLogger("edl_torch.client")
 
 
-class End:
+class ServiceEnd:
     """The end of a service, which comes with its `close`, at exit, or, where it was garbage-collected, before
     another service is made: the loop may have had its last batch then."""
 
@@ -76,7 +76,7 @@ class End:
                 )
 
 
-_put_off: list[End] = []  # of services that were garbage-collected
+_put_off: list[ServiceEnd] = []  # of services that were garbage-collected
 
 
 def close_what_was_put_off() -> None:

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import Literal, Self, Unpack
 
 from edl_torch.client.description import Description, check_count, option_parameters, order_of, shows
-from edl_torch.client.ending import End, close_what_was_put_off
+from edl_torch.client.ending import ServiceEnd, close_what_was_put_off
 from edl_torch.client.environment import (
     finds_master_through_torchrun,
     master_address_from_env,
@@ -141,7 +141,9 @@ class DataShardService:
         self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session.readers)
         self._raw_open = False
-        self._end = End(self._session, self.optimizers, self._position, owns_master=master_client is None)
+        self._end = ServiceEnd(
+            self._session, self.optimizers, self._position, owns_master=master_client is None
+        )
         weakref.finalize(self, self._end.put_off).atexit = False
 
     # What it is -----------------------------------------------------------------------------------------
