@@ -49,8 +49,8 @@ _DOUBTS = {
         f"model.load_state_dict(…), or, where nothing learnt is lost: {_WORD}"
     ),
     "again": (
-        "{} stepped, after {} step(s), on gradients that it had stepped on before: optimizer.zero_grad() "
-        "before each backward() that begins a window"
+        "{} stepped, after {} step(s), on gradients that it, or another loader's optimizer, had stepped on "
+        "before: optimizer.zero_grad() before each backward() that begins a window"
     ),
     "padding": (
         "{} stepped, after {} step(s), on padding batches whose gradients were not 0: multiply the loss as a "

@@ -204,6 +204,17 @@ class Gradients:
             return _NOTHING_ELSE
         return Used(before_hand, back, several, padding, doubts)
 
+    def used_elsewhere(self, optimizer: Any) -> None:
+        """Note a step of another loader's optimizer: what it has used is not thrown away yet.
+
+        Batches in hand here may be said to be in it; so whether it is thrown away is looked at.
+        """
+        its = set(map(id, trained(optimizer)))
+        for watched in self._watched.values():
+            if is_any(parameter for parameter in watched.parameters if id(parameter) in its):
+                watched.is_used = True
+                watched.look_first()
+
     def _is_before_hand(self, number: int, watched: Watched) -> bool:
         """Whether an optimizer steps now on what came before the batch in hand, as far as that can be seen.
 

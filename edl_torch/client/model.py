@@ -56,6 +56,7 @@ class Model:
         self._number = 0
         self._known: list[weakref.ref[Any]] = []  # its parameters when it was last looked at
         self._is_trained = False  # it has stepped
+        self._went_on = False  # by steps of another loader's optimizer, since the last one
         self._places: tuple[object, _Places] | None = None
 
     def __repr__(self) -> str:
@@ -65,7 +66,7 @@ class Model:
         """Note a step of an attached optimizer. Returns whether to look at the model: seldom, and ever less
         often."""
         self.steps += 1
-        self._is_trained = True
+        self._is_trained, self._went_on = True, False
         return not self.steps & (self.steps - 1)
 
     def changed(self, word: str = "") -> None:
@@ -80,7 +81,7 @@ class Model:
         for kept in self._kept.values():
             kept.forget()
         self._left = None
-        self._known, self._number, self._is_trained = [], 0, False
+        self._known, self._number, self._is_trained, self._went_on = [], 0, False, False
 
     # Writes between steps ---------------------------------------------------------------------------------
 
@@ -109,6 +110,8 @@ class Model:
     def stepped_elsewhere(self, optimizer: Any, *, in_this_thread: bool) -> None:
         """Note a step of an optimizer of another loader. One of another thread may go on writing."""
         self._left = None
+        its = {id(parameter) for parameter in _parameters([optimizer])}
+        self._went_on |= any(id(reference()) in its for reference in self._known)
         for kept in self._shared(optimizer).values():
             if in_this_thread:
                 kept.keep()
@@ -164,7 +167,10 @@ class Model:
 
     def look(self, at: str, optimizers: Iterable[Any]) -> ModelSeen | None:
         """Return what the parameters of these optimizers are now; None where there is nothing to look at, and
-        `at` is no doubt: those may be gone whose parameters were written."""
+        `at` is no doubt: those may be gone whose parameters were written.
+
+        Where another loader's steps have gone on with it, that is no change between passes.
+        """
         parameters = _parameters(optimizers)
         if not parameters and not self.word and at not in self.doubts:
             return None
@@ -188,7 +194,7 @@ class Model:
             shape, sharded, eps = places.digest, places.sharded, places.eps
             values, sums = seen.astype("<f4").tobytes(), totals.astype("<f8").tobytes()
         found = ModelSeen(
-            at=at,
+            at="step" if self._went_on and self.steps and at in ("begin", "end") else at,
             steps=self.steps,
             number=self._number,
             shape=shape,
@@ -341,11 +347,16 @@ def _wraps_others(parameter: Any) -> bool:
 
 def _view(parameter: Any) -> npt.NDArray[Any] | None:
     """Return a view of some values of a parameter, which follows what is written there."""
-    if parameter.device.type != "cpu" or not parameter.is_contiguous() or not parameter.numel():
+    if parameter.device.type != "cpu" or not parameter.numel():
         return None
     import torch
 
-    values: npt.NDArray[Any] = parameter.detach().reshape(-1).view(torch.uint8).numpy()
+    strides = parameter.stride()
+    # In the order of its memory, which `channels_last` does not say first to last
+    tensor = parameter.detach().permute(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+    if not tensor.is_contiguous():
+        return None
+    values: npt.NDArray[Any] = tensor.reshape(-1).view(torch.uint8).numpy()
     return values.view(f"V{parameter.element_size()}")[:: -(-parameter.numel() // PLACES)]
 
 

@@ -137,6 +137,7 @@ class Optimizers:
         session.gradients.watch(number, optimizer, has_in_hand=not insists)
         attached = _Attached(weakref.ref(optimizer, self._gone.append))
         if session.model is not None:
+            session.model.changed()
             parameters = parameters_of(optimizer)
             session.model.watch(number, [parameter for parameter in parameters if parameter.requires_grad])
             if session.model.was_replaced([optimizer]):
@@ -250,11 +251,13 @@ class Optimizers:
             if self._session.model is not None:
                 in_this_thread = self._session.loop_thread == get_ident()
                 self._session.model.stepped_elsewhere(optimizer, in_this_thread=in_this_thread)
+                if in_this_thread or not self._session.loop_thread:
+                    self._session.gradients.used_elsewhere(optimizer)
             return
+        batches = self._session.trainer.state.batches
         is_unknown = not self._attached and optimizer not in self._detached
         if is_unknown and self._session.has_padding and _trains(named) and _has_gradients(optimizer):
-            self._session.stepped_on_padding()
-        batches = self._session.trainer.state.batches
+            self._session.do(self._session.passes.learnt_from_padding, batches.take_unweighed([]))
         reached = self._others.get(optimizer)
         if reached is None:
             reached = self._others[optimizer] = [0]

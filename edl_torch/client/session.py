@@ -323,9 +323,8 @@ class Session:
         for other in _sessions.alive():
             its = other.trainer.state
             same = mine.fence.ledger == its.fence.ledger and mine.fence.lineage == its.fence.lineage
-            if not same or mine.config.dataset != its.config.dataset:
-                continue
-            if other is self or other.closed or other.cut or other._abandoned:
+            is_out = other is self or other.closed or other.cut or other._abandoned
+            if is_out or not same or mine.config.dataset != its.config.dataset:
                 continue
             if records := ticket_size(other.do(its.inflight.drawn)):
                 same_thread = other.loop_thread == thread
@@ -344,10 +343,6 @@ class Session:
             and self.description.task_type is TaskType.TRAINING
             and not (self.closed or self._abandoned)
         )
-
-    def stepped_on_padding(self) -> None:
-        """Note a step, with the padding batch in hand, of an optimizer that is not attached."""
-        self.do(self.passes.learnt_from_padding, self.trainer.state.batches.take_unweighed([]))
 
     @property
     def has_the_batch(self) -> bool:

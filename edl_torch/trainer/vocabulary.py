@@ -379,7 +379,8 @@ class Restored:
 class ModelSeen:
     """Sample of the model: the parameters of the attached optimizers.
 
-    `at` is "begin" (before the first step of a pass), "step", "end" (of a pass, a lineage or the session),
+    `at` is "begin" (before the first step of a pass), "end" (of a pass, a lineage or the session), "step"
+    (also for these two where another loader's optimizer has stepped on the model since its own last one),
     "token", "swapped" (with a token: others are in place than the last step left) or "restored"; or, once in
     a lineage, when it is noticed that something spoke against one model: "written" by what is no step of an
     attached optimizer, "unattached" (another one stepped on gradients of a batch), "again" (a step used

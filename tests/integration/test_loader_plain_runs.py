@@ -290,17 +290,6 @@ def test_a_default_report_of_another_batch_size_is_refused_at_once(
         assert told(fake, service) == set()
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_remainder_that_drop_last_withholds_cannot_be_reported(num_workers: int) -> None:
-    fake = FakeMaster()
-    with trainer(fake, {"a": 25}, batch_size=SIZE, records_per_shard=20) as (service, dataset):
-        for _ in DataLoader(dataset, SIZE, num_workers=num_workers, drop_last=True):
-            service.report_batch_done()
-        with pytest.raises(AccountingError, match=r"10 record.* of the 20 delivered in this pass 0"):
-            service.report_batch_done()
-        assert told(fake, service) == set(range(20))
-
-
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_reports_may_come_after_the_loop(num_workers: int) -> None:
     fake = FakeMaster()
@@ -356,23 +345,6 @@ def test_a_dataset_between_may_make_one_sample_of_several_records(num_workers: i
             assert acknowledged(fake, service) == once(trained)
         assert service.finished
     fake.outcomes["training"].check_complete(1)
-
-
-def test_more_than_was_fetched_cannot_be_reported() -> None:
-    fake = FakeMaster()
-    with trainer(fake, REPORTED, batch_size=SIZE, records_per_shard=25) as (service, _):
-        service.fetch_shard()
-        with pytest.raises(
-            AccountingError, match=r"26 record\(s\) are reported .* of the 25 delivered .* 25 are"
-        ):
-            service.report_batch_done(26)
-        for _ in range(3):
-            service.report_batch_done()
-        with pytest.raises(
-            AccountingError, match=r"10 record\(s\) are reported .* pass 0 are not reported yet"
-        ):
-            service.report_batch_done()
-        assert told(fake, service) == set(range(25))
 
 
 # Passes of several kinds -----------------------------------------------------------------------------------

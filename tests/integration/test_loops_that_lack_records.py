@@ -36,7 +36,7 @@ EVERY = 4  # batches make a window; of 12 in an epoch
 MARKING = ("gradients.py", "optimizers.py")  # the files that mark batches at each step
 
 UNSEEN = "no gradient was seen"
-AGAIN = "on gradients that it had stepped on before"
+AGAIN = "on gradients that it, or another loader's optimizer, had stepped on before"
 WRITTEN = "were written after"
 ANOTHER = "an optimizer stepped that is not attached"
 

@@ -58,6 +58,26 @@ def renews_the_head_and_the_optimizer(job: Job) -> None:
         job.learn(batch)
 
 
+def goes_on_with_a_copy_of_the_best_model(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        job.learn(batch)
+        if number == 4:
+            best = copy.deepcopy(job.model)
+        if number == 8:
+            job.model = best
+            job.renew()
+
+
+def puts_the_best_parameters_in_place(job: Job) -> None:
+    for number, batch in enumerate(job.loader):
+        job.learn(batch)
+        if number == 4:
+            best = copy.deepcopy(job.model.state_dict())
+        if number == 8:
+            job.model.load_state_dict(best, assign=True)
+            job.renew()
+
+
 def does_so_between_passes_that_it_leaves(job: Job) -> None:
     best = copy.deepcopy(job.model.state_dict())
     for epoch in range(3):
@@ -199,6 +219,8 @@ LOOPS: list[Callable[[Job], None]] = [
     renews_the_head_while_its_loss_is_kept,
     trains_nothing_of_what_the_optimizer_has,
     freezes_in_the_middle_what_the_optimizer_has,
+    goes_on_with_a_copy_of_the_best_model,
+    puts_the_best_parameters_in_place,
     does_so_between_passes_that_it_leaves,
     loads_the_best_after_a_break,
     does_so_without_the_optimizer,
@@ -333,6 +355,78 @@ def test_of_one_model_that_two_loaders_train_in_turn_both_see_what_is_written(
     assert [audit([tmp_path / name])[0].outcome for name in ("one", "other")] == [expected, expected]
 
 
+def steps_in_turn(loaders: Any, model: Counts, optimizers: Any, clears: Callable[[Any], None]) -> None:
+    for batches in zip(*loaders, strict=True):
+        for optimizer, batch in zip(optimizers, batches, strict=True):
+            clears(optimizer)
+            model(batch).backward()
+            optimizer.step()
+
+
+def one_after_the_other(loaders: Any, model: Counts, optimizers: Any, clears: Callable[[Any], None]) -> None:
+    for loader, optimizer in zip(loaders, optimizers, strict=True):
+        for batch in loader:
+            clears(optimizer)
+            model(batch).backward()
+            optimizer.step()
+
+
+def passes_in_turn(loaders: Any, model: Counts, optimizers: Any, clears: Callable[[Any], None]) -> None:
+    for _ in range(2):
+        one_after_the_other(loaders, model, optimizers, clears)
+
+
+def zeros(optimizer: Any) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("clears", [torch.optim.Optimizer.zero_grad, zeros], ids=["to None", "to 0"])
+@pytest.mark.parametrize(
+    ("loop", "epochs"), [(steps_in_turn, 1), (one_after_the_other, 1), (passes_in_turn, 2)]
+)
+def test_one_model_that_two_loaders_train_is_proven(
+    tmp_path: Path, loop: Callable[..., None], epochs: int, clears: Callable[[Any], None]
+) -> None:
+    """Each by an optimizer of its own, and both open to the end."""
+    model = Counts()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for _ in range(2)]
+    with (
+        loader_of(tmp_path / "one", num_epochs=epochs) as one,
+        loader_of(tmp_path / "other", num_epochs=epochs) as other,
+    ):
+        for loader, optimizer in zip((one, other), optimizers, strict=True):
+            loader.attach(optimizer)
+        loop((one, other), model, optimizers, clears)
+    assert model.has_each(2 * epochs)
+    assert [verdict_of(tmp_path / name).outcome for name in ("one", "other")] == [Outcome.PROVEN] * 2
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_a_gradient_that_another_loaders_optimizer_has_used_is_learnt_twice(
+    tmp_path: Path, in_turn: bool
+) -> None:
+    model = Counts()
+    first, second = (torch.optim.SGD(model.parameters(), lr=1.0) for _ in range(2))
+    with loader_of(tmp_path / "one") as one, loader_of(tmp_path / "other") as other:
+        other.attach(second)
+        one.attach(first)
+        others = iter(other)
+        for batch in one:
+            first.zero_grad()
+            model(batch).backward()
+            first.step()
+            if in_turn:
+                model(next(others)).backward()
+                second.step()
+        for batch in others:
+            model(batch).backward()
+            second.step()
+            second.zero_grad()
+    assert not model.has_each(2)
+    outcomes = [verdict_of(tmp_path / name).outcome for name in ("one", "other")]
+    assert outcomes == [Outcome.PROVEN, Outcome.DELIVERED]
+
+
 @pytest.mark.parametrize("fails_at", [0, 5])
 @pytest.mark.parametrize("attaches", [True, False])
 def test_what_a_failed_attempt_has_left_in_the_gradients_is_learnt_twice(
@@ -405,6 +499,25 @@ def test_weights_that_are_swapped_for_an_evaluation_and_back_leave_the_next_step
         job.model.load_state_dict(trained)
     job.loader.close()
     assert audit([tmp_path])[0].outcome is Outcome.PROVEN
+
+
+def test_weights_that_are_swapped_and_swapped_back_are_no_others_in_another_order_of_memory(
+    tmp_path: Path,
+) -> None:
+    """A layer below has its values with the channels last."""
+    layer = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    image = torch.ones(1, 3, 3, 3)
+    model = torch.nn.ModuleList([layer, Counts()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with loader_of(tmp_path) as loader:
+        for batch in loader:
+            optimizer.zero_grad()
+            (model[1](batch) + layer(image).sum()).backward()
+            optimizer.step()
+            trained = copy.deepcopy(model.state_dict())
+            model.load_state_dict({name: value / 2 for name, value in trained.items()})
+            model.load_state_dict(trained)
+    assert verdict_of(tmp_path).outcome is Outcome.PROVEN
 
 
 def reads_ahead(batches: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:

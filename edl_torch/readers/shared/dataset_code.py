@@ -58,6 +58,7 @@ class Code(NamedTuple):
     is_of_a_run: bool  # whether `__init__` asks for clocks, processes or identities
     opens: bool  # whether code that makes records opens files, or has a text that may be the path of one
     filled: set[str]  # that code which makes records writes to
+    stored_in: set[str]  # what such code may store entries in
     computed_once: set[str]  # cached properties that code which makes records names
 
 
@@ -192,6 +193,8 @@ def code_of(kind: type, makers: Sequence[FunctionType]) -> Code:
     named = {name for function in makers for name in _names_in(function.__code__)}
     made_with, literals, of_init = set[str](), set[str](), set[str]()
     filled = {name for function in makers for name in _named_by(function.__code__, "STORE_ATTR")}
+    codes = [function.__code__ for function in makers if _named_by(function.__code__, "STORE_SUBSCR")]
+    stored_in = {name for code in codes for name in _named_by(code, "LOAD_ATTR")}
     members = [pair for base in kind.__mro__ for pair in vars(base).items() if pair[0] in named]
     computed_once = {name for name, member in members if isinstance(member, functools.cached_property)}
     written = {*filled}
@@ -218,7 +221,7 @@ def code_of(kind: type, makers: Sequence[FunctionType]) -> Code:
     opens = opens or any(map(_PATH.search, set().union(*(_texts_in(function) for function in makers))))
     is_of_a_run = bool(_OF_A_RUN & of_init)
     made_with, named = made_with - ours, named - ours
-    return Code(made_with, named, written, literals, is_of_a_run, opens, filled, computed_once)
+    return Code(made_with, named, written, literals, is_of_a_run, opens, filled, stored_in, computed_once)
 
 
 def held_by(function: Any) -> list[tuple[str, Any]]:

@@ -165,7 +165,7 @@ class _MadeOf:
         if count is not None:
             if any(getattr(kind, "__slots__", ()) for kind in type(found).__mro__):
                 self._untold = _Untold.RECORDS
-            attributes, constants, untold = _attributes(found, count, self._called)
+            attributes, constants, to_be_filled, untold = _attributes(found, count, self._called)
             self._untold = max(self._untold, untold)
             for attribute, value in sorted(attributes.items()):
                 inner = f"{name}.{attribute}" if name else attribute
@@ -173,6 +173,8 @@ class _MadeOf:
                     is_own = attribute.partition(".")[0] in getattr(found, "__dict__", {})
                     first = self._constants if is_own else self._of_code
                     self.tables.append((inner, first.setdefault(inner, digest_of(value))))
+                elif attribute in to_be_filled:
+                    self.parts.append((inner, ""))
                 else:
                     self._look_inside(value, inner, count, _root_of(found))
             self._met[met] = found, name, (known, len(self.parts))
@@ -238,12 +240,17 @@ class _MadeOf:
 # Attributes --------------------------------------------------------------------------------------------
 
 
-def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any], set[str], _Untold]:
+def _attributes(
+    found: Any, count: int, called: set[str]
+) -> tuple[dict[str, Any], set[str], set[str], _Untold]:
     """What an object of so many records has, by name, in its classes, its functions and what its code names
-    too; and what of it is one for all records, and stays: values that a function holds, that have the name
-    of an argument, or that its code names; lists, sets and dicts of plain values that this names. Nothing
-    that is written to, as by other methods, stays. A number that is computed as the object is made may be of
-    this host, or of this run: it is not told."""
+    too; what of it is one for all records, and stays; its arrays that are filled as it is used; and what is
+    not told.
+
+    What stays are values that a function holds, that have the name of an argument, or that its code names;
+    lists, sets and dicts of plain values that this names. Nothing that is written to, as by other methods,
+    stays. A number that is computed as the object is made may be of this host, or of this run: it is not
+    told."""
     own = getattr(found, "__dict__", {})
     held = {
         f"{name}.{inner}": value
@@ -275,9 +282,11 @@ def _attributes(found: Any, count: int, called: set[str]) -> tuple[dict[str, Any
     constants |= {name for name in named.keys() - written - own.keys() if _is_constant(named[name], count)}
     constants -= computed
     every |= {name: _without_process(values.get(name, every[name])) for name in constants}
+    to_be_filled = {name for name in own.keys() & code.stored_in if _is_still_the_same(own[name], count)}
     is_filled = any(own.get(name) is None for name in code.filled & own.keys() | code.computed_once)
+    is_filled |= bool(to_be_filled)
     untold = _Untold.RECORDS if computed or is_filled else _Untold.WHERE if code.opens else _Untold.NOTHING
-    return every, constants, untold
+    return every, constants, to_be_filled, untold
 
 
 def _may_be_data(value: Any) -> bool:
@@ -345,6 +354,15 @@ def _inside(value: Any, name: str) -> list[Any]:
 def _is_to_be_filled(value: Sequence[Any]) -> bool:
     """Whether it is filled as it is used, and has None before."""
     return any(value[place] is None for place in chosen(len(value), _SEEN))
+
+
+def _is_still_the_same(value: Any, count: int) -> bool:
+    """Whether it is an array with one value for all, as `zeros` makes it."""
+    if not (_is_array(value) and _has_entries(value, count) and count > 1):
+        return False
+    with suppress(Unlike, *_CLOSED):
+        return len({digest_of(value[place]) for place in chosen(count, _SEEN)}) == 1
+    return False
 
 
 def _is_table(value: Any, count: int) -> bool:

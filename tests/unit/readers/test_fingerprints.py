@@ -988,6 +988,28 @@ def test_a_cache_that_is_filled_makes_no_other_data_and_an_attribute_that_does_i
     assert 'fingerprint="v1"' in describe_change(before, now)
 
 
+class Slotted(Held):
+    """With an array for what was read, made beforehand."""
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.has[index]:
+            self.read[index], self.has[index] = self.data[index], True
+        return self.read[index]
+
+
+@pytest.mark.parametrize("zeros", [np.zeros, torch.zeros])
+def test_an_array_that_is_filled_as_it_is_used_makes_no_other_data(zeros: Callable[..., Any]) -> None:
+    dataset = Slotted(data=ARRAY, read=zeros((200, 3)), has=zeros(200))
+    reader = MapDatasetReader(dataset)
+    then = reader_fingerprint(reader)
+    assert strength_of(then) == "partly"
+    dataset.read[:100], dataset.has[:100] = zeros((100, 3)) + 1, 1
+    assert changed_since(reader, then, is_own=True) == ""
+    assert not differ(then, look(dataset))
+    dataset.data = OTHER  # type: ignore[attr-defined]
+    assert "changed 'data'" in changed_since(reader, then, is_own=True)
+
+
 class Computed(Held):
     def __getitem__(self, index: int) -> Any:
         return index * index
