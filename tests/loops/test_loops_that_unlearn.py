@@ -195,6 +195,13 @@ def never_throws_gradients_away_and_clips_each_part(job: Job) -> None:
         job.optimizer.step()
 
 
+def never_throws_gradients_away_and_clips_after_the_step(job: Job) -> None:
+    for batch in job.loader:
+        job.model(batch).backward()
+        job.optimizer.step()
+        torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1e12)
+
+
 def makes_the_optimizer_in_a_function_that_is_tried_again(job: Job) -> None:
     """It is left between `backward()` and the step, and the gradient stays."""
 
@@ -231,6 +238,7 @@ LOOPS: list[Callable[[Job], None]] = [
     holds_some_values_of_a_layer_in_the_middle,
     does_so_unseen_by_torch,
     never_throws_gradients_away_and_clips_each_part,
+    never_throws_gradients_away_and_clips_after_the_step,
     makes_the_optimizer_in_a_function_that_is_tried_again,
 ]
 
