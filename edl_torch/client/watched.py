@@ -106,8 +106,8 @@ class Watched:
         """Whether a gradient is there to which a backward pass is about to add; None where others tell that.
 
         Values are looked at where ranks reduce, where nobody tells what a wrapper passes on, and where
-        something has written to what is gathered, or to what a pass that failed has left; and to what a step has
-        used, but on an accelerator, which would have to be waited for at each step.
+        something has written to what is gathered, or to what a pass that failed has left; and to what a step
+        has used, but on an accelerator, which would have to be waited for at each step.
         """
         parameter, seen, batches = self.parameters[place], self.known[place], self.batches
         gradient = None if seen is None else seen[0]()
