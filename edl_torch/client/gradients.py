@@ -89,8 +89,6 @@ class Gradients:
             watched.is_used |= is_any(parameters)
         self._watched[number] = watched
         watched.hook(some([*filter(has_place, parameters)], HOOKED))
-        if self._looks_first or self._batches.lookahead:
-            watched.look_first()
         if has_in_hand and not watched.is_zero():
             watched.add()
         self.look()
@@ -134,8 +132,6 @@ class Gradients:
         without is in doubt."""
         for watched in self._watched.values():
             watched.was_idle, watched.backwards_after_end = False, 0
-            if any(batch.went_back for batch in (*watched.gathered, *watched.unsure)):
-                watched.look_first()  # whether the loop throws them away
         self._batches.sees = bool(self._watched) and not self._hides()
 
     def let_go(self) -> None:

@@ -5,19 +5,17 @@ The public face of a `Session`; it does not know torch, and decides nothing abou
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import uuid
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import get_ident
 from typing import Literal, Self, Unpack
 
 from edl_torch.client.description import Description, check_count, option_parameters, order_of, shows
+from edl_torch.client.ending import ServiceEnd, close_what_was_put_off
 from edl_torch.client.environment import (
     finds_master_through_torchrun,
     master_address_from_env,
@@ -34,7 +32,6 @@ from edl_torch.core.master_api import MasterApi
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.status import DatasetStatus, Measures
 from edl_torch.errors import (
-    EdlError,
     InvalidArgument,
     MasterStartError,
     ServiceClosed,
@@ -48,79 +45,6 @@ from edl_torch.system.user_warnings import warn_user
 from edl_torch.trainer.inflight import Mode
 
 log = logging.getLogger("edl_torch.client")
-
-
-class _End:
-    """The end of a service, which comes with its `close`, at exit, or, where it was garbage-collected, before
-    another service is made: the loop may have had its last batch then."""
-
-    def __init__(
-        self,
-        session: Session,
-        optimizers: Optimizers,
-        position: SessionPosition,
-        *,
-        owns_master: bool,
-    ) -> None:
-        self.came = False
-        self._session, self._optimizers, self._position = session, optimizers, position
-        self._owns_master = owns_master
-        self._pid = os.getpid()
-        atexit.register(self.come)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process has made the service, and not one that it was forked from."""
-        return os.getpid() == self._pid
-
-    def put_off(self) -> None:
-        """For finalisers, which may run in any place: note that the end is due."""
-        if not self.came:
-            _put_off.append(self)
-
-    def come(self) -> None:
-        """Give back what was not trained on and leave the master; the first time, and in our process."""
-        if self.came or not self.is_ours:
-            return
-        self.came = True
-        atexit.unregister(self.come)
-        try:
-            with suppress(EdlError):  # of what is closed here nobody needs a number
-                self._say_what_was_not_read()
-            self._session.close()
-        finally:
-            self._optimizers.close()
-            if self._owns_master:
-                self._session.master.close()
-            for loader in list(self._session.loaders):
-                loader.end_workers()
-        self._session.warn_of_what_went_back()  # where the loop made no call since
-
-    def _say_what_was_not_read(self) -> None:
-        """Log epochs that nobody can read any more: the master goes with this process, and no token was
-        taken or loaded, though a loop had come to the end of one, and it was none over `epochs()`."""
-        session, position = self._session, self._position
-        is_last = self._owns_master and session.master.in_process and not position.was_used
-        if is_last and session.joined and session.trainer.state.batches.ended:
-            status = position.progress()
-            if status.epoch < status.num_epochs:
-                log.warning(
-                    "dataset %s: %d of %d epochs (num_epochs) were not read: one `for batch in loader` reads "
-                    "one epoch, and `for epoch in loader.epochs():` around it reads all",
-                    *(status.dataset, status.num_epochs - status.epoch, status.num_epochs),
-                )
-
-
-_put_off: list[_End] = []  # of services that were garbage-collected
-
-
-def _close_what_was_put_off() -> None:
-    while _put_off:
-        end = _put_off.pop()
-        try:
-            end.come()
-        except EdlError:  # of a loader that nobody has any more
-            log.exception("a loader that was not closed could not be")
 
 
 class ServiceKeywords(DatasetOptions, total=False):
@@ -206,7 +130,7 @@ class DataShardService:
             data_changed=data_changed,
             **options,
         )
-        _close_what_was_put_off()
+        close_what_was_put_off()
         if audit_dir is not None and (not str(audit_dir) or "://" in str(audit_dir)):
             raise InvalidArgument(f"audit_dir is {str(audit_dir)!r}: give a folder of this machine, or None")
         master = _choose_master(master_client, master_timeout_s, audited=audit_dir is not None)
@@ -217,7 +141,9 @@ class DataShardService:
         self._position = SessionPosition(self._session)
         self._raw = DirectLink(self._session.readers)
         self._raw_open = False
-        self._end = _End(self._session, self.optimizers, self._position, owns_master=master_client is None)
+        self._end = ServiceEnd(
+            self._session, self.optimizers, self._position, owns_master=master_client is None
+        )
         weakref.finalize(self, self._end.put_off).atexit = False
 
     # What it is -----------------------------------------------------------------------------------------

@@ -89,12 +89,13 @@ class Watched:
             self.hooks.append(parameter.register_post_accumulate_grad_hook(listen(len(self.parameters))))
             self.parameters.append(parameter)
             self.known.append(None)
+        self.look_first()
         self.look()
 
     def look_first(self) -> None:
         """Look at what comes, and at what is there, before it is added.
 
-        Afterwards it may be of all ranks, and nobody tells when a wrapper passes on its last batches.
+        Afterwards it may be of all ranks, and nobody can say what a loop has written into what was there.
         """
         for place, parameter in enumerate(self.parameters):
             if place not in self.looked and parameter.requires_grad:  # else it is frozen now
@@ -105,16 +106,24 @@ class Watched:
         """Whether a gradient is there to which a backward pass is about to add; None where others tell that.
 
         Values are looked at where ranks reduce, where nobody tells what a wrapper passes on, and where
-        something has written to what is gathered.
+        something has written to what is gathered, or to what a pass that failed has left.
         """
         parameter, seen, batches = self.parameters[place], self.known[place], self.batches
-        if self.is_reduced or (batches.ended and not batches.is_told):
-            return is_any([parameter])
         gradient = None if seen is None else seen[0]()
-        if seen is None or gradient is None or gradient is not parameter.grad:
+        if self.is_reduced or (batches.ended and not batches.is_told):
+            is_there = is_any([parameter])
+        elif seen is None or gradient is None or gradient is not parameter.grad:
             return None
-        is_written = gradient._version not in (seen[1], seen[1] + self.came.count(place))
-        return _is_not_0(gradient) if is_written and (self.gathered or self.unsure) else None
+        elif gradient._version in (seen[1], seen[1] + self.came.count(place)):
+            return True
+        elif self.gathered or self.unsure or len(self.open) > (_graph_task() in self.open):
+            is_there = _is_not_0(gradient)
+        else:
+            return None
+        if not is_there and self.open:
+            for task in [task for task, begun in self.open.items() if begun[1] == place]:
+                del self.open[task]  # it failed, and what it left is gone
+        return is_there
 
     def leave(self, of: weakref.ref[Any]) -> None:
         """Hear of gradients no more; what is in them is left over by these `Gradients`."""
@@ -475,7 +484,10 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
 def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
     """Return a hook of what comes to the parameter at a place: before it is added, and before other ranks'
     is."""
+    from torch.utils.hooks import unserializable_hook
+
     one, batches = weakref.ref(watched), watched.batches
+    ours = [is_uncompiled(module) for module in (__name__, type(batches).__module__)]
 
     def looks(gradient: Any) -> None:
         if (alive := one()) is None:
@@ -485,7 +497,9 @@ def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
         teaches = hand is not None and hand.counts_not and bool(gradient.any() and gradient.isfinite().all())
         alive.coming[place] = alive._was_there(place), bool(teaches)
 
-    return uncompiled(looks)
+    if not all(ours):
+        return uncompiled(looks)
+    return unserializable_hook(looks)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _graph_task() -> int:

@@ -186,7 +186,9 @@ class ShardedDataset(IterableDataset[Any]):
         self._reads, self._makes = self._steps_of_reading()
         if setup is None:
             drawn = DrawnSamples()
-            return self._samples(link, link.begin(Mode.PLAIN, self._deliveries(link, drawn)), drawn)
+            plan = link.begin(Mode.PLAIN, self._deliveries(link, drawn))
+            self._look_again(link, plan.spec.fingerprint)
+            return self._samples(link, plan, drawn)
         plan = link.begin(Mode.ELASTIC)
         self._look_again(link, plan.spec.fingerprint)
         setup.tally.clear()

@@ -16,8 +16,9 @@ import pytest
 import torch
 from image_files import write_coco, write_manifest, write_voc
 from learning_kit import Keeps
+from torch.utils.data import DataLoader
 
-from edl_torch import ElasticDataLoader, Mixture
+from edl_torch import DataShardService, ElasticDataLoader, Mixture, ShardedDataset
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.verdict_words import headline, inexact
 from edl_torch.readers import CocoCaptionsReader, ImageManifestReader, VocReader
@@ -327,3 +328,14 @@ def test_a_spawned_worker_that_imports_another_table_is_noticed(tmp_path: Path, 
     (verdict,) = audit([tmp_path / "audit"])
     assert (verdict.outcome is Outcome.INEXACT) == (kind is OfATable)
     assert ("in a loader worker" in "".join(inexact(verdict))) == (kind is OfATable)
+
+
+def test_a_spawned_worker_of_a_plain_loader_that_imports_another_table_is_noticed(tmp_path: Path) -> None:
+    reader = MapDatasetReader(OfATable(torch.arange(8.0)))
+    with DataShardService(batch_size=2, reader=reader, num_epochs=1, audit_dir=tmp_path) as service:
+        dataset = ShardedDataset(service, reader)
+        for _ in DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="spawn"):
+            service.report_batch_done()
+    (verdict,) = audit([tmp_path])
+    assert verdict.outcome is Outcome.INEXACT
+    assert "in a loader worker" in "".join(inexact(verdict))

@@ -633,3 +633,73 @@ def test_gradients_that_are_asked_for_and_not_added_are_none_of_the_step(tmp_pat
             optimizer.step()
     assert model.has_each()
     assert verdict_of(tmp_path).outcome is Outcome.PROVEN
+
+
+@pytest.mark.parametrize("throws_away", [True, False])
+def test_a_retry_that_makes_what_the_failed_pass_left_0_is_proven(
+    job: Job, tmp_path: Path, throws_away: bool
+) -> None:
+    """Who does not adds to it: the layers that it reached learn the batch twice."""
+    for number, batch in enumerate(job.loader):
+        job.optimizer.zero_grad(set_to_none=False)
+        try:
+            job.model.fails = number == 4
+            job.model(batch).backward()
+        except MemoryError:
+            job.model.fails = False
+            if throws_away:
+                job.optimizer.zero_grad(set_to_none=False)
+            job.model(batch).backward()
+        job.optimizer.step()
+    assert job.model.has_each() == throws_away
+    job.loader.close()
+    assert (audit([tmp_path])[0].outcome is Outcome.PROVEN) == throws_away
+
+
+def clips_each_part(model: Counts, batch: torch.Tensor) -> None:
+    for part in batch.chunk(2):
+        model(part).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e12)
+
+
+def puts_sums_in_the_place_of_gradients(model: Counts, batch: torch.Tensor) -> None:
+    model(batch).backward(create_graph=True)
+
+
+def adds(model: Counts, batch: torch.Tensor) -> None:
+    model(batch).backward()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.parametrize("is_flat", [True, False], ids=["views of one tensor", "tensors"])
+@pytest.mark.parametrize("throws_away", [False, True])
+@pytest.mark.parametrize(
+    "train", [clips_each_part, puts_sums_in_the_place_of_gradients, adds], ids=lambda train: train.__name__
+)
+def test_a_window_whose_gradients_something_writes_is_proven_where_it_keeps_them(
+    tmp_path: Path, train: Callable[[Counts, torch.Tensor], None], is_flat: bool, throws_away: bool
+) -> None:
+    """The loop may throw away once what it has gathered, in the middle of a window."""
+    model = Counts()
+    optimizer = sgd(model)
+    flat = torch.zeros(sum(one.numel() for one in model.parameters()))
+    parts = flat.split([one.numel() for one in model.parameters()])
+    if is_flat:
+        for one, part in zip(model.parameters(), parts, strict=True):
+            one.grad = part.view_as(one)
+
+    def zero_grad() -> None:
+        flat.zero_()
+        optimizer.zero_grad(set_to_none=not is_flat)
+
+    with loader_of(tmp_path) as loader:
+        loader.attach(optimizer)
+        for number, batch in enumerate(loader):
+            if throws_away and number == 4:
+                zero_grad()
+            train(model, batch)
+            if number % 3 == 2:
+                optimizer.step()
+                zero_grad()
+    assert model.has_each() != throws_away
+    assert (verdict_of(tmp_path).outcome is Outcome.PROVEN) == model.has_each()
