@@ -60,6 +60,11 @@ _DOUBTS = {
         "{} stepped, after {} step(s), on gradients of a batch that was reported as bad: "
         "optimizer.zero_grad() after report_batch_done(err_msg=…), and no backward() with it"
     ),
+    "left out": (
+        "the optimizer of {} left out steps, before the first that wrote parameters, as was seen after {} "
+        "step(s): begin with a loss scale that does not overflow, or, where a GradScaler skips: "
+        "loader.attach(optimizer, scaler=scaler)"
+    ),
     "unattached": (
         "on batches of {}, after {} step(s), an optimizer stepped that is not attached: "
         f"loader.attach(optimizer) for it too, or, where it trains no part of the model: {_WORD}"

@@ -107,6 +107,10 @@ class Model:
                 del self._kept[other]
         return self._kept[number].keep() if trains and number in self._kept else True
 
+    def left_out_the_first(self, number: int) -> bool:
+        """Note that a step of an optimizer was to train. Returns whether it has left out its first ones."""
+        return number in self._kept and self._kept[number].trained()
+
     def stepped_elsewhere(self, optimizer: Any, *, in_this_thread: bool) -> None:
         """Note a step of an optimizer of another loader. One of another thread may go on writing."""
         self._left = None
@@ -233,6 +237,8 @@ class _Kept:
         self._views: list[npt.NDArray[Any] | None] = [None] * len(kept)
         self._left: list[tuple[int, int, bytes | None]] | None = None
         self._is_counted = False  # whether torch has counted a step's writes
+        self._is_idle = False  # the last step has written nothing, and none before it that torch has counted
+        self._was_idle = False  # so it was after a step that was to train
 
     def shares(self, parameters: Sequence[Any]) -> bool:
         """Whether some of these are among its own."""
@@ -255,7 +261,7 @@ class _Kept:
         torch must have counted what a step before has written: it does not count fused steps, nor `.data`.
         Values do not tell, as a rate may be 0, or too small for bfloat16.
         """
-        before, self._left = self._left, self._now()
+        before, self._left, self._is_idle = self._left, self._now(), False
         if before is None or not before or before[0][0] != self._left[0][0]:
             self._is_counted |= bool(before)
             return True
@@ -263,7 +269,14 @@ class _Kept:
             return True
         moved = any(one[0] != other[0] for one, other in zip(before, self._left, strict=True))
         self._is_counted |= moved
+        self._is_idle = not self._is_counted and before == self._left and all(one[2] for one in before)
         return moved or not self._is_counted
+
+    def trained(self) -> bool:
+        """Note that the step was to train. Returns whether the first ones were none, which a step that torch
+        counts shows."""
+        self._was_idle |= self._is_idle
+        return self._was_idle and self._is_counted
 
     def forget(self) -> None:
         """Let the parameters change."""

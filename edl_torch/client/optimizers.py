@@ -161,6 +161,8 @@ class Optimizers:
             if trains and not _overflowed(optimizer):
                 attached.steps += 1
                 session.stepped(number, moved=moved)
+                if session.model is not None and session.model.left_out_the_first(number):
+                    session.doubt("left out")
 
         attached.hook = register(uncompiled(stepped))
         before: Any = getattr(steps, "register_step_pre_hook", None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from learning_kit import BATCH, RECORDS, Counts, learn, loader_of, sgd, verdict_of
+from learning_kit import BATCH, RECORDS, Counts, judged, learn, loader_of, sgd, verdict_of
 
 from edl_torch import ElasticDataLoader
 from edl_torch.audit.verdict import Outcome, audit
@@ -258,6 +258,56 @@ def test_what_was_learnt_and_is_gone_is_not_proven(
     assert not job.model.has_each()
     job.loader.close()
     assert audit([tmp_path])[0].outcome is not Outcome.PROVEN
+
+
+class LeavesOut(torch.optim.SGD):
+    """Leaves out its first steps, as where its own loss scale overflows."""
+
+    left = 2
+
+    def step(self, closure: Any = None) -> Any:
+        self.left -= 1
+        return None if self.left >= 0 else super().step(closure)
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_first_steps_that_an_optimizer_leaves_out_have_learnt_nothing(tmp_path: Path, attaches: bool) -> None:
+    model, verdict = judged(
+        tmp_path,
+        lambda loader, model, optimizer: [learn(model, optimizer, batch) for batch in loader],
+        attach=attaches,
+        optimizer_of=lambda model: LeavesOut(model.parameters(), lr=1.0),
+    )
+    assert not model.has_each()
+    assert verdict.outcome is Outcome.DELIVERED
+
+
+class Unscales(torch.optim.Optimizer):
+    """Leaves out itself what a `GradScaler` says has overflowed."""
+
+    _step_supports_amp_scaling = True
+    found_inf: Any
+    grad_scale: Any
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in () if self.found_inf else self.param_groups[0]["params"]:
+            parameter -= parameter.grad / self.grad_scale
+
+
+def test_first_steps_that_a_scaler_has_left_out_are_said_in_the_first_line(tmp_path: Path) -> None:
+    model = Counts()
+    optimizer = Unscales(model.parameters(), {})
+    scaler = torch.amp.GradScaler("cpu")
+    with loader_of(tmp_path) as loader:
+        loader.attach(optimizer, scaler=scaler)
+        for number, batch in enumerate(loader):
+            optimizer.zero_grad()
+            scaler.scale(model(batch) * (1.0 if number > 1 else float("inf"))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert model.total == RECORDS - 2 * BATCH
+    assert verdict_of(tmp_path).outcome is Outcome.PROVEN
 
 
 def test_another_optimizer_for_the_same_model_is_proven(job: Job, tmp_path: Path) -> None:
