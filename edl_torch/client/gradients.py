@@ -234,7 +234,8 @@ class Gradients:
             return False
         if watched.gathered:
             return any(not batch.went_back for batch in watched.gathered)
-        return not (watched.was_idle or are_there(trained(watched.optimizer())))
+        mine = trained(watched.optimizer())  # none of an optimizer that a framework puts in place of another
+        return bool(mine) and not (watched.was_idle or are_there(mine))
 
     def _has_learnt(self, watched: Watched, batch: Batch) -> bool:
         """Whether the last step of another optimizer that trains a parameter of this one was on a batch."""

@@ -521,3 +521,15 @@ def test_a_last_batch_that_one_of_two_optimizers_has_not_stepped_on_is_told_of()
             seldom.step()
     with pytest.warns(UserWarning, match=r"2 record\(s\) .* after the last optimizer\.step\(\) \(Adam\)"):
         loader.close()
+
+
+def test_a_step_of_an_optimizer_that_trains_nothing_is_on_the_batch_in_hand() -> None:
+    """As of the one that Lightning takes where a model has none."""
+    with ElasticDataLoader(range(8), 2, num_epochs=2) as loader:
+        stand_in, given = torch.optim.SGD([torch.empty(0)], lr=0.1), 0
+        loader.attach(stand_in)
+        for _ in loader.epochs():
+            for batch in loader:
+                assert loader.progress().acknowledged == given
+                given += len(batch)
+                stand_in.step()
