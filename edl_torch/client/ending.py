@@ -81,9 +81,12 @@ _put_off: list[ServiceEnd] = []  # of services that were garbage-collected
 
 def close_what_was_put_off() -> None:
     """End the services that were garbage-collected. Logs what goes wrong: nobody has them any more."""
-    while _put_off:
-        end = _put_off.pop()
+    while True:
+        try:
+            end = _put_off.pop()
+        except IndexError:
+            return
         try:
             end.come()
-        except EdlError:
+        except Exception:
             log.exception("a loader that was not closed could not be")

@@ -572,8 +572,8 @@ class Session:
         """Give back what was not trained on and say goodbye, within `CLOSE_TIMEOUT_S`."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         self.closed = True
-        self.gradients.leave(self.trainer.state.batches.before_any_step())
         try:
+            self.gradients.leave(self.trainer.state.batches.before_any_step())
             self.end(self.trainer.close(CLOSE_TIMEOUT_S))
             if not self.cut:
                 self.look_for_writes()

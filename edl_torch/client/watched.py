@@ -387,10 +387,10 @@ def _all_tensors() -> list[Any]:
     """
     import torch
 
-    kinds, new = {torch.Tensor}, [torch.Tensor]
+    kinds, new = {id(torch.Tensor)}, [torch.Tensor]  # a class may have no hash
     while new:
-        new = [kind for parent in new for kind in type.__subclasses__(parent) if kind not in kinds]
-        kinds.update(new)
+        new = [kind for parent in new for kind in type.__subclasses__(parent) if id(kind) not in kinds]
+        kinds.update(map(id, new))
     every: list[list[Any]] = []
     found: list[Any] = []
 
@@ -399,7 +399,7 @@ def _all_tensors() -> list[Any]:
 
     steps: list[Callable[[], None]] = [
         partial(every.extend, starmap(gc.get_objects, [()])),
-        partial(found.extend, compress(each(), map(kinds.__contains__, map(type, each())))),
+        partial(found.extend, compress(each(), map(kinds.__contains__, map(id, map(type, each()))))),
         every.clear,
     ]
     deque(map(call, steps), maxlen=0)
@@ -499,13 +499,18 @@ def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
         if (alive := one()) is None:
             return
         hand = batches.in_hand
-        # What is not finite is masked after this, by `loader.weigh`, or ruins the model.
-        teaches = hand is not None and hand.counts_not and bool(gradient.any() and gradient.isfinite().all())
-        alive.coming[place] = alive._was_there(place), bool(teaches)
+        teaches = hand is not None and hand.counts_not != "" and _is_finite_and_not_0(gradient)
+        alive.coming[place] = alive._was_there(place), teaches
 
     if not all(ours):
         return uncompiled(looks)
     return unserializable_hook(looks)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _is_finite_and_not_0(gradient: Any) -> bool:
+    """What is not finite is masked after the hook, by `loader.weigh`, or ruins the model."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return bool(values.any() and values.isfinite().all())
 
 
 def _graph_task() -> int:

@@ -1,1 +1,1 @@
-"""Datasets and loaders: the only package that imports torch."""
+"""Datasets and loaders, over torch."""

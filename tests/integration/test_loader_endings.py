@@ -32,7 +32,7 @@ from loader_kit import (
 )
 from torch.utils.data import DataLoader
 
-from edl_torch import ElasticDataLoader
+from edl_torch import ElasticDataLoader, LocalMaster
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.errors import MasterUnavailable, ServiceClosed
 from edl_torch.testing import FakeMaster, wait_until
@@ -333,3 +333,38 @@ def test_a_loader_that_was_collected_ends_at_exit(tmp_path: Path) -> None:
     assert process.wait(timeout=120) == 0
     (verdict,) = audit([tmp_path])
     assert verdict.outcome is Outcome.PROVEN, verdict
+
+
+class NoHash(type):
+    """As of classes that compare by what they have."""
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_loop_is_left_before_any_step_beside_classes_without_a_hash(tmp_path: Path) -> None:
+    kept = NoHash("Kept", (), {})()
+    weights = torch.nn.Parameter(torch.zeros(20))
+    with ElasticDataLoader(range(20), 2, audit_dir=tmp_path) as loader:
+        for records in loader:
+            weights[records].sum().backward()
+            break
+    assert type(type(kept)) is NoHash
+    assert weights.grad is not None
+
+
+class Fails(LocalMaster):
+    """In no way of ours, as a trainer leaves."""
+
+    def leave(self, session: str, member: int) -> None:
+        raise RuntimeError("it is gone")
+
+
+def test_a_loader_is_made_though_one_that_was_collected_cannot_end(caplog: pytest.LogCaptureFixture) -> None:
+    next(iter(ElasticDataLoader(range(8), 2, master_client=Fails())))
+    gc.collect()
+    with ElasticDataLoader(range(8), 2) as loader:
+        assert sum(len(batch) for batch in loader) == 8
+    assert "a loader that was not closed could not be" in caplog.text

@@ -533,3 +533,16 @@ def test_a_step_of_an_optimizer_that_trains_nothing_is_on_the_batch_in_hand() ->
                 assert loader.progress().acknowledged == given
                 given += len(batch)
                 stand_in.step()
+
+
+def test_a_sparse_gradient_of_a_batch_that_went_back_is_looked_at() -> None:
+    table = torch.nn.Embedding(8, 1, sparse=True)
+    with ElasticDataLoader(range(8), 2) as loader:
+        sgd = torch.optim.SGD(table.parameters(), lr=0.1)
+        loader.attach(sgd)
+        batches = iter(loader)
+        first = next(batches)
+        loader.give_back()
+        table(first).sum().backward()
+        sgd.zero_grad()
+        assert table.weight.grad is None
