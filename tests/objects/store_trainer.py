@@ -60,12 +60,20 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
         max_bad_records=settings["records"],
         audit_dir=folder / "audit",
     )
+
+    def save() -> None:
+        state = {"model": model.state_dict(), "loader": json.dumps(loader.state_dict())}
+        torch.save(state, folder / "part")
+        os.replace(folder / "part", saved)
+
     with loader:
         loader.attach(optimizer)
         if saved.exists():
             state = torch.load(saved, weights_only=True)
             model.load_state_dict(state["model"])
             loader.load_state_dict(json.loads(state["loader"]))
+        else:  # a kill may come before the first batch's, and a new model would lack what the master knows of
+            save()
         for _ in loader.epochs():
             for number, batch in enumerate(loader):
                 optimizer.zero_grad()
@@ -73,9 +81,7 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
                 optimizer.step()
                 print(number, flush=True)
                 if number % EVERY == 0:
-                    state = {"model": model.state_dict(), "loader": json.dumps(loader.state_dict())}
-                    torch.save(state, folder / "part")
-                    os.replace(folder / "part", saved)
+                    save()
         assert loader.service.progress().quarantined == 0
     torch.save(model.state_dict(), folder / "model.pt")
 
