@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -36,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     No change is refused for what an earlier one did, and what was never drawn is found by night.
     """
     if any(Path(argument).absolute() == Path(__file__).parent for argument in config.args):
-        with suppress(ImportError):
+        with suppress(ImportError), warnings.catch_warnings(action="ignore"):  # from Python 3.12 on it warns
             import odps  # noqa: F401  it looks through all modules: beside torch that takes three times as long
     with suppress(ImportError):  # TensorFlow's environment is without it
         from hypothesis import HealthCheck, settings
