@@ -48,7 +48,7 @@ class Gradients:
     def __init__(self, trainer: Trainer) -> None:
         self.is_reduced = False
         self._left: list[Batch] = []  # that were left before any optimizer was attached
-        self._looks_first = False  # whether gradients are looked at as they come, before they are added
+        self._looks_first = False  # whether a batch in hand may count for nothing
         self._batches = trainer.state.batches
         self._watched: dict[int, Watched] = {}  # by the optimizer's number
 
@@ -101,7 +101,10 @@ class Gradients:
         self.look_first()
 
     def look_first(self) -> None:
-        """Look at gradients as they come: the batch in hand counts for nothing, or ranks add theirs."""
+        """Note that a batch in hand may count for nothing, or that ranks add their gradients.
+
+        From now on a step on such a batch is in doubt, and parameters that were frozen are looked at, too.
+        """
         self._looks_first = True
         for watched in self._watched.values():
             watched.look_first()
@@ -207,7 +210,8 @@ class Gradients:
     def used_elsewhere(self, optimizer: Any) -> None:
         """Note a step of another loader's optimizer: what it has used is not thrown away yet.
 
-        Batches in hand here may be said to be in it; so whether it is thrown away is looked at.
+        Batches in hand here may be said to be in it. What is looked at before gradients are added tells
+        whether it was thrown away.
         """
         its = set(map(id, trained(optimizer)))
         for watched in self._watched.values():

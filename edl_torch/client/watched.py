@@ -73,9 +73,7 @@ class Watched:
     came: list[int] = field(default_factory=list)  # the places of those that were called since `look`
     open: dict[int, _Begun] = field(default_factory=dict)  # backward passes that have not ended
     known: list[_Known | None] = field(default_factory=list)  # as `look` saw them
-    looked: set[int] = field(
-        default_factory=set
-    )  # the places of parameters whose gradients are looked at first
+    looked: set[int] = field(default_factory=set)  # the places of those whose gradients are looked at first
     # By place, what was seen before the next one comes: whether one was there, and whether this one teaches
     # anything. `torch.autograd.grad` adds none.
     coming: dict[int, tuple[bool | None, bool]] = field(default_factory=dict)

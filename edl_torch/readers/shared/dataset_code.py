@@ -41,9 +41,8 @@ _OF_A_RUN = {
     *("time_ns", "perf_counter_ns", "monotonic_ns", "now", "utcnow", "today"),
 }
 _MAKING = {"__init__", "__post_init__", "__setstate__"}
-_PATH = re.compile(
-    r"^\S*(?:\w[/\\]|[/\\]\w|\w\.[A-Za-z]\w{1,7}$)\S*$"
-)  # of a text in code: `/data/`, `x.bin`
+# Of a text in code: `/data/`, `x.bin`
+_PATH = re.compile(r"^\S*(?:\w[/\\]|[/\\]\w|\w\.[A-Za-z]\w{1,7}$)\S*$")
 _FAST = re.compile("(?:LOAD|STORE)_FAST")
 _LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
 
