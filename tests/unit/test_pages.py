@@ -33,7 +33,7 @@ from edl_torch.cli.main import build_parser, main
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 2,
+    "docs/training.md": 1,
     "docs/training-reference.md": 2,
     "docs/readers.md": 2,
     "docs/testing.md": 1,
