@@ -1,4 +1,4 @@
-"""How a session runs procedures, and what it tells its trainer of iterations over plain DataLoaders."""
+"""How a session runs procedures, which others it knows of, and what its environment and progress say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +22,10 @@ from edl_torch.client.environment import (
 )
 from edl_torch.client.service import Progress, default_master
 from edl_torch.client.session import Session, _sessions
-from edl_torch.client.workers.links import PlainIterations
 from edl_torch.core.status import Histogram, Measures
-from edl_torch.errors import EdlError, InvalidArgument, ServiceClosed
-from edl_torch.testing import FakeMaster, wait_until
-from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM
+from edl_torch.errors import InvalidArgument, ServiceClosed
+from edl_torch.testing import FakeMaster
+from edl_torch.trainer.foreign_loop import OWN_STREAM
 from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Procedure, SiblingSession, Wait
 
@@ -40,37 +38,6 @@ def session() -> Iterator[Session]:
 
 def begin(session: Session, stream: str, run: str = "", begun: int = 0) -> int:
     return session.readers.begin_stream(stream, Mode.PLAIN, run, begun)[0]
-
-
-class Numbered(PlainIterations):
-    """Iterations of this process: run "i7" is number 7."""
-
-    newest = 9
-    over: frozenset[str] = frozenset()
-
-    def number(self, run: str) -> int:
-        return int(run[1:]) if run.startswith("i") else 0
-
-    def is_over(self, run: str) -> bool:
-        return run in self.over
-
-
-def test_workers_of_an_older_iteration_get_nothing_though_none_of_them_began_before(session: Session) -> None:
-    session.readers.watch(Numbered())
-    number = begin(session, "worker 0", "i7", 1)
-    assert begin(session, "worker 0", "i6", 1) == NO_PASS
-    assert begin(session, "worker 1", "i7", 1) == number
-    assert begin(session, "worker 0", "i6", 2) > number  # persistent ones begin again
-    own = begin(session, OWN_STREAM)
-    assert begin(session, "worker 0", "i9", 1) == NO_PASS
-    assert begin(session, "worker 0", "i10", 1) > own
-
-
-def test_workers_of_an_iteration_that_is_gone_get_nothing(session: Session) -> None:
-    iterations = Numbered()
-    session.readers.watch(iterations)
-    iterations.over = frozenset({"i7"})
-    assert begin(session, "worker 0", "i7", 1) == NO_PASS
 
 
 class GenerousLock:
@@ -222,49 +189,6 @@ def test_sessions_that_are_gone_are_forgotten() -> None:
     gc.collect()
     assert noted() is None
     assert not _sessions._references & set(alive)
-
-
-# A service whose reports are not taken closes all the same, and its threads end -----------------------------
-
-
-def another_lineage(fake: FakeMaster) -> None:
-    """Somebody went back to a checkpoint: every report of this trainer is refused."""
-    fake.go_back("training", None)
-
-
-def nobody_there(fake: FakeMaster) -> None:
-    fake.faults.master_away()
-
-
-def report_in_vain(
-    service: DataShardService, fake: FakeMaster, in_process: bool, what_happens: Callable[[FakeMaster], None]
-) -> None:
-    """Train on a batch, and have its report come to nothing; a remote trainer has leases ahead then."""
-    assert service.fetch_shard() is not None
-    if not in_process:
-        wait_until(lambda: service.record_count > 4, what="a lease was fetched ahead")
-    what_happens(fake)
-    with suppress(EdlError):
-        service.report_batch_done()
-    if not in_process:
-        outbox = service.session.trainer.state.outbox
-        wait_until(lambda: outbox.error is not None, what="the report was refused")
-
-
-@pytest.mark.parametrize("what_happens", [another_lineage, nobody_there])
-@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
-def test_a_service_whose_reports_are_not_taken_closes_all_the_same(
-    own_threads: Callable[[], list[threading.Thread]],
-    in_process: bool,
-    what_happens: Callable[[FakeMaster], None],
-) -> None:
-    fake = FakeMaster()
-    service = DataShardService(
-        4, fake.connect(in_process=in_process), dataset_size=64, records_per_shard=4, num_epochs=2
-    )
-    report_in_vain(service, fake, in_process, what_happens)
-    service.close()
-    wait_until(lambda: not own_threads())
 
 
 # How far a dataset is, and what its trainer has measured, for people and loggers ----------------------------
