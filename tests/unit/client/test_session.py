@@ -1,4 +1,4 @@
-"""How a session runs procedures, which others it knows of, and what its environment and progress say."""
+"""How a session runs procedures, what it tells its trainer, and what its environment and progress say."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +23,11 @@ from edl_torch.client.environment import (
 )
 from edl_torch.client.service import Progress, default_master
 from edl_torch.client.session import Session, _sessions
+from edl_torch.client.workers.links import PlainIterations
 from edl_torch.core.status import Histogram, Measures
-from edl_torch.errors import InvalidArgument, ServiceClosed
-from edl_torch.testing import FakeMaster
-from edl_torch.trainer.foreign_loop import OWN_STREAM
+from edl_torch.errors import EdlError, InvalidArgument, ServiceClosed
+from edl_torch.testing import FakeMaster, wait_until
+from edl_torch.trainer.foreign_loop import NO_PASS, OWN_STREAM
 from edl_torch.trainer.inflight import Mode
 from edl_torch.trainer.vocabulary import Procedure, SiblingSession, Wait
 
@@ -38,6 +40,26 @@ def session() -> Iterator[Session]:
 
 def begin(session: Session, stream: str, run: str = "", begun: int = 0) -> int:
     return session.readers.begin_stream(stream, Mode.PLAIN, run, begun)[0]
+
+
+class Numbered(PlainIterations):
+    """Iterations of this process: run "i7" is number 7. The tenth is over."""
+
+    newest = 9
+
+    def number(self, run: str) -> int:
+        return int(run[1:]) if run.startswith("i") else 0
+
+    def is_over(self, run: str) -> bool:
+        return run == "i10"
+
+
+def test_the_trainer_hears_which_iterations_of_plain_loaders_are_older_or_over(session: Session) -> None:
+    session.readers.watch(Numbered())
+    own = begin(session, OWN_STREAM)
+    assert begin(session, "worker 0", "i9", 1) == NO_PASS
+    assert begin(session, "worker 0", "i10", 1) == NO_PASS
+    assert begin(session, "worker 0", "i11", 1) > own
 
 
 class GenerousLock:
@@ -189,6 +211,20 @@ def test_sessions_that_are_gone_are_forgotten() -> None:
     gc.collect()
     assert noted() is None
     assert not _sessions._references & set(alive)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["embedded", "remote"])
+def test_a_service_whose_reports_are_refused_closes_all_the_same(
+    own_threads: Callable[[], list[threading.Thread]], in_process: bool
+) -> None:
+    fake = FakeMaster()
+    service = DataShardService(4, fake.connect(in_process=in_process), dataset_size=64, records_per_shard=4)
+    assert service.fetch_shard() is not None
+    fake.go_back("training", None)  # by another trainer
+    with suppress(EdlError):
+        service.report_batch_done()
+    service.close()
+    wait_until(lambda: not own_threads())
 
 
 # How far a dataset is, and what its trainer has measured, for people and loggers ----------------------------

@@ -323,8 +323,11 @@ class Slow(AbstractDataReader):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("per_file", [[], ["--records_per_file", "50"]], ids=["file", "folder"])
+@pytest.mark.parametrize(
+    ("number", "per_file"),
+    [(signal.SIGINT, []), (signal.SIGTERM, ["--records_per_file", "50"])],
+    ids=["a file", "a folder"],
+)
 def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, per_file: list[str]) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "out").mkdir()

@@ -434,25 +434,6 @@ def test_an_index_that_is_wrong_between_what_was_tried_is_one_error_when_it_is_u
     assert TarReader(path).count == 2000
 
 
-# Tars that change -----------------------------------------------------------------------------------------
-
-
-def test_fingerprints_tell_tars_and_fields_apart(tmp_path: Path) -> None:
-    path = samples_tar(tmp_path / "a.tar", 30)
-    of = {
-        "same": reader_fingerprint(TarReader(path)),
-        "fields": reader_fingerprint(TarReader(path, ("txt", "cls"))),
-        "raw": reader_fingerprint(TarReader(path, decode=False)),
-    }
-    assert reader_fingerprint(TarReader(path)) == of["same"]
-    with open(path, "r+b") as file:
-        file.seek(512)
-        file.write(b"9")
-    of["changed"] = reader_fingerprint(TarReader(path))
-    assert len(set(of.values())) == 4
-    assert reader_fingerprint(TarReader(path), whole=True).startswith("whole")
-
-
 # edl-torch index ------------------------------------------------------------------------------------------
 
 
