@@ -54,7 +54,6 @@ from edl_torch.trainer.vocabulary import (
     Procedure,
     Register,
     SiblingSession,
-    Ticket,
     Wait,
     ticket_size,
 )
@@ -449,10 +448,6 @@ class Session:
                 f"between the loop and its loader held batches that it had read ahead: they come again, and "
                 f"would be trained on twice. Leave the loop after load_state_dict(), and begin a new one"
             )
-
-    def hand(self, ticket: Ticket) -> bool:
-        """Hand a batch to the loop. False when it was thrown away."""
-        return self.run(self.passes.hand(ticket))
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""

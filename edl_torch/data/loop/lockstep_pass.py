@@ -9,7 +9,7 @@ travel.
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Delivery, Doing, Parts, Vote, together
@@ -59,7 +59,7 @@ class PaddedPass(SteppingPass):
     def _step(self) -> tuple[Any, int]:
         envelope = None
         while envelope is None:
-            envelope = self._pull(self._more_to_read, self._session.hand)
+            envelope = self._pull(self._more_to_read, self._passes.hand)
             if envelope is None and self._is_over:
                 raise StopIteration
             if envelope is None and self._padding.made:
@@ -139,11 +139,9 @@ class LockstepPass(SteppingPass):
         """This rank's batch for the next step; None where there is none now."""
         if self._lockstep.finished:
             return None
-        return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), self._promise)
-
-    def _promise(self, ticket: Ticket) -> bool:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
-        return self._session.run(self._passes.promise(ticket, unanswered=1))
+        promise = partial(self._passes.promise, unanswered=1)
+        return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), promise)
 
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""
