@@ -23,8 +23,7 @@ from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.model import Model
 from edl_torch.client.peers import FollowedMaster, Lockstep
 from edl_torch.client.workers.links import Host, KeepsWorkers
-from edl_torch.core.calls import NEW_PASS
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import NEW_PASS, MasterApi
 from edl_torch.core.plan import Plan
 from edl_torch.errors import (
     AccountingError,

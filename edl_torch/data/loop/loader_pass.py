@@ -111,9 +111,7 @@ class LoaderPass(Iterator[Any]):
             self._session.check_newest(self._number)
         raise StopIteration
 
-    def _pull(
-        self, more: Callable[[], bool], take: Callable[[Ticket], Procedure[bool]]
-    ) -> Envelope | None:
+    def _pull(self, more: Callable[[], bool], take: Callable[[Ticket], Procedure[bool]]) -> Envelope | None:
         """The next batch that `take`, a procedure, agrees to; None when there is no `more` to read."""
         try:
             while True:
