@@ -30,10 +30,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from edl_torch.data.reading.sample_reading import ReadingTimes, Times
-from edl_torch.data.reading.seeding import Generators
+from edl_torch.data.reading.sample_reading import IterationSetup, Times
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.vocabulary import Tally, Ticket
+from edl_torch.trainer.vocabulary import Ticket
 
 # Memory -------------------------------------------------------------------------------------------------
 
@@ -284,25 +283,15 @@ class Collated:
 
 
 class TicketedCollate:
-    """The user's `collate_fn` with the count of drawn positions, and `times`, taken *before* it is called.
+    """The user's `collate_fn`, with the count of drawn positions and their times taken *before* it is called.
 
     `batched` says that it is called with a list of samples, whose number must agree with the count. The
-    `generators` of random numbers that were lent to the records are put back first.
+    generators of random numbers that were lent to the records are put back first.
     """
 
-    def __init__(
-        self,
-        collate: Callable[[Any], Any],
-        tally: Tally,
-        times: ReadingTimes,
-        generators: Generators,
-        *,
-        batched: bool,
-    ) -> None:
+    def __init__(self, collate: Callable[[Any], Any], setup: IterationSetup, *, batched: bool) -> None:
         self._collate = collate
-        self._tally = tally
-        self._times = times
-        self._generators = generators
+        self._tally, self._times, self._generators = setup.tally, setup.times, setup.generators
         self._batched = batched
 
     def __call__(self, samples: Any) -> Envelope:

@@ -9,7 +9,7 @@ travel.
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from edl_torch.client.peers import Ballot, BroadcastBatch, Count, Delivery, Doing, Parts, Vote, together
@@ -17,7 +17,7 @@ from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.batches.transport import Envelope
 from edl_torch.data.loop.loader_pass import LoaderPass, PassSetup
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
-from edl_torch.trainer.vocabulary import Ticket
+from edl_torch.trainer.vocabulary import Procedure, Ticket
 
 
 class SteppingPass(LoaderPass):
@@ -139,9 +139,11 @@ class LockstepPass(SteppingPass):
         """This rank's batch for the next step; None where there is none now."""
         if self._lockstep.finished:
             return None
+        return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), self._promise)
+
+    def _promise(self, ticket: Ticket) -> Procedure[bool]:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
-        promise = partial(self._passes.promise, unanswered=1)
-        return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), promise)
+        return self._passes.promise(ticket, unanswered=1)
 
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""

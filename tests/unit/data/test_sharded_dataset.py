@@ -24,7 +24,7 @@ from edl_torch.data.dataset import ImageDataset
 from edl_torch.data.loop.opening import ReadingOptions, reads_records_alone
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.record_jobs import can_pick
-from edl_torch.data.reading.threaded_reading import IterationSetup
+from edl_torch.data.reading.sample_reading import IterationSetup
 from edl_torch.errors import BadRecord, ServiceClosed
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.testing import FakeMaster
