@@ -28,11 +28,10 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import tensor_rows
-from edl_torch.data.batches.transport import Collated
+from edl_torch.data.batches.transport import Collated, IterationSetup
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.sample_reading import (
-    IterationSetup,
     LeasesAhead,
     OnBad,
     ReadingTimes,

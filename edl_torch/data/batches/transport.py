@@ -19,7 +19,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -30,9 +31,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from edl_torch.data.reading.sample_reading import IterationSetup, Times
+from edl_torch.data.reading.sample_reading import ReadingTimes, Times
+from edl_torch.data.reading.seeding import Generators
 from edl_torch.errors import AccountingError
-from edl_torch.trainer.vocabulary import Ticket
+from edl_torch.trainer.vocabulary import Tally, Ticket
 
 # Memory -------------------------------------------------------------------------------------------------
 
@@ -280,6 +282,32 @@ class Collated:
 
     batch: Any
     size: int
+
+
+Collate = Callable[[list[Any], Any], Any]  # of samples, and the `Rows` of the batch in which they may lie
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class IterationSetup:
+    """How an iteration over a dataset yields samples, and what counts them.
+
+    Attributes:
+        columnar: the reader makes the batches.
+        list_size: samples in a list; 0 where they come one by one.
+        collate: makes batches of lists where they are read, in several threads too; None where the user's own
+            function does, in the thread that iterates.
+        threads: how many read; 0 where the thread that iterates does.
+        ahead: batches that threads may be ahead.
+    """
+
+    columnar: bool
+    list_size: int
+    collate: Collate | None = None
+    threads: int = 0
+    ahead: int = 0
+    generators: Generators = field(default_factory=partial(Generators, after_each=False))
+    tally: Tally = field(default_factory=Tally)
+    times: ReadingTimes = field(default_factory=ReadingTimes)
 
 
 class TicketedCollate:

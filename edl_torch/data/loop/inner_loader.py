@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from edl_torch.data.batches.convert import to_batch, to_tensors
-from edl_torch.data.batches.transport import Envelope, TicketedCollate
+from edl_torch.data.batches.transport import Envelope, IterationSetup, TicketedCollate
 from edl_torch.data.dataset import ShardedDataset
-from edl_torch.data.reading.sample_reading import IterationSetup
 from edl_torch.data.reading.worker_start import WorkerStart, end_by_kill, started_beside
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import has_batch_reads

@@ -24,7 +24,8 @@ import torch
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import Rows
-from edl_torch.data.reading.sample_reading import Collate, SampleReader, Source, Transform, announce, begin
+from edl_torch.data.batches.transport import Collate
+from edl_torch.data.reading.sample_reading import SampleReader, Source, Transform, announce, begin
 from edl_torch.data.reading.seeding import record_seeds, transform_in_thread
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import AbstractDataReader, has_random_access

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import compress, islice, starmap
 from operator import not_, sub
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
-from edl_torch.data.reading.seeding import Generators
 from edl_torch.errors import AccountingError, BadRecord, ReaderError, SourceChanged
 from edl_torch.readers.base import (
     AbstractDataReader,
@@ -33,10 +32,6 @@ from edl_torch.readers.base import (
 from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.mixture import MixtureReader
 from edl_torch.shard import Indices, Shard, Shuffle, Slice, Task
-from edl_torch.trainer.vocabulary import Tally
-
-if TYPE_CHECKING:
-    from edl_torch.data.batches.convert import Rows
 
 # Times of reading and of transforming -------------------------------------------------------------------
 
@@ -115,32 +110,6 @@ class ReadingTimes:
 
 
 # Reading ------------------------------------------------------------------------------------------------
-
-
-Collate = Callable[[list[Any], "Rows"], Any]  # rows that lie in the batch already are left where they are
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class IterationSetup:
-    """How an iteration over a dataset yields samples, and what counts them.
-
-    Attributes:
-        columnar: the reader makes the batches.
-        list_size: samples in a list; 0 where they come one by one.
-        collate: makes batches of lists where they are read, in several threads too; None where the user's own
-            function does, in the thread that iterates.
-        threads: how many read; 0 where the thread that iterates does.
-        ahead: batches that threads may be ahead.
-    """
-
-    columnar: bool
-    list_size: int
-    collate: Collate | None = None
-    threads: int = 0
-    ahead: int = 0
-    generators: Generators = field(default_factory=partial(Generators, after_each=False))
-    tally: Tally = field(default_factory=Tally)
-    times: ReadingTimes = field(default_factory=ReadingTimes)
 
 
 Run = list[int]  # of `Tally.start`: its last item is the next position to read

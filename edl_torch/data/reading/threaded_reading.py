@@ -16,7 +16,7 @@ from typing import Any
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import Rows
-from edl_torch.data.batches.transport import BatchMemory, Collated
+from edl_torch.data.batches.transport import BatchMemory, Collated, IterationSetup
 from edl_torch.data.reading.record_jobs import (
     Block,
     ReaderThreads,
@@ -26,7 +26,7 @@ from edl_torch.data.reading.record_jobs import (
     jobs_of,
     no_samples,
 )
-from edl_torch.data.reading.sample_reading import IterationSetup, SampleReader, Transform, too_few, turn_end
+from edl_torch.data.reading.sample_reading import SampleReader, Transform, too_few, turn_end
 from edl_torch.data.reading.seeding import GeneratorStates, name_of, transform_in_thread
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader

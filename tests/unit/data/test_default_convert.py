@@ -13,8 +13,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.batches import convert
 from edl_torch.data.batches.convert import to_batch, to_tensors
-from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, Envelope, TicketedCollate, shared_segment
-from edl_torch.data.reading.sample_reading import IterationSetup
+from edl_torch.data.batches.transport import (
+    IN_MESSAGE_BYTES,
+    Envelope,
+    IterationSetup,
+    TicketedCollate,
+    shared_segment,
+)
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.testing.check_reader import records_equal
 from edl_torch.trainer.vocabulary import Tally
