@@ -19,13 +19,13 @@ from edl_torch import ElasticDataLoader
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data import dataset
+from edl_torch.data.batches.transport import IterationSetup
 from edl_torch.data.loop.inner_loader import ReadingHere, reads_here
 from edl_torch.data.reading import record_jobs as cells
 from edl_torch.data.reading import sample_reading as reading
 from edl_torch.data.reading import sample_reading as reading_times
 from edl_torch.data.reading.sample_reading import (
     EACH_S,
-    IterationSetup,
     ReadingTimes,
     SampleList,
     SampleReader,
