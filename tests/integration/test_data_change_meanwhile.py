@@ -16,9 +16,8 @@ import pytest
 import torch
 from image_files import write_coco, write_manifest, write_voc
 from learning_kit import Keeps
-from torch.utils.data import DataLoader
 
-from edl_torch import DataShardService, ElasticDataLoader, Mixture, ShardedDataset
+from edl_torch import ElasticDataLoader, Mixture
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.verdict_words import headline, inexact
 from edl_torch.readers import CocoCaptionsReader, ImageManifestReader, VocReader
@@ -73,16 +72,6 @@ class Stored(Held):
 IS_SPAWNED = multiprocessing.current_process().name != "MainProcess"
 TABLE = [0, 100] if IS_SPAWNED else [0, 200]
 BY_NAME = dict.fromkeys("ba" if IS_SPAWNED else "ab", 0)
-
-
-class OfATable(Held):
-    def __getitem__(self, index: int) -> Any:
-        return self.kept[index] + TABLE[index % 2]
-
-
-class OfNames(Held):
-    def __getitem__(self, index: int) -> Any:
-        return self.kept[index] + BY_NAME["a"]
 
 
 def reverse(values: Any) -> None:
@@ -319,23 +308,3 @@ def test_an_older_iterator_that_is_closed_is_no_end_of_the_pass_that_runs(tmp_pa
         del newer  # it never heard of the end
         reverse(slow.dataset)
     assert audit([tmp_path])[0].outcome is Outcome.INEXACT
-
-
-@pytest.mark.parametrize("kind", [OfATable, OfNames])
-def test_a_spawned_worker_that_imports_another_table_is_noticed(tmp_path: Path, kind: type[Held]) -> None:
-    data = kind(torch.arange(8.0))
-    train(data, tmp_path, lambda: None, num_epochs=1, num_workers=1, multiprocessing_context="spawn")
-    (verdict,) = audit([tmp_path / "audit"])
-    assert (verdict.outcome is Outcome.INEXACT) == (kind is OfATable)
-    assert ("in a loader worker" in "".join(inexact(verdict))) == (kind is OfATable)
-
-
-def test_a_spawned_worker_of_a_plain_loader_that_imports_another_table_is_noticed(tmp_path: Path) -> None:
-    reader = MapDatasetReader(OfATable(torch.arange(8.0)))
-    with DataShardService(batch_size=2, reader=reader, num_epochs=1, audit_dir=tmp_path) as service:
-        dataset = ShardedDataset(service, reader)
-        for _ in DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="spawn"):
-            service.report_batch_done()
-    (verdict,) = audit([tmp_path])
-    assert verdict.outcome is Outcome.INEXACT
-    assert "in a loader worker" in "".join(inexact(verdict))
