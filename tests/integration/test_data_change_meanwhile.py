@@ -5,7 +5,6 @@ A model that keeps what it was trained on says which records it has.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -67,11 +66,6 @@ class Stored(Held):
 
     def __len__(self) -> int:
         return self.length
-
-
-IS_SPAWNED = multiprocessing.current_process().name != "MainProcess"
-TABLE = [0, 100] if IS_SPAWNED else [0, 200]
-BY_NAME = dict.fromkeys("ba" if IS_SPAWNED else "ab", 0)
 
 
 def reverse(values: Any) -> None:
