@@ -320,7 +320,6 @@ class DataShardService:
         if batch_size is not None and batch_size < 0:
             raise InvalidArgument(f"batch_size must be 0 or more, not {batch_size}")
         if err_msg:
-            session.gradients.look_first()
             session.run(session.trainer.fail_batch(batch_size, err_msg))
             return False
         session.loop_thread = get_ident()

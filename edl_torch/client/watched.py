@@ -1,4 +1,4 @@
-"""What is in the gradients of one optimizer's parameters, and in those that no optimizer is known to have.
+"""What is in the gradients of one optimizer's parameters.
 
 Autograd says it: two parameters of each optimizer, the first and the last, have a hook that is called when a
 gradient was added to theirs, and the first call in a backward pass asks to be told when this has come to its
@@ -10,19 +10,14 @@ Nothing here holds an optimizer or a gradient alive.
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
-from itertools import chain, compress, starmap
-from operator import call
 from typing import Any
 
+from edl_torch.client.leftovers import Leftover, is_not_0, leave
 from edl_torch.client.model import has_place, is_uncompiled, uncompiled
-from edl_torch.system.processes import OfThisProcess
 from edl_torch.trainer.batches import Batch, Batches
 
 HOOKED = 2  # parameters of an optimizer that say when a gradient comes
@@ -73,32 +68,25 @@ class Watched:
     came: list[int] = field(default_factory=list)  # the places of those that were called since `look`
     open: dict[int, _Begun] = field(default_factory=dict)  # backward passes that have not ended
     known: list[_Known | None] = field(default_factory=list)  # as `look` saw them
-    looked: set[int] = field(default_factory=set)  # the places of those whose gradients are looked at first
-    # By place, what was seen before the next one comes: whether one was there, and whether this one teaches
+    # By place, what was seen before the next is added: whether one was there, and whether this one teaches
     # anything. `torch.autograd.grad` adds none.
-    coming: dict[int, tuple[bool | None, bool]] = field(default_factory=dict)
+    before: dict[int, tuple[bool | None, bool]] = field(default_factory=dict)
 
     # Hooks ------------------------------------------------------------------------------------------------
 
     def hook(self, parameters: Iterable[Any]) -> None:
-        """Hear when gradients come to these parameters."""
-        listen = _listening(self)
-        for parameter in parameters:
-            self.hooks.append(parameter.register_post_accumulate_grad_hook(listen(len(self.parameters))))
-            self.parameters.append(parameter)
-            self.known.append(None)
-        self.look_first()
-        self.look()
-
-    def look_first(self) -> None:
-        """Look at what comes, and at what is there, before it is added.
+        """Hear when gradients come to these parameters, and look at what comes, and at what is there, before
+        it is added.
 
         Afterwards it may be of all ranks, and nobody can say what a loop has written into what was there.
         """
-        for place, parameter in enumerate(self.parameters):
-            if place not in self.looked and parameter.requires_grad:  # else it is frozen now
-                self.looked.add(place)
-                self.hooks.append(parameter.register_hook(_looking(self, place)))
+        listen = _listening(self)
+        for place, parameter in enumerate(parameters, len(self.parameters)):
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(listen(place)))
+            self.hooks.append(parameter.register_hook(_looking(self, place)))
+            self.parameters.append(parameter)
+            self.known.append(None)
+        self.look()
 
     def _was_there(self, place: int) -> bool | None:
         """Whether a gradient is there to which a backward pass is about to add; None where others tell that.
@@ -121,7 +109,7 @@ class Watched:
             or self.unsure
             or len(self.open) > (_graph_task() in self.open)
         ):
-            is_there = _is_not_0(gradient)
+            is_there = is_not_0(gradient)
         else:
             return None
         if not is_there and self.open:
@@ -139,7 +127,7 @@ class Watched:
         for parameter, seen in zip(self.parameters, self.known, strict=True):
             if seen is not None and parameter.requires_grad:
                 is_used = self.is_used and seen[2] < self.steps
-                Leftover(parameter, of, self.gathered, self.unsure, is_used=is_used)
+                leave([parameter], of, self.gathered, self.unsure, is_used=is_used)
 
     # Gradients come, and go -------------------------------------------------------------------------------
 
@@ -167,7 +155,7 @@ class Watched:
 
     def came_to(self, place: int, begun: _Begun) -> None:
         """Note what was seen before a backward pass has added a gradient at this place."""
-        if (seen := self.coming.pop(place, None)) is None:
+        if (seen := self.before.pop(place, None)) is None:
             return
         was_there, teaches = seen
         if was_there is not None:
@@ -207,7 +195,7 @@ class Watched:
             batch = next((one for one in ahead if one not in self.last), ahead[-1])
         if batch is None:
             return
-        if batch.instead_of is not None and (batch.has_learnt or not self.looked):
+        if batch.instead_of is not None and (batch.has_learnt or not self.parameters):
             batch = batch.instead_of
         if batch not in self.gathered:
             self.gathered.append(batch)
@@ -305,105 +293,6 @@ class Watched:
         return not (is_any(self.parameters) or is_any(trained(self.optimizer())))
 
 
-# Gradients that no optimizer is known to have -----------------------------------------------------------
-
-
-class Leftover:
-    """A gradient that a loop has left in a parameter, whose next optimizer or loader is not known yet.
-
-    The parameter's hook keeps it. It is called before another gradient is added, and sees whether the loop
-    has thrown away what was left: then it goes, and this with it.
-    """
-
-    def __init__(
-        self,
-        parameter: Any,
-        of: weakref.ref[Any],
-        gathered: Collection[Batch] = (),
-        unsure: Collection[Batch] = (),
-        *,
-        is_used: bool = False,
-    ) -> None:
-        self.of = of  # the `Gradients` whose batches these are
-        self.gathered, self.unsure, self.is_used = gathered, unsure, is_used
-        self._parameter, self._gradient = weakref.ref(parameter), weakref.ref(parameter.grad)
-        self._version = parameter.grad._version  # torch's count of writes, but for those of backward passes
-        self._is_added_to = False
-        self._hook = parameter.register_hook(uncompiled(self._comes))
-        _leftovers.add(self)
-
-    def is_of(self, parameters: Collection[int], *, is_reduced: bool = False) -> bool:
-        """Whether it is there still, in a parameter with one of these ids.
-
-        Ranks that have reduced it, with what was added to it, may have put another gradient in its place.
-        """
-        parameter = self._parameter()
-        gradient = None if parameter is None else parameter.grad
-        if gradient is None or id(parameter) not in parameters:
-            return False
-        left = self._gradient()
-        if left is None or left is not gradient:
-            return is_reduced and self._is_added_to
-        return left._version == self._version or _is_not_0(left)
-
-    def _comes(self, added: Any) -> None:
-        if (parameter := self._parameter()) is not None and self.is_of({id(parameter)}):
-            self._version, self._is_added_to = parameter.grad._version + 1, True
-        else:
-            self._hook.remove()
-
-
-# Of this process: a loop that is tried again may have another loader.
-_leftovers: OfThisProcess[Leftover] = OfThisProcess()
-
-
-def leftovers(parameters: Collection[int], *, is_reduced: bool) -> list[Leftover]:
-    """Return what loops have left in the gradients of parameters with these ids."""
-    return [left for left in _leftovers.alive() if left.is_of(parameters, is_reduced=is_reduced)]
-
-
-def leave_all(of: weakref.ref[Any], batches: Collection[Batch]) -> None:
-    """Note that these batches are in all gradients of this process, as a loop was left before any step.
-
-    Which of them an optimizer trains, its first step shows.
-    """
-    import torch
-
-    with torch._C.DisableTorchFunctionSubclass():
-        leaves = [one for one in _all_tensors() if one.is_leaf and one.requires_grad]
-        found = [one for one in leaves if type(one.grad) is torch.Tensor and one.grad.device.type != "meta"]
-    for parameter in found:
-        if _is_not_0(parameter.grad):
-            Leftover(parameter, of, batches)
-
-
-def _all_tensors() -> list[Any]:
-    """Return all tensors of this process.
-
-    One call in C takes all objects, picks those and lets the others go: no other thread runs meanwhile. Among
-    them are tuples that are still being made, and who makes one fails where somebody else has it.
-    """
-    import torch
-
-    kinds, new = {id(torch.Tensor)}, [torch.Tensor]  # a class may have no hash
-    while new:
-        new = [kind for parent in new for kind in type.__subclasses__(parent) if id(kind) not in kinds]
-        kinds.update(map(id, new))
-    every: list[list[Any]] = []
-    found: list[Any] = []
-
-    def each() -> Iterator[Any]:
-        return chain(chain.from_iterable(every), [None])  # at that one it has let go of the list before
-
-    steps: list[Callable[[], None]] = [
-        partial(every.extend, starmap(gc.get_objects, [()])),
-        partial(found.extend, compress(each(), map(kinds.__contains__, map(id, map(type, each()))))),
-        every.clear,
-    ]
-    deque(map(call, steps), maxlen=0)
-    return found
-
-
 # What a gradient is -------------------------------------------------------------------------------------
 
 
@@ -436,15 +325,6 @@ def are_there(parameters: Iterable[Any]) -> bool:
     return any(not gradient._version or bool(gradient.any()) for gradient in gradients)
 
 
-def _is_not_0(gradient: Any) -> bool:
-    """Whether a gradient is not 0. On an accelerator this waits for it, but in a CUDA graph."""
-    import torch
-
-    if gradient.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return True
-    return bool(gradient.any())
-
-
 # What autograd calls ------------------------------------------------------------------------------------
 
 
@@ -456,7 +336,7 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
 
     graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
     has_graph, batches, begun, came = torch.is_grad_enabled, watched.batches, watched.open, watched.came
-    coming = watched.coming
+    before = watched.before
     one = weakref.ref(watched)
     ours = [is_uncompiled(module) for module in (__name__, type(batches).__module__)]
     leave_alone = (lambda hook: hook) if all(ours) else uncompiled
@@ -476,7 +356,7 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
                 known = None if gradient is None else weakref.ref(gradient)
                 begun[task] = batches.in_hand, place, known, has_graph(), []
                 when_it_ends(at_the_end)
-            if coming and (alive := one()) is not None:
+            if before and (alive := one()) is not None:
                 alive.came_to(place, begun[task])
             came.append(place)
 
@@ -498,7 +378,7 @@ def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
             return
         hand = batches.in_hand
         teaches = hand is not None and hand.counts_not != "" and _is_finite_and_not_0(gradient)
-        alive.coming[place] = alive._was_there(place), teaches
+        alive.before[place] = alive._was_there(place), teaches
 
     if not all(ours):
         return uncompiled(looks)
