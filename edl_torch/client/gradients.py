@@ -176,7 +176,7 @@ class Gradients:
             watched.gathered, watched.unsure = [], []
             return Used(before_hand, back)
         padding = batches.take_unweighed(used) if batches.unweighed else 0
-        if watched.is_used and now is not _OTHER and is_any(watched.parameters):
+        if watched.is_used and is_any(watched.parameters):
             doubts.add("again")
         if padding:
             doubts.discard("padding")
@@ -187,16 +187,21 @@ class Gradients:
             return _NOTHING_ELSE
         return Used(before_hand, back, several, padding, doubts)
 
-    def used_elsewhere(self, optimizer: Any) -> None:
-        """Note a step of another loader's optimizer: what it has used is not thrown away yet.
+    def used_elsewhere(self, optimizer: Any) -> bool:
+        """Note a step of another loader's optimizer: what it has used is not thrown away yet. Returns whether
+        one of these had stepped on it before.
 
-        Batches in hand here may be said to be in it. What is looked at before gradients are added tells
-        whether it was thrown away.
+        Batches in hand here may be said to be in it. What is looked at before gradients are added, to one of
+        the parameters that both have, tells whether it was thrown away.
         """
-        its = set(map(id, trained(optimizer)))
+        its, is_again = set(map(id, trained(optimizer))), False
         for watched in self._watched.values():
-            if is_any(parameter for parameter in watched.parameters if id(parameter) in its):
+            shared = [parameter for parameter in trained(watched.optimizer()) if id(parameter) in its]
+            if is_any(shared):
+                is_again |= watched.is_used and watched.has_stepped_on(its)
                 watched.is_used = True
+                watched.hook_shared(shared)
+        return is_again
 
     def _is_before_hand(self, number: int, watched: Watched) -> bool:
         """Whether an optimizer steps now on what came before the batch in hand, as far as that can be seen.

@@ -11,7 +11,7 @@ Nothing here holds an optimizer or a gradient alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -87,6 +87,13 @@ class Watched:
             self.parameters.append(parameter)
             self.known.append(None)
         self.look()
+
+    def hook_shared(self, parameters: Iterable[Any]) -> None:
+        """Hear of one at least of these parameters, which another optimizer steps on, too."""
+        places = {id(parameter): parameter for parameter in parameters if has_place(parameter)}
+        if places.keys().isdisjoint(map(id, self.parameters)) and len(self.parameters) < HOOKED + _MORE:
+            self.refresh()
+            self.hook([*places.values()][:1])
 
     def _was_there(self, place: int) -> bool | None:
         """Whether a gradient is there to which a backward pass is about to add; None where others tell that.
@@ -274,6 +281,16 @@ class Watched:
         if seen is None or (gradient := seen[0]()) is None:
             return False
         return gradient is self.parameters[0].grad and gradient._version == seen[1]
+
+    def has_stepped_on(self, parameters: Collection[int]) -> bool:
+        """Whether its last step was on what is in the gradient of a parameter with one of these ids."""
+        return any(
+            id(parameter) in parameters
+            and seen is not None
+            and seen[0]() is (gradient := parameter.grad) is not None
+            and (gradient._version == seen[1] and seen[2] < self.steps)
+            for parameter, seen in zip(self.parameters, self.known, strict=True)
+        )
 
     def are_as_seen(self) -> bool:
         """Whether all are as they were when looked at, and are not none."""

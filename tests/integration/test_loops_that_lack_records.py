@@ -233,6 +233,16 @@ def never_zeroed(loader: Any, model: Counts, optimizer: Any) -> None:
 
 
 @lacking(AGAIN)
+def never_zeroed_and_put_back(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        model(batch).backward()
+        assert model.learnt.grad is not None
+        for parameter in model.parameters():
+            parameter.grad = torch.nan_to_num(parameter.grad)
+        optimizer.step()
+
+
+@lacking(AGAIN)
 def stepped_twice(loader: Any, model: Counts, optimizer: Any, clips: bool = False) -> None:
     for number, batch in enumerate(loader):
         learn(model, optimizer, batch)
