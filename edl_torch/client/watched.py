@@ -37,11 +37,10 @@ class Change(Enum):
 _SAME, _WRITTEN, _OTHER, _GONE = Change  # Python 3.11 takes as long to look one up as for a call
 
 
-# A backward pass that has reached a hook: the batch in hand then, the place of the parameter that it reached
-# first, which gradient that one got, whether it adds to gradients by putting others in their place
-# (create_graph=True), and whether there was a gradient before it, at each place where that was asked. A
-# tuple, as a batch waits for it.
-_Begun = tuple[Batch | None, int, weakref.ref[Any] | None, bool, list[bool]]
+# A backward pass that has reached a hook: the batch in hand then, whether it adds to gradients by putting
+# others in their place (create_graph=True), whether there was a gradient before it, at each place where that
+# was asked, and the places that it reached, with the gradients there. A tuple, as a batch waits for it.
+_Begun = tuple[Batch | None, bool, list[bool], list[tuple[int, weakref.ref[Any]]]]
 
 
 # A gradient, torch's count of writes to it, and how many steps were before it was seen first
@@ -119,9 +118,9 @@ class Watched:
             is_there = is_not_0(gradient)
         else:
             return None
-        if not is_there and self.open:
-            for task in [task for task, begun in self.open.items() if begun[1] == place]:
-                del self.open[task]  # it failed, and what it left is gone
+        if not is_there:
+            for *_, reached in self.open.values():  # of those that failed; what they left here is gone
+                reached[:] = [other for other in reached if other[0] != place]
         return is_there
 
     def leave(self, of: weakref.ref[Any]) -> None:
@@ -166,7 +165,7 @@ class Watched:
             return
         was_there, teaches = seen
         if was_there is not None:
-            begun[4].append(was_there)
+            begun[2].append(was_there)
         if teaches and (hand := self.batches.in_hand) is not None:
             hand.has_learnt = True
 
@@ -177,7 +176,7 @@ class Watched:
             return  # a step inside of this pass has used them
         has_graph = False
         if (begun := self.open.get(_graph_task())) is not None:
-            has_graph, before = begun[3:]
+            has_graph, before = begun[1:3]
             if before:
                 now = _SAME if now is _SAME or any(before) else _OTHER
                 before.clear()
@@ -223,10 +222,10 @@ class Watched:
         """Note the gradients that backward passes have left which did not come to their end."""
         if not self.open or _graph_task() != _OUTSIDE:
             return
-        found = []
-        for batch, place, first, *_ in self.open.values():
-            gradient = self.parameters[place].grad
-            if gradient is not None and (first is None or first() is gradient):
+        found, now = [], [parameter.grad for parameter in self.parameters]
+        for batch, *_, reached in self.open.values():
+            there = [now[place] for place, gradient in reached if gradient() is now[place] is not None]
+            if any(map(is_not_0, there)):
                 found.append(batch)
         self.open.clear()
         if found:
@@ -368,13 +367,13 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
     def listen(place: int) -> Callable[[Any], None]:
         def comes(parameter: Any) -> None:
             task = graph_task()
-            if task not in begun:
-                gradient = parameter.grad
-                known = None if gradient is None else weakref.ref(gradient)
-                begun[task] = batches.in_hand, place, known, has_graph(), []
+            if (mine := begun.get(task)) is None:
+                mine = begun[task] = batches.in_hand, has_graph(), [], []
                 when_it_ends(at_the_end)
+            if (gradient := parameter.grad) is not None:  # else an optimizer has stepped on it
+                mine[3].append((place, weakref.ref(gradient)))
             if before and (alive := one()) is not None:
-                alive.came_to(place, begun[task])
+                alive.came_to(place, mine)
             came.append(place)
 
         return leave_alone(comes)
