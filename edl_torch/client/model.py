@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PLACES = 256  # of all parameters together, and as many sums at most
 _COLUMNS = 1024
-_ADDING = 1e-12  # of a sum: the order of adding
+_ADDING = 1e-12  # of a sum in 64 bits, of any dtype: of 10**8 values 4e-15 by the number of threads
 _KEPT = 2  # parameters whose values are compared between steps
 
 _GONE = -1, -1, None  # in the place of what a parameter has that exists no more
