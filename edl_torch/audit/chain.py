@@ -20,6 +20,7 @@ from edl_torch.audit.reading import Answer, Kind, Reports
 from edl_torch.core.dispatcher import Dispatcher
 from edl_torch.core.leases import Range
 from edl_torch.core.ledger import ShardLedger
+from edl_torch.core.registration import but_looks, differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.trainer.vocabulary import Evidence
@@ -378,7 +379,9 @@ class LineageChain:
             return None
         try:
             token = Token.decode(text)
-            token.check(self._history.spec)
+            of_data, of_it = but_looks(identity(self._history.spec)), but_looks(token.identity)
+            if differing := differences(of_data, of_it, asked_is_older=True, may_change=True):
+                raise TokenError("; ".join(differing))
             token.check_within(self._line.plan)
         except TokenError as exc:
             raise AuditError(f"a token of dataset {self._history.spec.name!r} cannot be used: {exc}") from exc

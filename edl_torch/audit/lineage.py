@@ -16,11 +16,11 @@ from edl_torch.audit.intervals import Coordinates
 from edl_torch.audit.log import token_digest
 from edl_torch.audit.reading import Chapter, Kind, Log, Note, Reports, Seen, Snapshot
 from edl_torch.core.mixture import Segments, heard_of, widened
-from edl_torch.core.registration import differences, identity
+from edl_torch.core.registration import but_looks, differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import known_by, weakest
-from edl_torch.shard import DatasetSpec, MixtureSegment
+from edl_torch.shard import DatasetSpec, MixtureSegment, TaskType
 
 Key = tuple[str, int]  # ledger id, number of the lineage
 _Placed = tuple[int, Log, Chapter]  # the place of the log
@@ -40,6 +40,7 @@ class Lineage:
     age: int = 0  # of its ledger among all, 0 for the oldest, as far as tokens and sessions tell
     seen: dict[int, list[Seen]] = field(default_factory=dict)  # samples of each session's model, by its place
     segments: tuple[MixtureSegment, ...] = ()  # of a mixture: all that its trainers have heard of
+    looks: list[tuple[str, str]]  # names, '' for all, and fingerprints of its trainers' data, as they came
 
     @property
     def acknowledged(self) -> Reports:
@@ -109,16 +110,27 @@ class DatasetHistory:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """All that lies in the logs under one name, of unlike data, settings and tasks too."""
+    """All that lies in the logs under one name, of unlike data, settings and tasks too.
+
+    A ledger that went on from a token has the data of the ledger in which that was taken, as the master saw
+    to, whatever the sessions of either say of them; but for a token that was made for other data.
+    """
 
     chapters: list[_Placed]
     sessions: list[str]  # of all logs, by place
     earlier: Mapping[str, Set[str]]  # the ledgers that came before each
+    origins: Mapping[str, Set[str]]  # those that each went on from, by tokens, and those before them
+    tied: Mapping[str, Set[str]]  # those of the same data, by tokens
 
     @property
     def used(self) -> set[str]:
         """Ledgers that went on from a token, or in which something was learnt."""
         return {chapter.ledger for _, _, chapter in self.chapters if _is_used(chapter)}
+
+    def learnt(self, ledger: str) -> int:
+        """Return how many records its trainers reported."""
+        chapters = [chapter for _, _, chapter in self.chapters if chapter.ledger == ledger]
+        return sum(c.runs.at(c.runs.kinds <= Kind.QUARANTINED).records for c in chapters)
 
     def history(self, ledgers: Set[str], last: str | None = None) -> DatasetHistory:
         """Return the history of the last of `ledgers`, or of `last`, which somebody knows to be it."""
@@ -148,7 +160,26 @@ def runs_of(logs: Sequence[Log], came: Sequence[Sequence[str]] = ()) -> dict[str
             "the audit logs are of trainers that never joined a dataset: there is nothing to audit"
         )
     sessions = [log.session for log in logs]
-    return {name: Runs(every, sessions, _earlier(every, came)) for name, every in sorted(datasets.items())}
+    return {name: _runs(every, sessions, came) for name, every in sorted(datasets.items())}
+
+
+def _runs(chapters: list[_Placed], sessions: list[str], came: Sequence[Sequence[str]]) -> Runs:
+    taken: defaultdict[tuple[TaskType, str], set[str]] = defaultdict(set)
+    for _, _, chapter in chapters:
+        for snapshot in chapter.snapshots:
+            taken[chapter.dataset.task_type, snapshot.token].add(snapshot.ledger)
+    origins: dict[str, set[str]] = {chapter.ledger: set() for _, _, chapter in chapters}
+    tied: dict[str, set[str]] = {name: set() for name in origins}
+    for _, _, chapter in chapters:
+        if chapter.token is not None:
+            text = saved_with(chapter.token)
+            of_it = taken[chapter.dataset.task_type, token_digest(text)] & origins.keys()
+            origins[chapter.ledger] |= of_it
+            for one in of_it if text == chapter.token else ():
+                tied[chapter.ledger].add(one)
+                tied[one].add(chapter.ledger)
+    earlier = _earlier(chapters, came, origins)
+    return Runs(chapters, sessions, earlier, _all_before(origins), _all_before(tied))
 
 
 def _is_used(chapter: Chapter) -> bool:
@@ -169,7 +200,7 @@ def _history(runs: Runs, ledger: str) -> DatasetHistory:
     final_identity = identity(replace(spec, components=data))
     same, others = [], set()
     for placed in runs.chapters:
-        if _agrees(placed, final_identity, newest):
+        if _agrees(placed, final_identity, newest, runs.tied[ledger] | {ledger}):
             same.append(placed)
         elif _is_used(placed[2]):
             others.add(placed[2].ledger)
@@ -223,29 +254,26 @@ def _history(runs: Runs, ledger: str) -> DatasetHistory:
     )
 
 
-def _earlier(chapters: list[_Placed], came: Sequence[Sequence[str]]) -> dict[str, set[str]]:
+def _earlier(
+    chapters: list[_Placed], came: Sequence[Sequence[str]], origins: Mapping[str, Set[str]]
+) -> dict[str, set[str]]:
     """Return the ledgers that came before each.
 
     One is later than another where a session came to it from that, where its trainers came later to a folder
-    of logs, or, if nothing of this says otherwise, where it began from a token of that. No clock is asked:
-    those of several machines differ.
+    of logs, or, if nothing of this says otherwise, where it began from a token of that, which others may have
+    taken since, at the same position. No clock is asked: those of several machines differ.
     """
-    before: dict[str, set[str]] = {chapter.ledger: set() for _, _, chapter in chapters}
+    before: dict[str, set[str]] = {name: set() for name in origins}
     came_from: dict[int, str] = {}
-    taken: defaultdict[str, set[str]] = defaultdict(set)
     for place, _, chapter in chapters:
         before[chapter.ledger].add(came_from.get(place, chapter.ledger))
         came_from[place] = chapter.ledger
-        for snapshot in chapter.snapshots:
-            taken[snapshot.token].add(snapshot.ledger)
     for run in came:
         for one, later in itertools.pairwise(name for name in run if name in before):
             before[later].add(one)
     earlier = _all_before(before)
-    for _, _, chapter in chapters:
-        if chapter.token is not None:  # which others may have taken since, at the same position
-            of_it = taken[token_digest(saved_with(chapter.token))] & before.keys()
-            before[chapter.ledger] |= {one for one in of_it if chapter.ledger not in earlier[one]}
+    for name, found in origins.items():
+        before[name] |= {one for one in found if name not in earlier[one]}
     return _all_before(before)
 
 
@@ -276,15 +304,16 @@ def _all_before(before: Mapping[str, set[str]]) -> dict[str, set[str]]:
     return found
 
 
-def _agrees(placed: _Placed, final: Mapping[str, object], newest: Chapter) -> bool:
-    """Whether a chapter is of the task, data and settings of the final ledger, whose `newest` is given."""
+def _agrees(placed: _Placed, final: Mapping[str, object], newest: Chapter, tied: Set[str]) -> bool:
+    """Whether a chapter is of the task, data and settings of the final ledger, whose `newest` is given; those
+    of ledgers that are `tied` are, or damaged."""
     _, log, chapter = placed
     there = [component for component in chapter.dataset.components if not component.left]
     own = identity(replace(chapter.dataset, components=tuple(there)) if there else chapter.dataset)
-    differing = differences(final, own, asked_is_older=True, may_change=True)
-    if chapter.ledger != newest.ledger:
+    if chapter.ledger not in tied:
+        differing = differences(final, own, asked_is_older=True, may_change=True)
         return not differing and chapter.dataset.task_type is newest.dataset.task_type
-    if differing:
+    if differing := differences(but_looks(final), but_looks(own), asked_is_older=True, may_change=True):
         raise AuditError(
             f"{str(log.path)!r} describes dataset {chapter.dataset.name!r} of ledger {chapter.ledger} "
             f"otherwise than the other logs: {'; '.join(differing)}"
@@ -306,7 +335,18 @@ def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int
         age=age,
         seen=_seen(placed),
         segments=_segments(placed, coordinates.plan.spec),
+        looks=_looks(placed),
     )
+
+
+def _looks(placed: Iterable[_Placed]) -> list[tuple[str, str]]:
+    """Names of components, '' for the whole, and fingerprints, in the order in which sessions came."""
+    chapters = sorted((chapter for _, _, chapter in placed), key=lambda chapter: chapter.member)
+    specs = [chapter.dataset for chapter in chapters]
+    each = [
+        [("", spec.fingerprint), *((one.name, one.fingerprint) for one in spec.components)] for spec in specs
+    ]
+    return list(dict.fromkeys(look for looks in each for look in looks if look[1]))
 
 
 def _segments(placed: Iterable[_Placed], spec: DatasetSpec) -> tuple[MixtureSegment, ...]:

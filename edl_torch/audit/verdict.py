@@ -16,8 +16,7 @@ saved inexactly after a loop may have trained on it.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
@@ -33,6 +32,7 @@ from edl_torch.audit.reading import Answer, Log, read_logs, read_order
 from edl_torch.core.mixture import Segments
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError
+from edl_torch.fingerprint import describe_change, differ, strength_of
 from edl_torch.shard import TaskType
 from edl_torch.trainer.vocabulary import Evidence
 
@@ -98,6 +98,7 @@ class Verdict:
         models: Models,
         word: FinalWord,
         used: Set[Key],
+        left_out: Mapping[str, int],
         beside: Set[str],
         *,
         required: int,
@@ -157,11 +158,11 @@ class Verdict:
         self.partly = Intervals.union(part.partly for part in parts).count
         self.models = models  # that learnt them
         self.known_by = history.known_by  # how sessions were seen to have the same data
-        changed = dict.fromkeys(said for part in parts for said in part.changed)
-        self.changed = tuple(changed)  # what of the data, while they were read
+        changed = dict.fromkeys((*_changes(parts), *(said for part in parts for said in part.changed)))
+        self.changed = tuple(changed)  # what of the data, while the job ran
         self.unordered = history.unordered  # ledgers of which nothing tells which is the last
         self.untouched = history.untouched  # ledgers of starts that learnt nothing
-        self.left_out = _left_out(history, used)  # records of runs that this did not go on from, by ledger
+        self.left_out = left_out  # records of runs that this did not go on from, by ledger
         self.beside = tuple(sorted(beside))  # ledgers of unlike runs under its name, which have verdicts too
         doubts = (f"the token that lineage {p.lineage.key[1]} began from {p.doubt}" for p in parts if p.doubt)
         self.doubts = tuple(doubts)  # why tokens that the model went through are inexact
@@ -290,14 +291,21 @@ def _judge_all(runs: Runs, word: FinalWord, *, unfinished: bool, listed: int) ->
         # Of earlier data, what is not known to have come before this run is a run of its own.
         before = runs.earlier[eras[0].history.final[0]] | {ledger for ledger, _ in used}
         accounted = set(eras[0].history.alike).union(*(era.history.alike & before for era in eras))
+        # Of other data, what a token ties to this run, which did not go on from it, is thrown away.
+        accounted |= {one for one in before if runs.origins[one] & accounted}
         left -= accounted
+        thrown_away = sorted(accounted - {ledger for ledger, _ in used})
+        left_out = {ledger: learnt for ledger in thrown_away if (learnt := runs.learnt(ledger))}
         beside = runs.used - accounted
         earlier: list[Judgement] = []
         for number in reversed(range(len(eras))):
             # The model went through the lineages of all data before, too.
             models = models_of([(era.history, part) for era in eras[number:] for part in era.parts])
             said, is_open = (FinalWord(), False) if number else (word, unfinished)
-            judgement = _judge(eras[number], said, models, used, beside, unfinished=is_open, listed=listed)
+            thrown = {} if number else left_out
+            judgement = _judge(
+                *(eras[number], said, models, used, thrown, beside), unfinished=is_open, listed=listed
+            )
             earlier.append(judgement)
         found = earlier + found
         word = FinalWord()
@@ -329,6 +337,7 @@ def _judge(
     word: FinalWord,
     models: Models,
     used: Set[Key],
+    left_out: Mapping[str, int],
     beside: Set[str],
     *,
     unfinished: bool,
@@ -342,7 +351,7 @@ def _judge(
     left_open = excused | (ahead - late)
     found = Findings(history, era.parts, judged=judged)
     verdict = Verdict(
-        *(era, found, models, word, used, beside),
+        *(era, found, models, word, used, left_out, beside),
         required=final.required.count + late.count - excused.count,
         open=left_open,
         unfinished=unfinished,
@@ -409,9 +418,13 @@ def _rolled_back(history: DatasetHistory, parts: list[Part], used: Set[Key]) -> 
     return beyond + sum(records_of(r.at(r.answers != Answer.REFUSED)).count for r in unused)
 
 
-def _left_out(history: DatasetHistory, used: Set[Key]) -> dict[str, int]:
-    ledgers, found = {ledger for ledger, _ in used}, defaultdict[str, int](int)
-    for (ledger, _), lineage in history.lineages.items():
-        if ledger not in ledgers and (learnt := lineage.outcomes.records):
-            found[ledger] += learnt
-    return dict(found)
+def _changes(parts: list[Part]) -> Iterator[str]:
+    """Yield what differs in the data between sessions of the job: who gave `fingerprint=`, or had no look,
+    may stand between two that differ."""
+    last: dict[tuple[str, bool], str] = {}
+    for name, look in (look for part in reversed(parts) for look in part.lineage.looks):
+        kind = name, strength_of(look) == "given"
+        if differ(last.get(kind, look), look):
+            of_component = f"component {name!r}: " if name else ""
+            yield f"{of_component}{describe_change(last[kind], look)}"
+        last[kind] = look

@@ -152,8 +152,8 @@ def grounds(verdict: Verdict) -> Iterator[str]:
         yield f"left out: {len(verdict.untouched)} start(s) in which nothing was learnt"
     for ledger, records in itertools.islice(verdict.left_out.items(), _NAMED):
         yield (
-            f"left out: {records} record(s) of ledger {ledger}, a run over the same data that this one did "
-            f"not go on from: of such the last is judged alone"
+            f"left out: {records} record(s) of ledger {ledger}, a run over the same data, or from a token of "
+            f"this job, that this one did not go on from: of such the last is judged alone"
         )
     if verdict.beside:
         yield (

@@ -32,7 +32,8 @@ from edl_torch.shard import OPTIONS, Component, DatasetSpec, MixtureWeights, Reg
 
 _MISSING = "nothing"
 _ORDER = {name: option for name, option in OPTIONS.items() if option.metadata["orders"]}
-_DATA = ("sources", "names", "below", "num_sources", "size", "fingerprint", "components")
+_LOOKS = ("names", "below", "fingerprint")
+_DATA = ("sources", "num_sources", "size", "components", *_LOOKS)
 _LEFT: dict[str, object] = {"left": True}  # all that is known of a component that has left
 _LABELS = {
     "turn": "one_component (records of one component in a row)",
@@ -140,6 +141,15 @@ def data_differences(registered: Mapping[str, object], asked: Mapping[str, objec
 def but_data(found: Mapping[str, object]) -> dict[str, object]:
     """Return an identity without what says which data it is of."""
     return {field: value for field, value in found.items() if field not in _DATA}
+
+
+def but_looks(found: Mapping[str, Any]) -> dict[str, object]:
+    """Return an identity without names and fingerprints of its data: their sizes, and the order."""
+    kept = {field: value for field, value in found.items() if field not in _LOOKS}
+    if "components" in found:
+        each = dict[str, Any](found["components"]).items()
+        kept["components"] = {name: one if one == _LEFT else but_looks(one) for name, one in each}
+    return kept
 
 
 def folder_of(names: Sequence[str]) -> str:

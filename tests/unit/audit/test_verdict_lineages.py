@@ -290,8 +290,8 @@ def by_ledger(folder, **options):
     return {verdict.ledger: verdict for verdict in audit([folder], **options)}
 
 
-def test_a_run_on_other_data_that_the_job_did_not_go_on_from_has_a_verdict(tmp_path):
-    """Its token is of the data that the last run has; so all are one job, and not alike."""
+def test_a_try_on_other_data_that_the_job_did_not_go_on_from_is_left_out(tmp_path):
+    """It went on from the job's token, and was thrown away: no model that came out has learnt from it."""
     job = Job(tmp_path, replace(SMALL, num_epochs=2), trainers=1)
     job.train_batches(2)
     token = job.checkpoint(0)
@@ -301,12 +301,9 @@ def test_a_run_on_other_data_that_the_job_did_not_go_on_from_has_a_verdict(tmp_p
     job.spec = spec
     job.restart(token)
     job.finish()
-    verdicts = audit([tmp_path])
-    assert [(v.ledger, v.outcome.label) for v in verdicts if v.lost or v is verdicts[-1]] == [
-        ("ledger2", "REFUTED"),
-        ("ledger3", "PROVEN"),
-    ]
-    assert verdicts[-1].beside == ("ledger2",)
+    (verdict,) = audit([tmp_path])
+    assert (verdict.ledger, verdict.outcome.label) == ("ledger3", "PROVEN")
+    assert (verdict.left_out, verdict.beside) == ({"ledger2": 2 * BATCH}, ())
 
 
 def test_a_run_that_is_like_one_that_is_like_the_last_has_a_verdict(tmp_path):
@@ -320,6 +317,41 @@ def test_a_run_that_is_like_one_that_is_like_the_last_has_a_verdict(tmp_path):
         "L": "PROVEN",
     }
     assert (verdicts["L"].left_out, verdicts["L"].beside) == ({"mid": 8}, ("old",))
+
+
+def look(value):
+    return Fingerprint.of("sampled", (), attributes=[("data", value)]).encode()
+
+
+GIVEN = Fingerprint.given("v1").encode()
+SAME, CHANGED = (look("a"), GIVEN, look("a")), (look("a"), GIVEN, look("b"))
+
+
+def job_of_sessions(folder, looks):
+    """Each loads the token of the one before, and a master of its own."""
+    job = Job(folder, replace(SMALL, fingerprint=looks[0]), trainers=1)
+    for fingerprint in looks[1:]:
+        job.train_batches(1)
+        job.spec = replace(job.spec, fingerprint=fingerprint)
+        job.restart(job.checkpoint(0))
+    job.finish()
+
+
+def sessions_of_one_master(folder, looks):
+    for place, fingerprint in enumerate(looks):
+        session = Writer(folder, f"{9 - place}", replace(SMALL, fingerprint=fingerprint), member=place)
+        if place < 2:
+            session.whole(place, place)
+
+
+@pytest.mark.parametrize("looks", [SAME, CHANGED], ids=["same", "changed"])
+@pytest.mark.parametrize("job", [job_of_sessions, sessions_of_one_master])
+def test_a_change_behind_a_session_that_gave_a_word_is_named_in_the_verdict(tmp_path, job, looks):
+    job(tmp_path, looks)
+    (verdict,) = audit([tmp_path])
+    assert verdict.lost == verdict.doubled == 0
+    assert ["changed 'data'" in said for said in verdict.changed] == [True] * (looks is CHANGED)
+    assert (verdict.outcome is Outcome.INEXACT, verdict.known_by) == (looks is CHANGED, "none")
 
 
 def test_the_masters_word_on_a_start_that_learnt_nothing_hides_no_run(tmp_path):
