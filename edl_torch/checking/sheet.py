@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from edl_torch.checking.check import Flaw, reason_of, spread
 from edl_torch.errors import OutputError
-from edl_torch.readers.base import AbstractDataReader, required
+from edl_torch.readers.base import AbstractDataReader
+from edl_torch.readers.shared.packages import required
 from edl_torch.shard import Shard, Source, Task, TaskType
 from edl_torch.system.whole_files import whole_file
 

@@ -28,7 +28,7 @@ from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingS
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import MasterApi
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.status import DatasetStatus, Measures
 from edl_torch.errors import (

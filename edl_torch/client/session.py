@@ -23,8 +23,7 @@ from edl_torch.client.liveness import LivenessFeed
 from edl_torch.client.model import Model
 from edl_torch.client.peers import FollowedMaster, Lockstep
 from edl_torch.client.workers.links import Host, KeepsWorkers
-from edl_torch.core.calls import NEW_PASS
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import NEW_PASS, MasterApi
 from edl_torch.core.plan import Plan
 from edl_torch.errors import (
     AccountingError,
@@ -54,7 +53,6 @@ from edl_torch.trainer.vocabulary import (
     Procedure,
     Register,
     SiblingSession,
-    Ticket,
     Wait,
     ticket_size,
 )
@@ -454,10 +452,6 @@ class Session:
                 f"between the loop and its loader held batches that it had read ahead: they come again, and "
                 f"would be trained on twice. Leave the loop after load_state_dict(), and begin a new one"
             )
-
-    def hand(self, ticket: Ticket) -> bool:
-        """Hand a batch to the loop. False when it was thrown away."""
-        return self.run(self.passes.hand(ticket))
 
     def passed_on(self) -> Batch | None:
         """Note that a wrapper passes on the oldest batch that it has read ahead. Returns it, or None."""

@@ -28,7 +28,7 @@ from edl_torch.client.workers.links import DirectLink, Handle, Link, SocketLink
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import tensor_rows
-from edl_torch.data.batches.transport import Collated
+from edl_torch.data.batches.transport import Collated, IterationSetup
 from edl_torch.data.reading.columns import read_columns
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.sample_reading import (
@@ -47,7 +47,7 @@ from edl_torch.data.reading.seeding import (
     record_seeds,
     with_own_numbers,
 )
-from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
+from edl_torch.data.reading.threaded_reading import ThreadedReading
 from edl_torch.data.reading.worker_start import tell_what_ends_worker
 from edl_torch.errors import BadRecord, EdlError, ForeignLoop, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.integrations.frameworks import check_asked_by, check_no_trainer, raising

@@ -253,14 +253,6 @@ def imported(target: str, what: str, kind: str, known: Iterable[str]) -> Callabl
     return found  # type: ignore[no-any-return]
 
 
-def required(module: str, need: str) -> Any:
-    """Import a module that not everybody has. Raises ReaderUnavailable, which says what needs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as exc:
-        raise ReaderUnavailable(need) from exc
-
-
 def import_for_reading(reader: AbstractDataReader) -> None:
     """Import what reading imports, so that forked loader workers need not. What is not there is said when it
     is needed."""

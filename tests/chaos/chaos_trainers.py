@@ -123,8 +123,6 @@ def train(job: dict[str, Any]) -> None:
             audit_dir=job["audit_dir"],
         ) as service,
     ):
-        if job.get("begins_again"):
-            service.load_state_dict(None)
         loader = ElasticDataLoader(
             ShardedDataset(service, reader),
             num_workers=workers,

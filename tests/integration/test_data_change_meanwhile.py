@@ -70,9 +70,9 @@ class Stored(Held):
         return self.length
 
 
-IS_SPAWNED = multiprocessing.current_process().name != "MainProcess"
-TABLE = [0, 100] if IS_SPAWNED else [0, 200]
-BY_NAME = dict.fromkeys("ba" if IS_SPAWNED else "ab", 0)
+IS_STARTED = multiprocessing.current_process().name != "MainProcess"
+TABLE = [0, 100] if IS_STARTED else [0, 200]
+BY_NAME = dict.fromkeys("ba" if IS_STARTED else "ab", 0)
 
 
 class OfATable(Held):
@@ -322,19 +322,19 @@ def test_an_older_iterator_that_is_closed_is_no_end_of_the_pass_that_runs(tmp_pa
 
 
 @pytest.mark.parametrize("kind", [OfATable, OfNames])
-def test_a_spawned_worker_that_imports_another_table_is_noticed(tmp_path: Path, kind: type[Held]) -> None:
+def test_a_started_worker_that_imports_another_table_is_noticed(tmp_path: Path, kind: type[Held]) -> None:
     data = kind(torch.arange(8.0))
-    train(data, tmp_path, lambda: None, num_epochs=1, num_workers=1, multiprocessing_context="spawn")
+    train(data, tmp_path, lambda: None, num_epochs=1, num_workers=1, multiprocessing_context="forkserver")
     (verdict,) = audit([tmp_path / "audit"])
     assert (verdict.outcome is Outcome.INEXACT) == (kind is OfATable)
     assert ("in a loader worker" in "".join(inexact(verdict))) == (kind is OfATable)
 
 
-def test_a_spawned_worker_of_a_plain_loader_that_imports_another_table_is_noticed(tmp_path: Path) -> None:
+def test_a_started_worker_of_a_plain_loader_that_imports_another_table_is_noticed(tmp_path: Path) -> None:
     reader = MapDatasetReader(OfATable(torch.arange(8.0)))
     with DataShardService(batch_size=2, reader=reader, num_epochs=1, audit_dir=tmp_path) as service:
         dataset = ShardedDataset(service, reader)
-        for _ in DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="spawn"):
+        for _ in DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="forkserver"):
             service.report_batch_done()
     (verdict,) = audit([tmp_path])
     assert verdict.outcome is Outcome.INEXACT

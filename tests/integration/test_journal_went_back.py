@@ -15,6 +15,7 @@ import pytest
 from master_kit import EDL, MakeMaster, MasterProcess
 
 from edl_torch import DataShardService, ElasticDataLoader, MasterClient, ShardedDataset
+from edl_torch.audit.verdict import audit
 from edl_torch.errors import JournalWentBack, StaleLease
 from edl_torch.master.journal import FILE, LOG, Journal
 from edl_torch.readers import MapDatasetReader
@@ -29,11 +30,12 @@ Damage = Callable[[Path, Path], None]
 class Trainer(threading.Thread):
     """Trains the job in this process. Stops with a batch in hand after so many, until it `may_go_on`."""
 
-    def __init__(self, master: MasterProcess, *stops: int, token: str | None = None) -> None:
+    def __init__(self, master: MasterProcess, audit_dir: Path, *stops: int, token: str | None = None) -> None:
         super().__init__(daemon=True)
         self.trained: list[int] = []
         self.tokens: list[str] = []  # taken at each stop, before the batch in hand counts
         self.error: Exception | None = None
+        self._audit_dir = audit_dir
         self._stops = list(stops)
         self._token = token
         self._stopped = threading.Semaphore(0)
@@ -51,7 +53,8 @@ class Trainer(threading.Thread):
             self._client.close()
 
     def _train(self) -> None:
-        with DataShardService(BATCH, self._client, reader=self._reader, records_per_shard=20) as service:
+        options = {"records_per_shard": 20, "audit_dir": self._audit_dir}
+        with DataShardService(BATCH, self._client, reader=self._reader, **options) as service:
             if self._token is not None:
                 service.load_state_dict(self._token)
             loader = ElasticDataLoader(ShardedDataset(service, self._reader))
@@ -89,12 +92,12 @@ MakeTrainer = Callable[..., Trainer]
 
 
 @pytest.fixture
-def begin() -> Iterator[MakeTrainer]:
+def begin(tmp_path: Path) -> Iterator[MakeTrainer]:
     """Makes trainers that begin at once, none of which outlives the test."""
     made: list[Trainer] = []
 
     def make(master: MasterProcess, *stops: int, token: str | None = None) -> Trainer:
-        made.append(Trainer(master, *stops, token=token))
+        made.append(Trainer(master, tmp_path / "audit", *stops, token=token))
         return made[-1]
 
     yield make
@@ -189,6 +192,7 @@ def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
             trainer.done()
     trained = Counter(record for trainer in trainers for record in trainer.trained)
     assert max(trained.values()) == 1, "records were lent twice"
+    assert not audit([tmp_path / "audit"])[0].delivered
     shown = status(master)
     assert "SUSPENDED: training: the master's journal is older than what its trainers were told" in shown
     assert "--accept-older-journal" in shown
@@ -205,6 +209,7 @@ def test_trainers_of_a_journal_that_went_back_end_with_a_remedy(
     last = begin(master, token=token).done()
     assert "restored dataset=training" in master.log
     assert len(last.trained) == len(set(last.trained))
+    assert audit([tmp_path / "audit"])[0].delivered
     assert "SUSPENDED" not in status(master)
     assert "finished" in status(master)
 

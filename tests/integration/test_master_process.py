@@ -351,7 +351,7 @@ def drain(address: str, name: str, reader: Any) -> tuple[list[tuple[int, str, in
         client.close()
 
 
-@cases("kind", ["image_folder", "csv", "odps"], KINDS)
+@cases("kind", ["image_folder", "csv"], KINDS)
 def test_trainers_of_every_reader_only_name_the_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_master: MakeMaster, kind: str
 ) -> None:

@@ -6,13 +6,12 @@ The model has a weight for each record of each epoch, and a step takes 1 off for
 in a batch. So the final weights say what the model was trained on, whatever was killed on the way. FOLDER
 gets `checkpoints/`, `audit/`, a line a step in `steps/`, and at the end `weights.json`. While there is no
 file `go` a step takes long. With a variable LATE the service is made only after this job's master is there;
-with STOP_AT the job ends after the checkpoint at that step; with NOTICES a worker that is told to end saves,
-and ends with TOLD. SHUFFLE_WINDOW, LOADER_WORKERS and NUM_THREADS are the loader's.
+with NOTICES a worker that is told to end saves, and ends with TOLD. SHUFFLE_WINDOW, LOADER_WORKERS and
+NUM_THREADS are the loader's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -110,7 +109,7 @@ def main(folder: Path) -> None:
         service.attach(optimizer)
         extra = load_checkpoint(folder / "checkpoints", model, optimizer, service)
         step = extra["step"] if extra else 0
-        diary.note(master=service.session.master.address, from_step=step, loaded=fingerprint(counter))
+        diary.note(master=service.session.master.address, from_step=step)
         while not service.finished:
             for records in loader:
                 train(model, optimizer, loader, records)
@@ -122,9 +121,6 @@ def main(folder: Path) -> None:
                     save_checkpoint(folder / "checkpoints", model, optimizer, service, step=step)
                     diary.note(told_at=step)
                     sys.exit(TOLD)
-                if str(step) == os.environ.get("STOP_AT"):
-                    diary.note(saved=fingerprint(counter))
-                    return
                 if not (folder / "go").exists():
                     time.sleep(SLOW_S)
     if dist.get_rank() == 0:
@@ -136,10 +132,6 @@ def number_from(variable: str) -> int | None:
     """A number that a test gives."""
     text = os.environ.get(variable)
     return int(text) if text else None
-
-
-def fingerprint(counter: Counter) -> str:
-    return hashlib.sha256(counter.weights.detach().numpy().tobytes()).hexdigest()
 
 
 def train(model: nn.Module, optimizer: Any, loader: ElasticDataLoader, records: torch.Tensor) -> None:

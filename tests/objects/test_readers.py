@@ -168,17 +168,17 @@ def without_place(records: list[list[Any]]) -> list[list[Any]]:
 
 
 def at_places() -> Iterator[Any]:
-    """Each reader at each place. Those that list and their twins that name share all but the finder: at each
-    place one of the two is enough, and the rest are further cases."""
+    """Each reader at each place. All share the finder and the storage: each reader at a store, and each place
+    for one of them, are enough, and the rest are further cases."""
     for kind, place in product(CASES, ("file", "memory", "s3", "http", "gs", "hf")):
-        if f"{kind} folder" in CASES:
-            usual = place == "http"
-        elif CASES[kind].names:
-            usual = place == "s3" or (place == "http" and kind in ("manifest", "detection"))
-        elif place == "http":  # a web server lists no files
+        if place == "http" and not CASES[kind].names:  # a web server lists no files
             continue
+        if place == "http":
+            usual = kind in ("tar", "manifest")
+        elif place == "s3":
+            usual = f"{kind} folder" not in CASES  # its twin lists, and shares all else
         else:
-            usual = place in ("file", "memory", "s3")
+            usual = place in ("file", "memory") and kind == "image folder"
         yield pytest.param(kind, place, marks=[] if usual else pytest.mark.long, id=f"{kind}-{place}")
 
 

@@ -97,7 +97,7 @@ def test_a_planted_secret_is_found_nowhere(
     master.start()
     try:
         with (tmp_path / "stderr").open("w") as stderr:
-            process = subprocess.Popen(
+            process = preloaded.Popen(
                 [sys.executable, str(PROGRAM), str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

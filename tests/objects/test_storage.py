@@ -489,6 +489,7 @@ def test_looking_apart_leaves_obstore_out_of_this_process(weed, bucket):
         "    assert apart.read(one) == b'123'\n"
         "    arguments = open('/proc/self/task/%d/children' % __import__('os').getpid()).read().split()\n"
         "    said = [open(f'/proc/{pid}/cmdline').read() for pid in arguments]\n"
+        "    assert not any('numpy' in open(f'/proc/{pid}/maps').read() for pid in arguments), 'it is dear'\n"
         "assert 'obstore' not in sys.modules\n"
         "print(said)\n"
     )

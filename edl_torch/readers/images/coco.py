@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.fingerprint import Part
-from edl_torch.readers.base import required
 from edl_torch.readers.images.decode import (
     Image,
     checked_min_side,
@@ -32,6 +31,7 @@ from edl_torch.readers.images.files import FolderFiles, ImageFilesReader, descri
 from edl_torch.readers.shared.files import readable
 from edl_torch.readers.shared.looks import arguments
 from edl_torch.readers.shared.mapped import StringTable, shared
+from edl_torch.readers.shared.packages import required
 from edl_torch.readers.storage import Data, Storage, StorageOptions, is_url
 from edl_torch.shard import IndexArray, TaskType
 

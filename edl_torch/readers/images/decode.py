@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, SourceUnavailable
-from edl_torch.readers.base import required
+from edl_torch.readers.shared.packages import required
 from edl_torch.readers.storage import Data, is_url
 
 Image = npt.NDArray[np.uint8]

@@ -31,7 +31,7 @@ from edl_torch.readers.arrow import (
     slices,
     taken,
 )
-from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source, required
+from edl_torch.readers.base import AbstractDataReader, Range, check_range, no_source
 from edl_torch.readers.parquet.index import (
     SMALL_BYTES,
     ParquetFile,
@@ -47,6 +47,7 @@ from edl_torch.readers.parquet.index import (
 from edl_torch.readers.shared.files import OPEN_FILES, BlockCache
 from edl_torch.readers.shared.finder import Paths
 from edl_torch.readers.shared.looks import arguments
+from edl_torch.readers.shared.packages import required
 from edl_torch.readers.storage import Object, Piece, Storage, StorageOptions, is_elsewhere, storage_error
 from edl_torch.readers.storage.requests import Ahead, Fetch
 from edl_torch.shard import IndexArray, Task, TaskType

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument, ReaderUnavailable
-from edl_torch.readers.base import required
+from edl_torch.readers.shared.packages import required
 
 MAGIC = 0x01020304
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")

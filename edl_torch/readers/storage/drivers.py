@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from edl_torch.errors import ReaderError, ReaderUnavailable, SourceChanged
-from edl_torch.readers.base import required
 from edl_torch.readers.shared.files import read_range
+from edl_torch.readers.shared.packages import required
 from edl_torch.readers.storage.names import by_obstore, is_url, is_web, local_path
 from edl_torch.system.backoff import backoff
 from edl_torch.system.whole_files import whole_file

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 from edl_torch.errors import EdlError, OutputError, ReaderError
 from edl_torch.readers.storage.apart import Apart
@@ -25,9 +25,11 @@ from edl_torch.readers.storage.drivers import (
     obstore_runs_here,
     require_obstore,
 )
-from edl_torch.readers.storage.kept import KeptAway
 from edl_torch.readers.storage.names import by_obstore, is_url, refuse_secrets, root_of
 from edl_torch.readers.storage.requests import Ahead, Fetch, Trying
+
+if TYPE_CHECKING:
+    from edl_torch.readers.storage.kept import KeptAway
 
 log = logging.getLogger("edl_torch.readers")
 
@@ -189,6 +191,8 @@ class Storage:
 
     def keep(self, name: str) -> KeptAway:
         """The place of that name for an index, which all who reach the store share."""
+        from edl_torch.readers.storage.kept import KeptAway  # numpy, which a process `apart` does without
+
         return KeptAway(name, self)
 
     def read_many(self, ranges: Ranges) -> Iterator[bytes]:

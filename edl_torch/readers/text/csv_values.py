@@ -24,7 +24,7 @@ import numpy as np
 
 from edl_torch.errors import DataFormatError, InvalidArgument
 from edl_torch.readers.arrow import Column, plain_values, text_values, valid
-from edl_torch.readers.base import required
+from edl_torch.readers.shared.packages import required
 from edl_torch.readers.text.row_index import RowRules
 
 Header = bool | Literal["auto"]

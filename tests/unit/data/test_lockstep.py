@@ -512,7 +512,6 @@ def test_the_first_rank_waits_for_the_master_where_no_rank_has_a_batch(rank: int
             self._peers: Any = SimpleNamespace(rank=rank)
             self._stopwatch: Any = SimpleNamespace(wait_for_ranks=lambda wait: wait())
             self._passes: Any = SimpleNamespace(promise=lambda _, unanswered: promised.append(unanswered))
-            self._session: Any = SimpleNamespace(run=lambda promised: promised)
             self._error, self._vote = None, SimpleNamespace(wait=counts.pop)  # type: ignore[assignment]
 
         def _cast(self, wait_s: float = 0.0) -> None:

@@ -20,11 +20,11 @@ from plan_kit import COUNTS, PLANS
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
 from edl_torch.data import dataset as module
+from edl_torch.data.batches.transport import IterationSetup
 from edl_torch.data.dataset import ImageDataset
 from edl_torch.data.loop.opening import ReadingOptions, reads_records_alone
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.record_jobs import can_pick
-from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.errors import BadRecord, ServiceClosed
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.testing import FakeMaster
