@@ -314,7 +314,8 @@ class DataShardService:
 
         Needed with a plain `DataLoader` and with `fetch_shard`; an `ElasticDataLoader` reports by itself,
         and takes this as "done with the batch in hand". `batch_size` is the batch's number of records where
-        it is not the service's. With `err_msg` the batch's records go to quarantine instead.
+        it is not the service's. With `err_msg` the batch's records go to quarantine instead, unless an
+        attached optimizer has stepped on it: then it counts, with a warning.
         """
         session = self.session
         if batch_size is not None and batch_size < 0:
