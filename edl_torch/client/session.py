@@ -241,6 +241,11 @@ class Session:
         if is_over:
             self._has_unseen = said is None
 
+    def let_go_of_data(self) -> None:
+        """Keep no reader, but for a look at the data of a pass that the loop left. For finalisers."""
+        if not (self.joined and self._has_unseen):
+            self.description.reader = self.description.fallback_reader = None
+
     # Actions ------------------------------------------------------------------------------------------------
 
     def _act(self, action: Action) -> Any:

@@ -117,6 +117,14 @@ class Batches:
         """Whether the loop has a batch with records that it is not done with."""
         return self.in_hand in self.unfinished
 
+    @property
+    def is_learnt(self) -> bool:
+        """Whether the batch in hand counts, or an attached optimizer has stepped on it."""
+        hand = self.in_hand
+        if hand is None or not hand.ticket:
+            return False
+        return not self.has_in_hand or (bool(self._names) and hand.number <= self._touched)
+
     def touched(self) -> list[Batch]:
         """Return those that may have been trained on: without optimizers nobody can say of any."""
         newest = self._touched if self._stepped else self._passed

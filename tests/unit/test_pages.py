@@ -33,11 +33,8 @@ from edl_torch.cli.main import build_parser, main
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 1,
-    "docs/training-reference.md": 2,
     "docs/readers.md": 2,
     "docs/testing.md": 1,
-    "docs/threads.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
 RUN_ELSEWHERE = {
