@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pandas
@@ -516,6 +515,16 @@ class Listed(list[int]):
         return super().__getitem__(index) + random.random()
 
 
+class Endless(Held):
+    """To look at one makes another, as a mock does."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int:
+        self.more = Endless()
+        return 1
+
+
 class NewTensors(TensorDataset):
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index + 1)
@@ -551,7 +560,7 @@ KNOWN: dict[str, tuple[Any, str]] = {
     "the user's class of a library's": (Mine(samples=SAMPLES), "partly"),
     "the user's list": (Listed([1, 2, 3]), "partly"),
     "the user's tensors": (NewTensors(TENSOR), "partly"),
-    "objects without end": (Held(data=ARRAY, log=MagicMock()), "partly"),
+    "objects without end": (Held(data=ARRAY, log=Endless()), "partly"),
     "an object without a length": (Held(40, labels=[1] * 40, x=NoLength()), "partly"),
     "a file that is closed": (Held(40, labels=[1] * 40, x=NoShape(ValueError("closed"))), "partly"),
     "a nested tensor": (Held(40, labels=[1] * 40, x=NoShape(RuntimeError("sizes"))), "partly"),
