@@ -151,6 +151,7 @@ DIFFERING |= {
     "named tuples": ([Pair(1, 2)] * 9, [Swapped(1, 2)] * 9),
     "names of fields": (np.zeros(9, [("a", "i4")]), np.zeros(9, [("c", "i4")])),
     "a kind of numbers": (np.arange(9, dtype="f4"), np.arange(9, dtype="f8")),
+    "a unit of times": tuple(np.arange(9).astype(unit) for unit in ("M8[ns]", "M8[ps]")),
     "a kind of numbers of a table": tuple(pandas.Series(np.arange(9.0), dtype=kind) for kind in ("f4", "f8")),
     "categories of a table": tuple(
         pandas.DataFrame({"kind": pandas.Categorical(["b"] * 9, categories=known)})
