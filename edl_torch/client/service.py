@@ -314,13 +314,13 @@ class DataShardService:
 
         Needed with a plain `DataLoader` and with `fetch_shard`; an `ElasticDataLoader` reports by itself,
         and takes this as "done with the batch in hand". `batch_size` is the batch's number of records where
-        it is not the service's. With `err_msg` the batch's records go to quarantine instead.
+        it is not the service's. With `err_msg` the batch's records go to quarantine instead, unless an
+        attached optimizer has stepped on it: then it counts, with a warning.
         """
         session = self.session
         if batch_size is not None and batch_size < 0:
             raise InvalidArgument(f"batch_size must be 0 or more, not {batch_size}")
         if err_msg:
-            session.gradients.look_first()
             session.run(session.trainer.fail_batch(batch_size, err_msg))
             return False
         session.loop_thread = get_ident()
