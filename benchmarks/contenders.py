@@ -31,7 +31,7 @@ from edl_torch import (
     MasterClient,
     ShardedDataset,
 )
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import MasterApi
 from edl_torch.readers.base import AbstractDataReader, reader_sources
 from edl_torch.shard import Shard, Task
 

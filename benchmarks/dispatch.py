@@ -29,6 +29,7 @@ from edl_torch.core.calls import (
     Acknowledgement,
     Grant,
     LeaseCall,
+    MasterApi,
     RegisterCall,
     Registration,
     ReportCall,
@@ -36,7 +37,6 @@ from edl_torch.core.calls import (
     SnapshotCall,
 )
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.master_api import MasterApi
 from edl_torch.master.embedded import LocalMaster
 from edl_torch.shard import Component, MixtureWeights, Source
 

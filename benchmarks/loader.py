@@ -26,7 +26,7 @@ from records import MapBatches, MapRows, RepeatedImages, TinyRows, ToTensor
 from torch.utils.data import TensorDataset, default_collate
 
 from edl_torch import LocalMaster, MasterClient
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import MasterApi
 from edl_torch.readers import MapDatasetReader
 from edl_torch.readers.images.decode import EXTENSIONS
 

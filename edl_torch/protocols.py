@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from edl_torch.core.master_api import MasterApi
+    from edl_torch.core.calls import MasterApi
     from edl_torch.master.host import MasterHost
 
 OURS = "edl_torch"

@@ -8,9 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edl_torch.core.calls import Fence, ProgressCall, RegisterCall, Registration, RestoreCall, SnapshotCall
+from edl_torch.core.calls import (
+    Fence,
+    MasterApi,
+    ProgressCall,
+    RegisterCall,
+    Registration,
+    RestoreCall,
+    SnapshotCall,
+)
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.master_api import MasterApi
 from edl_torch.core.status import DatasetStatus
 
 

@@ -56,6 +56,7 @@ LEFT = (
     "the loop was left with the batch in hand of 'training', which goes back and is read again"
     r".*loader\.attach\(optimizer\).*loader\.stepped\(\) before leaving it",
 )
+TOO_LATE = (r"err_msg=…\) came after a step on the batch in hand of 'training'.*before optimizer\.step\(\)",)
 STUCK = r"\d record\(s\) of 'training' were handed out after the last optimizer\.step\(\)"
 
 TABLE = {
@@ -76,6 +77,7 @@ TABLE = {
     "a batch that is given back is read again": Row(script="a b back =a R =aR"),
     "a loop that is left is warned of once": Row(script="a b leave c leave =a held=", warned=LEFT),
     "a batch is given back once": Row(script="a b back back =a leave held="),
+    "a batch that was reported is none that failed": Row(script="a report fail =a", warned=TOO_LATE),
     "a batch that counts already cannot be given back": Row(script="a report refused =a"),
     "of a window that counts nothing is given back": Row(script="a report window =a"),
     "epochs follow each other": Row(script="a b . =ab c d . =abcd", batches=2, epochs=2),
@@ -115,6 +117,12 @@ TABLE = {
     "nor where it fails twice": Row(script="attach a b fail fail bad=b = step =a"),
     "nor does it where the loop is left": Row(script="attach a b fail leave bad=b = held=a step =a"),
     "nor where it gives back, too": Row(script="attach a b fail back bad=b leave held=a step =a"),
+    "a batch that was stepped on is none that failed": Row(
+        script="attach a step =a fail =a b fail bad=b", warned=TOO_LATE
+    ),
+    "nor is one that one of two optimizers has stepped on": Row(
+        script="attach attach:slow a step fail = step:slow =a", warned=TOO_LATE
+    ),
     "no step is due on a batch that was given back": Row(
         script="attach a b back = step =a", warned_where_seen=AGAIN
     ),

@@ -371,10 +371,13 @@ class _LogReader:
             case "model":
                 self._chapters[-1].seen.append(from_object(Seen, values | {"line": line}))
             case "changed":
-                here = self._chapters[-1]
-                maybe_later = here.snapshots[max(0, len(here.snapshots) - int(values["tokens"])) :]
-                since = min([line, *(snapshot.line - 1 for snapshot in maybe_later)])
-                here.notes.append(Note(kind, str(values["said"]), since))
+                maybe_later = int(values["tokens"])  # of the last tokens, also those of before a restore
+                for here in reversed(self._chapters):
+                    tokens = here.snapshots[max(0, len(here.snapshots) - maybe_later) :]
+                    maybe_later -= len(tokens)
+                    if tokens or here is self._chapters[-1]:
+                        since = min([line, *(token.line - 1 for token in tokens)])
+                        here.notes.append(Note(kind, str(values["said"]), since))
             case "padding" | "uncounted":
                 name, of = _NOTED[kind]
                 self._chapters[-1].notes.append(Note(kind, of(values[name]), line))

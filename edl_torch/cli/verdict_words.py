@@ -57,8 +57,8 @@ def worst(verdicts: Sequence[Verdict]) -> Outcome:
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in a word; to whom what was delivered, what no model has learnt, and how several sessions
-    were seen to have the same data."""
+    """The verdict in a word; to whom what was delivered, what no model has learnt, and how data that are read
+    by several sessions, or again, were seen to be the same."""
     said = verdict.outcome.label
     if verdict.outcome is Outcome.DELIVERED:
         said += f": {delivered(verdict)}"
@@ -76,7 +76,8 @@ def headline(verdict: Verdict) -> str:
         said += f", {verdict.partly:,} of {verdict.records:,} by some of the optimizers"
     if verdict.abandoned:
         said += f", {verdict.abandoned:,} more abandoned for other data"
-    if verdict.trainers > 1 and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
+    is_read_again = verdict.trainers > 1 or (verdict.known_by == "none" and verdict.num_epochs != 1)
+    if is_read_again and verdict.outcome in (Outcome.PROVEN, Outcome.DELIVERED):
         how, _ = _DATA[verdict.known_by]
         said += f", data {how}" if how else ""
     return said

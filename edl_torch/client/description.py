@@ -14,8 +14,7 @@ from inspect import Parameter
 from pathlib import PurePath
 from typing import Any, Literal, TypeVar, Unpack
 
-from edl_torch.core.calls import RegisterAnswer, RegisterCall
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import MasterApi, RegisterAnswer, RegisterCall
 from edl_torch.core.registration import check_option, identity, new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import DatasetConflict, InvalidArgument, UnknownDataset
@@ -118,7 +117,6 @@ class Description:
 
     @property
     def task_type(self) -> TaskType:
-        """What the dataset is for."""
         kind: TaskType = self.options["task_type"]
         return kind
 

@@ -41,6 +41,7 @@ class ServiceEnd:
     def put_off(self) -> None:
         """For finalisers, which may run in any place: note that the end is due."""
         if not self.came:
+            self._session.let_go_of_data()
             _put_off.append(self)
 
     def come(self) -> None:

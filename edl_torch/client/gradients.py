@@ -10,18 +10,9 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from edl_torch.client.leftovers import leave_all, leftovers
 from edl_torch.client.model import has_place, some
-from edl_torch.client.watched import (
-    HOOKED,
-    Change,
-    Watched,
-    are_there,
-    is_any,
-    leave_all,
-    leftovers,
-    parameters_of,
-    trained,
-)
+from edl_torch.client.watched import HOOKED, Change, Watched, are_there, is_any, parameters_of, trained
 from edl_torch.integrations.engines import hides_gradients
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.trainer import Trainer
@@ -48,7 +39,6 @@ class Gradients:
     def __init__(self, trainer: Trainer) -> None:
         self.is_reduced = False
         self._left: list[Batch] = []  # that were left before any optimizer was attached
-        self._looks_first = False  # whether a batch in hand may count for nothing
         self._batches = trainer.state.batches
         self._watched: dict[int, Watched] = {}  # by the optimizer's number
 
@@ -98,16 +88,6 @@ class Gradients:
         self.is_reduced = True
         for watched in self._watched.values():
             watched.is_reduced = True
-        self.look_first()
-
-    def look_first(self) -> None:
-        """Note that a batch in hand may count for nothing, or that ranks add their gradients.
-
-        From now on a step on such a batch is in doubt, and parameters that were frozen are looked at, too.
-        """
-        self._looks_first = True
-        for watched in self._watched.values():
-            watched.look_first()
 
     def forget(self, number: int) -> None:
         """Look at parameters of an optimizer no more, but for what is left in their gradients."""
@@ -180,10 +160,13 @@ class Gradients:
         learnt, last, bit = watched.gathered, watched.last, 1 << number
         used = [*learnt, *watched.unsure] if watched.unsure else learnt
         watched.was_idle = not used
-        back, several = [], []
+        back, several, doubts = [], [], set[str]()
         for batch in used:
             if batch.went_back:
                 back.append(batch)
+            if batch.has_learnt:
+                doubts.add(batch.counts_not)
+        doubts.discard("back")
         for batch in learnt:
             batch.used_by |= bit
             batch.skipped_by |= bit * skipped
@@ -193,10 +176,7 @@ class Gradients:
             watched.gathered, watched.unsure = [], []
             return Used(before_hand, back)
         padding = batches.take_unweighed(used) if batches.unweighed else 0
-        doubts: set[str] = set()
-        if self._looks_first:
-            doubts = {batch.counts_not for batch in used if batch.has_learnt} - {"back"}
-        if watched.is_used and now is not _OTHER and is_any(watched.parameters):
+        if watched.is_used and is_any(watched.parameters):
             doubts.add("again")
         if padding:
             doubts.discard("padding")
@@ -207,17 +187,21 @@ class Gradients:
             return _NOTHING_ELSE
         return Used(before_hand, back, several, padding, doubts)
 
-    def used_elsewhere(self, optimizer: Any) -> None:
-        """Note a step of another loader's optimizer: what it has used is not thrown away yet.
+    def used_elsewhere(self, optimizer: Any) -> bool:
+        """Note a step of another loader's optimizer: what it has used is not thrown away yet. Returns whether
+        one of these had stepped on it before.
 
-        Batches in hand here may be said to be in it. What is looked at before gradients are added tells
-        whether it was thrown away.
+        Batches in hand here may be said to be in it. What is looked at before gradients are added, to one of
+        the parameters that both have, tells whether it was thrown away.
         """
-        its = set(map(id, trained(optimizer)))
+        its, is_again = set(map(id, trained(optimizer))), False
         for watched in self._watched.values():
-            if is_any(parameter for parameter in watched.parameters if id(parameter) in its):
+            shared = [parameter for parameter in trained(watched.optimizer()) if id(parameter) in its]
+            if is_any(shared):
+                is_again |= watched.is_used and watched.has_stepped_on(its)
                 watched.is_used = True
-                watched.look_first()
+                watched.hook_shared(shared)
+        return is_again
 
     def _is_before_hand(self, number: int, watched: Watched) -> bool:
         """Whether an optimizer steps now on what came before the batch in hand, as far as that can be seen.

@@ -253,8 +253,9 @@ class Optimizers:
             if self._session.model is not None:
                 in_this_thread = self._session.loop_thread == get_ident()
                 self._session.model.stepped_elsewhere(optimizer, in_this_thread=in_this_thread)
-                if in_this_thread or not self._session.loop_thread:
-                    self._session.gradients.used_elsewhere(optimizer)
+                is_mine = in_this_thread or not self._session.loop_thread
+                if is_mine and self._session.gradients.used_elsewhere(optimizer):
+                    self._session.doubt("again")
             return
         batches = self._session.trainer.state.batches
         is_unknown = not self._attached and optimizer not in self._detached

@@ -18,6 +18,8 @@ from edl_torch.core.calls import (
     ConfirmCall,
     Fence,
     FencedCall,
+    Listener,
+    MasterApi,
     ProgressCall,
     RegisterAnswer,
     RegisterCall,
@@ -25,7 +27,6 @@ from edl_torch.core.calls import (
     ReportCall,
     Request,
 )
-from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.registration import new_spec, reconcile
 from edl_torch.errors import InvalidArgument, PeerFailed, UnknownDataset
 from edl_torch.shard import DatasetSpec, Slice

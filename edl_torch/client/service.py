@@ -28,7 +28,7 @@ from edl_torch.client.optimizers import Optimizers, SteppingOptimizer, SteppingS
 from edl_torch.client.position import SessionPosition
 from edl_torch.client.session import Session
 from edl_torch.client.workers.links import DirectLink
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import MasterApi
 from edl_torch.core.quarantine import QuarantinedRecord
 from edl_torch.core.status import DatasetStatus, Measures
 from edl_torch.errors import (
@@ -314,13 +314,13 @@ class DataShardService:
 
         Needed with a plain `DataLoader` and with `fetch_shard`; an `ElasticDataLoader` reports by itself,
         and takes this as "done with the batch in hand". `batch_size` is the batch's number of records where
-        it is not the service's. With `err_msg` the batch's records go to quarantine instead.
+        it is not the service's. With `err_msg` the batch's records go to quarantine instead, unless an
+        attached optimizer has stepped on it: then it counts, with a warning.
         """
         session = self.session
         if batch_size is not None and batch_size < 0:
             raise InvalidArgument(f"batch_size must be 0 or more, not {batch_size}")
         if err_msg:
-            session.gradients.look_first()
             session.run(session.trainer.fail_batch(batch_size, err_msg))
             return False
         session.loop_thread = get_ident()

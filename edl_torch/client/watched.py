@@ -1,4 +1,4 @@
-"""What is in the gradients of one optimizer's parameters, and in those that no optimizer is known to have.
+"""What is in the gradients of one optimizer's parameters.
 
 Autograd says it: two parameters of each optimizer, the first and the last, have a hook that is called when a
 gradient was added to theirs, and the first call in a backward pass asks to be told when this has come to its
@@ -10,19 +10,14 @@ Nothing here holds an optimizer or a gradient alive.
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
-from itertools import chain, compress, starmap
-from operator import call
 from typing import Any
 
+from edl_torch.client.leftovers import Leftover, is_not_0, leave
 from edl_torch.client.model import has_place, is_uncompiled, uncompiled
-from edl_torch.system.processes import OfThisProcess
 from edl_torch.trainer.batches import Batch, Batches
 
 HOOKED = 2  # parameters of an optimizer that say when a gradient comes
@@ -42,11 +37,10 @@ class Change(Enum):
 _SAME, _WRITTEN, _OTHER, _GONE = Change  # Python 3.11 takes as long to look one up as for a call
 
 
-# A backward pass that has reached a hook: the batch in hand then, the place of the parameter that it reached
-# first, which gradient that one got, whether it adds to gradients by putting others in their place
-# (create_graph=True), and whether there was a gradient before it, at each place where that was asked. A
-# tuple, as a batch waits for it.
-_Begun = tuple[Batch | None, int, weakref.ref[Any] | None, bool, list[bool]]
+# A backward pass that has reached a hook: the batch in hand then, whether it adds to gradients by putting
+# others in their place (create_graph=True), whether there was a gradient before it, at each place where that
+# was asked, and the places that it reached, with the gradients there. A tuple, as a batch waits for it.
+_Begun = tuple[Batch | None, bool, list[bool], list[tuple[int, weakref.ref[Any]]]]
 
 
 # A gradient, torch's count of writes to it, and how many steps were before it was seen first
@@ -73,32 +67,32 @@ class Watched:
     came: list[int] = field(default_factory=list)  # the places of those that were called since `look`
     open: dict[int, _Begun] = field(default_factory=dict)  # backward passes that have not ended
     known: list[_Known | None] = field(default_factory=list)  # as `look` saw them
-    looked: set[int] = field(default_factory=set)  # the places of those whose gradients are looked at first
-    # By place, what was seen before the next one comes: whether one was there, and whether this one teaches
+    # By place, what was seen before the next is added: whether one was there, and whether this one teaches
     # anything. `torch.autograd.grad` adds none.
-    coming: dict[int, tuple[bool | None, bool]] = field(default_factory=dict)
+    before: dict[int, tuple[bool | None, bool]] = field(default_factory=dict)
 
     # Hooks ------------------------------------------------------------------------------------------------
 
     def hook(self, parameters: Iterable[Any]) -> None:
-        """Hear when gradients come to these parameters."""
-        listen = _listening(self)
-        for parameter in parameters:
-            self.hooks.append(parameter.register_post_accumulate_grad_hook(listen(len(self.parameters))))
-            self.parameters.append(parameter)
-            self.known.append(None)
-        self.look_first()
-        self.look()
-
-    def look_first(self) -> None:
-        """Look at what comes, and at what is there, before it is added.
+        """Hear when gradients come to these parameters, and look at what comes, and at what is there, before
+        it is added.
 
         Afterwards it may be of all ranks, and nobody can say what a loop has written into what was there.
         """
-        for place, parameter in enumerate(self.parameters):
-            if place not in self.looked and parameter.requires_grad:  # else it is frozen now
-                self.looked.add(place)
-                self.hooks.append(parameter.register_hook(_looking(self, place)))
+        listen = _listening(self)
+        for place, parameter in enumerate(parameters, len(self.parameters)):
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(listen(place)))
+            self.hooks.append(parameter.register_hook(_looking(self, place)))
+            self.parameters.append(parameter)
+            self.known.append(None)
+        self.look()
+
+    def hook_shared(self, parameters: Iterable[Any]) -> None:
+        """Hear of one at least of these parameters, which another optimizer steps on, too."""
+        places = {id(parameter): parameter for parameter in parameters if has_place(parameter)}
+        if places.keys().isdisjoint(map(id, self.parameters)) and len(self.parameters) < HOOKED + _MORE:
+            self.refresh()
+            self.hook([*places.values()][:1])
 
     def _was_there(self, place: int) -> bool | None:
         """Whether a gradient is there to which a backward pass is about to add; None where others tell that.
@@ -121,12 +115,12 @@ class Watched:
             or self.unsure
             or len(self.open) > (_graph_task() in self.open)
         ):
-            is_there = _is_not_0(gradient)
+            is_there = is_not_0(gradient)
         else:
             return None
-        if not is_there and self.open:
-            for task in [task for task, begun in self.open.items() if begun[1] == place]:
-                del self.open[task]  # it failed, and what it left is gone
+        if not is_there:
+            for *_, reached in self.open.values():  # of those that failed; what they left here is gone
+                reached[:] = [other for other in reached if other[0] != place]
         return is_there
 
     def leave(self, of: weakref.ref[Any]) -> None:
@@ -139,7 +133,7 @@ class Watched:
         for parameter, seen in zip(self.parameters, self.known, strict=True):
             if seen is not None and parameter.requires_grad:
                 is_used = self.is_used and seen[2] < self.steps
-                Leftover(parameter, of, self.gathered, self.unsure, is_used=is_used)
+                leave([parameter], of, self.gathered, self.unsure, is_used=is_used)
 
     # Gradients come, and go -------------------------------------------------------------------------------
 
@@ -167,11 +161,11 @@ class Watched:
 
     def came_to(self, place: int, begun: _Begun) -> None:
         """Note what was seen before a backward pass has added a gradient at this place."""
-        if (seen := self.coming.pop(place, None)) is None:
+        if (seen := self.before.pop(place, None)) is None:
             return
         was_there, teaches = seen
         if was_there is not None:
-            begun[4].append(was_there)
+            begun[2].append(was_there)
         if teaches and (hand := self.batches.in_hand) is not None:
             hand.has_learnt = True
 
@@ -182,7 +176,7 @@ class Watched:
             return  # a step inside of this pass has used them
         has_graph = False
         if (begun := self.open.get(_graph_task())) is not None:
-            has_graph, before = begun[3:]
+            has_graph, before = begun[1:3]
             if before:
                 now = _SAME if now is _SAME or any(before) else _OTHER
                 before.clear()
@@ -207,7 +201,7 @@ class Watched:
             batch = next((one for one in ahead if one not in self.last), ahead[-1])
         if batch is None:
             return
-        if batch.instead_of is not None and (batch.has_learnt or not self.looked):
+        if batch.instead_of is not None and (batch.has_learnt or not self.parameters):
             batch = batch.instead_of
         if batch not in self.gathered:
             self.gathered.append(batch)
@@ -228,10 +222,10 @@ class Watched:
         """Note the gradients that backward passes have left which did not come to their end."""
         if not self.open or _graph_task() != _OUTSIDE:
             return
-        found = []
-        for batch, place, first, *_ in self.open.values():
-            gradient = self.parameters[place].grad
-            if gradient is not None and (first is None or first() is gradient):
+        found, now = [], [parameter.grad for parameter in self.parameters]
+        for batch, *_, reached in self.open.values():
+            there = [now[place] for place, gradient in reached if gradient() is now[place] is not None]
+            if any(map(is_not_0, there)):
                 found.append(batch)
         self.open.clear()
         if found:
@@ -287,6 +281,16 @@ class Watched:
             return False
         return gradient is self.parameters[0].grad and gradient._version == seen[1]
 
+    def has_stepped_on(self, parameters: Collection[int]) -> bool:
+        """Whether its last step was on what is in the gradient of a parameter with one of these ids."""
+        return any(
+            id(parameter) in parameters
+            and seen is not None
+            and seen[0]() is (gradient := parameter.grad) is not None
+            and (gradient._version == seen[1] and seen[2] < self.steps)
+            for parameter, seen in zip(self.parameters, self.known, strict=True)
+        )
+
     def are_as_seen(self) -> bool:
         """Whether all are as they were when looked at, and are not none."""
         pairs = [(p.grad, seen) for p, seen in zip(self.parameters, self.known, strict=False)]
@@ -303,105 +307,6 @@ class Watched:
     def is_zero(self) -> bool:
         """Whether all gradients are 0."""
         return not (is_any(self.parameters) or is_any(trained(self.optimizer())))
-
-
-# Gradients that no optimizer is known to have -----------------------------------------------------------
-
-
-class Leftover:
-    """A gradient that a loop has left in a parameter, whose next optimizer or loader is not known yet.
-
-    The parameter's hook keeps it. It is called before another gradient is added, and sees whether the loop
-    has thrown away what was left: then it goes, and this with it.
-    """
-
-    def __init__(
-        self,
-        parameter: Any,
-        of: weakref.ref[Any],
-        gathered: Collection[Batch] = (),
-        unsure: Collection[Batch] = (),
-        *,
-        is_used: bool = False,
-    ) -> None:
-        self.of = of  # the `Gradients` whose batches these are
-        self.gathered, self.unsure, self.is_used = gathered, unsure, is_used
-        self._parameter, self._gradient = weakref.ref(parameter), weakref.ref(parameter.grad)
-        self._version = parameter.grad._version  # torch's count of writes, but for those of backward passes
-        self._is_added_to = False
-        self._hook = parameter.register_hook(uncompiled(self._comes))
-        _leftovers.add(self)
-
-    def is_of(self, parameters: Collection[int], *, is_reduced: bool = False) -> bool:
-        """Whether it is there still, in a parameter with one of these ids.
-
-        Ranks that have reduced it, with what was added to it, may have put another gradient in its place.
-        """
-        parameter = self._parameter()
-        gradient = None if parameter is None else parameter.grad
-        if gradient is None or id(parameter) not in parameters:
-            return False
-        left = self._gradient()
-        if left is None or left is not gradient:
-            return is_reduced and self._is_added_to
-        return left._version == self._version or _is_not_0(left)
-
-    def _comes(self, added: Any) -> None:
-        if (parameter := self._parameter()) is not None and self.is_of({id(parameter)}):
-            self._version, self._is_added_to = parameter.grad._version + 1, True
-        else:
-            self._hook.remove()
-
-
-# Of this process: a loop that is tried again may have another loader.
-_leftovers: OfThisProcess[Leftover] = OfThisProcess()
-
-
-def leftovers(parameters: Collection[int], *, is_reduced: bool) -> list[Leftover]:
-    """Return what loops have left in the gradients of parameters with these ids."""
-    return [left for left in _leftovers.alive() if left.is_of(parameters, is_reduced=is_reduced)]
-
-
-def leave_all(of: weakref.ref[Any], batches: Collection[Batch]) -> None:
-    """Note that these batches are in all gradients of this process, as a loop was left before any step.
-
-    Which of them an optimizer trains, its first step shows.
-    """
-    import torch
-
-    with torch._C.DisableTorchFunctionSubclass():
-        leaves = [one for one in _all_tensors() if one.is_leaf and one.requires_grad]
-        found = [one for one in leaves if type(one.grad) is torch.Tensor and one.grad.device.type != "meta"]
-    for parameter in found:
-        if _is_not_0(parameter.grad):
-            Leftover(parameter, of, batches)
-
-
-def _all_tensors() -> list[Any]:
-    """Return all tensors of this process.
-
-    One call in C takes all objects, picks those and lets the others go: no other thread runs meanwhile. Among
-    them are tuples that are still being made, and who makes one fails where somebody else has it.
-    """
-    import torch
-
-    kinds, new = {id(torch.Tensor)}, [torch.Tensor]  # a class may have no hash
-    while new:
-        new = [kind for parent in new for kind in type.__subclasses__(parent) if id(kind) not in kinds]
-        kinds.update(map(id, new))
-    every: list[list[Any]] = []
-    found: list[Any] = []
-
-    def each() -> Iterator[Any]:
-        return chain(chain.from_iterable(every), [None])  # at that one it has let go of the list before
-
-    steps: list[Callable[[], None]] = [
-        partial(every.extend, starmap(gc.get_objects, [()])),
-        partial(found.extend, compress(each(), map(kinds.__contains__, map(id, map(type, each()))))),
-        every.clear,
-    ]
-    deque(map(call, steps), maxlen=0)
-    return found
 
 
 # What a gradient is -------------------------------------------------------------------------------------
@@ -436,15 +341,6 @@ def are_there(parameters: Iterable[Any]) -> bool:
     return any(not gradient._version or bool(gradient.any()) for gradient in gradients)
 
 
-def _is_not_0(gradient: Any) -> bool:
-    """Whether a gradient is not 0. On an accelerator this waits for it, but in a CUDA graph."""
-    import torch
-
-    if gradient.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return True
-    return bool(gradient.any())
-
-
 # What autograd calls ------------------------------------------------------------------------------------
 
 
@@ -456,7 +352,7 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
 
     graph_task, when_it_ends = torch._C._current_graph_task_id, Variable._execution_engine.queue_callback
     has_graph, batches, begun, came = torch.is_grad_enabled, watched.batches, watched.open, watched.came
-    coming = watched.coming
+    before = watched.before
     one = weakref.ref(watched)
     ours = [is_uncompiled(module) for module in (__name__, type(batches).__module__)]
     leave_alone = (lambda hook: hook) if all(ours) else uncompiled
@@ -471,13 +367,13 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
     def listen(place: int) -> Callable[[Any], None]:
         def comes(parameter: Any) -> None:
             task = graph_task()
-            if task not in begun:
-                gradient = parameter.grad
-                known = None if gradient is None else weakref.ref(gradient)
-                begun[task] = batches.in_hand, place, known, has_graph(), []
+            if (mine := begun.get(task)) is None:
+                mine = begun[task] = batches.in_hand, has_graph(), [], []
                 when_it_ends(at_the_end)
-            if coming and (alive := one()) is not None:
-                alive.came_to(place, begun[task])
+            if (gradient := parameter.grad) is not None:  # else an optimizer has stepped on it
+                mine[3].append((place, weakref.ref(gradient)))
+            if before and (alive := one()) is not None:
+                alive.came_to(place, mine)
             came.append(place)
 
         return leave_alone(comes)
@@ -498,7 +394,7 @@ def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
             return
         hand = batches.in_hand
         teaches = hand is not None and hand.counts_not != "" and _is_finite_and_not_0(gradient)
-        alive.coming[place] = alive._was_there(place), teaches
+        alive.before[place] = alive._was_there(place), teaches
 
     if not all(ours):
         return uncompiled(looks)

@@ -14,7 +14,6 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -28,7 +27,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from edl_torch.client.peers import Ballot, Doing, Peers
 from edl_torch.errors import InvalidArgument
 from edl_torch.system.user_warnings import warn_user
-from edl_torch.trainer.elastic import ElasticPasses
 
 _SEPARATELY = (
     "the loss of a padding batch was backpropagated together with that of another batch: "
@@ -272,9 +270,10 @@ class Weights:
     """The records of the batch in hand, and of those that are in the gradients.
 
     `peers` are the ranks whose gradients the model's wrapper averages; None where one process trains alone.
-    `attached` gives the optimizers whose windows begin before they are first scaled, `batches` says how often
-    a batch in hand failed, or was given back. `weighs_padding` is called where the loop asks for the weight
-    of a batch that counts for nothing; with True where it is to know that of all batches that it has had.
+    `attached` gives the optimizers whose windows begin before they are first scaled, `discarded` says how
+    often a batch in hand failed, or was given back. `weighs_padding` is called where the loop asks for the
+    weight of a batch that counts for nothing; with True where it is to know that of all batches that it has
+    had.
     """
 
     def __init__(
@@ -282,14 +281,14 @@ class Weights:
         peers: Peers | None = None,
         *,
         attached: Callable[[], Iterable[torch.optim.Optimizer]] = tuple,
-        batches: ElasticPasses | None = None,
+        discarded: Callable[[], int] = int,
         weighs_padding: Callable[[bool], object] = bool,
     ) -> None:
         self._peers = peers
         self._attached = attached
-        self._batches: Any = batches or SimpleNamespace(discarded=0)  # none ever fails, or is given back
+        self._discarded = discarded
         self._weighs_padding = weighs_padding
-        self._seen = self._batches.discarded
+        self._seen = discarded()
         self._windows = GradientWindows()
         self._batch = 0
         self._own = 0
@@ -313,8 +312,7 @@ class Weights:
 
     def step(self, own: int) -> None:
         """Note that a batch of `own` records goes to the loop."""
-        if self._batches.discarded != self._seen:
-            self._notice_discarded()
+        self._notice_discarded()
         if self._masks.are_put:
             self._masks.remove()
         self._batch += 1
@@ -334,11 +332,11 @@ class Weights:
     def restart(self) -> None:
         """Forget all gradients: the model is another one, or as it was before."""
         self._masks.remove()
-        self._seen, self._own = self._batches.discarded, 0
+        self._seen, self._own = self._discarded(), 0
         self._windows.clear()
 
     def _notice_discarded(self) -> None:
-        if (discarded := self._batches.discarded) != self._seen:
+        if (discarded := self._discarded()) != self._seen:
             self._seen, self._own = discarded, 0
             self._windows.discard(self._batch)
 

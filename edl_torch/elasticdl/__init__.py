@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edl_torch.core.master_api import MasterApi
+    from edl_torch.core.calls import MasterApi
     from edl_torch.protocols import MakeServicer
 
 _TIMEOUT = "elasticdl_task_timeout_s"

@@ -23,6 +23,8 @@ from edl_torch.core.calls import (
     Fence,
     LeaseAnswer,
     LeaseCall,
+    Listener,
+    MasterApi,
     PassState,
     ProgressCall,
     RegisterAnswer,
@@ -32,7 +34,6 @@ from edl_torch.core.calls import (
     Request,
     StatusCall,
 )
-from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.status import DatasetStatus, MasterStatus
 from edl_torch.elasticdl import wire
 from edl_torch.elasticdl.tasks import ForeignDataset

@@ -14,9 +14,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
-from edl_torch.core.calls import LeaseAnswer, LeaseCall, ReportCall, Request, StatusCall
+from edl_torch.core.calls import LeaseAnswer, LeaseCall, Listener, MasterApi, ReportCall, Request, StatusCall
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.status import MasterStatus
 from edl_torch.errors import EdlError, ServiceClosed
 from edl_torch.system.termination import cut_off, is_own

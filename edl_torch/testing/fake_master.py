@@ -15,8 +15,8 @@ from typing import Any, TypeVar, Unpack, cast
 
 from edl_torch.client.liveness import LivenessFeed
 from edl_torch.core import calls
+from edl_torch.core.calls import Listener, MasterApi
 from edl_torch.core.dispatcher import Dispatcher
-from edl_torch.core.master_api import Listener, MasterApi
 from edl_torch.core.members import Patience
 from edl_torch.core.plan import Plan
 from edl_torch.core.state import Released

@@ -40,7 +40,6 @@ class Batch:
 
     @property
     def records(self) -> int:
-        """Records in it."""
         return ticket_size(self.ticket)
 
 
@@ -111,13 +110,20 @@ class Batches:
 
     @property
     def records(self) -> int:
-        """Records of all of them."""
         return sum(map(ticket_size, self.tickets))
 
     @property
     def has_in_hand(self) -> bool:
         """Whether the loop has a batch with records that it is not done with."""
         return self.in_hand in self.unfinished
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether the batch in hand counts, or an attached optimizer has stepped on it."""
+        hand = self.in_hand
+        if hand is None or not hand.ticket:
+            return False
+        return not self.has_in_hand or (bool(self._names) and hand.number <= self._touched)
 
     def touched(self) -> list[Batch]:
         """Return those that may have been trained on: without optimizers nobody can say of any."""

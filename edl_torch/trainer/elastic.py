@@ -92,7 +92,6 @@ class ElasticPasses:
         return self._state.supply.current.is_over
 
     def is_open(self, number: int) -> bool:
-        """Whether elastic pass `number` is open."""
         current = self._state.supply.current
         return current.is_open and number == current.number and current.mode is Mode.ELASTIC
 
@@ -466,6 +465,9 @@ class ElasticPasses:
     def fail_batch(self, reason: str) -> Procedure[None]:
         """Put the batch in hand into quarantine: it could not be trained on. Padding has no records."""
         state = self._state
+        if state.batches.is_learnt:
+            yield from self.warnings.of_a_bad_batch_that_is_learnt()
+            return
         failed = state.batches.failed()
         if failed:
             state.quarantine(failed, reason)

@@ -29,6 +29,7 @@ class LoopWarnings:
         self._told_took_back = False
         self._told_lost = False  # of gradients that were thrown away
         self._told_again = False  # of a step on gradients of what went back
+        self._told_too_late = False  # of a bad batch that was learnt
         self._gave_back = False  # whether batches in hand went back since the loop asked if all is done
         self._settled = 0  # batches that it was done with when it asked
         self._vain = 0  # how often in a row it asked, and had given back all
@@ -86,6 +87,17 @@ class LoopWarnings:
             f"call optimizer.zero_grad() after it, and then loader.give_back(window=True): what was gathered "
             f"comes again, too. After load_state_dict() call optimizer.zero_grad()"
         )
+
+    def of_a_bad_batch_that_is_learnt(self) -> Procedure[None]:
+        """Warn, once, that the batch which is said to be bad counts as trained on."""
+        if not self._told_too_late:
+            self._told_too_late = True
+            yield Warn(
+                f"report_batch_done(err_msg=…) came after a step on the batch in hand of "
+                f"{self._state.config.dataset!r}, or a report of it: it counts as trained on, and its "
+                f"records do not go to quarantine. Say that a batch is bad before optimizer.step(), and "
+                f"leave that out"
+            )
 
     def of_lost_gradients(self, records: int) -> Procedure[None]:
         """Warn, once, of batches that the next step counts, though no gradient is left of them."""

@@ -137,6 +137,10 @@ def test_who_joins_data_without_having_looked_like_the_others_weakens_what_is_kn
         assert headline(verdict).endswith(f", data {said}")
     verdict.trainers = 1  # of one session alone nothing is said
     assert "data" not in headline(verdict)
+    verdict.known_by = "none"  # a record may be another one in each epoch
+    assert headline(verdict).endswith("data not known to be the same")
+    verdict.num_epochs = 1
+    assert "data" not in headline(verdict)
     verdict.trainers, verdict.known_by = 2, "whole"
     assert "data" not in headline(verdict)
 

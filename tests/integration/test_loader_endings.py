@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import preloaded
 import pytest
 import torch
@@ -323,6 +325,41 @@ def test_a_loader_that_was_collected_ends_before_another_is_made(tmp_path: Path)
     with ElasticDataLoader(range(2), 2):
         (verdict,) = audit([tmp_path])
     assert verdict.outcome is Outcome.PROVEN, verdict
+
+
+class Values:
+    def __init__(self) -> None:
+        self.rows = np.arange(20)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_loader_that_was_collected_keeps_no_dataset(passes: int) -> None:
+    dataset = Values()
+    loader = ElasticDataLoader(dataset, 2)
+    assert sum(len(batch) for _ in range(passes) for batch in loader) == 20 * passes
+    del loader
+    kept = weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert kept() is None
+
+
+def test_data_are_looked_at_once_more_where_a_loader_was_collected_in_the_middle_of_its_pass(
+    tmp_path: Path,
+) -> None:
+    dataset = Values()
+    next(iter(ElasticDataLoader(dataset, 2, audit_dir=tmp_path)))
+    dataset.rows[:] = 7
+    gc.collect()
+    with ElasticDataLoader(range(2), 2):
+        (verdict,) = audit([tmp_path])
+    assert ["changed 'rows'" in said for said in verdict.changed] == [True]
 
 
 def test_a_loader_that_was_collected_ends_at_exit(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from loader_kit import NumberReader, acknowledged, elastic, flat, once, take, tr
 from torch.utils.data import DataLoader
 
 from edl_torch import DataShardService, LocalMaster, MasterClient, ShardedDataset
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import MasterApi
 from edl_torch.master.server import ThreadedMaster
 from edl_torch.testing import FakeMaster
 

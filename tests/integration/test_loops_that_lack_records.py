@@ -18,6 +18,7 @@ from learning_kit import (
     BATCH,
     RECORDS,
     Counts,
+    Fails,
     Loop,
     each_attachment,
     judged,
@@ -73,6 +74,23 @@ def an_error_in_the_backward_pass_and_the_batch_once_more(loader: Any, model: Co
             model.fails = False
             model(batch).backward()
         optimizer.step()
+
+
+@lacking("")
+def an_error_at_the_end_of_a_backward_pass_and_one_gradient_thrown_away(
+    loader: Any, model: Counts, optimizer: Any
+) -> None:
+    """That of the parameter which the pass has reached first."""
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        if number == 3:
+            last = Fails.apply(torch.zeros(1, requires_grad=True)).sum()
+            with suppress(MemoryError):
+                (last + model(batch)).backward()
+            model.above.grad = None
+        model(batch).backward()
+        optimizer.step()
+    assert not model.has_each()
 
 
 # Batches that no gradient is of -------------------------------------------------------------------------
@@ -229,6 +247,16 @@ def one_of_two_throws_a_gradient_away(loader: Any, model: Counts, optimizer: Any
 def never_zeroed(loader: Any, model: Counts, optimizer: Any) -> None:
     for batch in loader:
         model(batch).backward()
+        optimizer.step()
+
+
+@lacking(AGAIN)
+def never_zeroed_and_put_back(loader: Any, model: Counts, optimizer: Any) -> None:
+    for batch in loader:
+        model(batch).backward()
+        assert model.learnt.grad is not None
+        for parameter in model.parameters():
+            parameter.grad = torch.nan_to_num(parameter.grad)
         optimizer.step()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import json
 import logging
@@ -553,17 +554,18 @@ class Labelled:
         return self.inputs[index], self.labels[index]
 
 
-def test_weights_follow_losses_as_the_page_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
-    recipe = re.findall(r"```python\n(.*?)```", page, re.S)[-1]
+def test_weights_follow_losses_in_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples" / "mixtures")
+    example = importlib.import_module("weights_from_losses")
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     mixed = Mixture(
         {name: Labelled(is_noise=name == "noise") for name in ("noise", "rule")}, num_records=3200
     )
     with ElasticDataLoader(mixed, 16, shuffle=True, audit_dir=tmp_path) as one:
-        optimizer = torch.optim.SGD(model.parameters(), 0.5)
-        exec(recipe, {"torch": torch, "loader": one, "model": model, "optimizer": optimizer})
+        example.train(one, model, torch.optim.SGD(model.parameters(), 0.5))
         shares = {c.name: c.share for c in one.service.session.master.dataset_status("training").components}
     assert shares["noise"] > 0.57  # nothing is to be learnt there, so its part of the losses grows
     said = audit(tmp_path, capsys)

@@ -232,6 +232,34 @@ def test_a_model_of_which_a_part_is_thawed_on_the_way_is_one(tmp_path, capsys):
     assert (status, said["undecided"]) == (PROVEN, [])
 
 
+@pytest.mark.parametrize(
+    ("saved", "trains", "is_one"), [("all", "all", True), ("head", "head", False), ("head", "all", False)]
+)
+def test_a_layer_that_is_frozen_on_the_way_is_still_of_the_model(tmp_path, capsys, saved, trains, is_one):
+    """Of what goes on from a checkpoint the optimizer has all layers, or nothing shows those it has not."""
+    fake, model = FakeMaster(), Memory()
+    with loader(fake, tmp_path, num_epochs=2) as batches:
+        batches.attach(first := sgd(model))
+        train(batches, model, first, steps=SIZE // BATCH)
+        batches.detach(first)
+        model.counts.requires_grad_(False)
+        batches.attach(second := sgd(model.head))
+        train(batches, model, second, steps=5)
+        state = {name: one for name, one in model.state_dict().items() if saved in ("all", name)}
+        kept = copy.deepcopy((state, batches.state_dict()))
+    model = Memory()
+    model.load_state_dict(kept[0], strict=False)
+    model.counts.requires_grad_(False)
+    with loader(fake, tmp_path, "b", num_epochs=2) as batches:
+        batches.attach(optimizer := sgd(model if trains == "all" else model.head))
+        batches.load_state_dict(kept[1])
+        train(batches, model, optimizer)
+    assert (model.learnt == set(range(SIZE))) == is_one
+    status, said = by_command(tmp_path, capsys)
+    assert status == (PROVEN if is_one else DELIVERED)
+    assert is_one or "was not the one that was saved with it" in said["undecided"][0]
+
+
 def test_data_of_evaluation_have_no_model(tmp_path, capsys):
     with trainer(FakeMaster(), tmp_path, task_type=TaskType.EVALUATION) as (batches, model, optimizer):
         train(batches, model, optimizer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -482,7 +483,51 @@ def test_a_gradient_that_another_loaders_optimizer_has_used_is_learnt_twice(
             second.zero_grad()
     assert not model.has_each(2)
     outcomes = [verdict_of(tmp_path / name).outcome for name in ("one", "other")]
-    assert outcomes == [Outcome.PROVEN, Outcome.DELIVERED]
+    assert outcomes == [Outcome.DELIVERED] * 2
+
+
+class _Both(Enum):
+    """How two optimizers of two loaders train a layer that both have between theirs."""
+
+    JOINTLY = "one backward pass, and both step"
+    AFTER = "the second one adds to what the first one has used"
+    ZEROED = "each on its own gradient"
+
+
+@pytest.mark.parametrize("both", _Both)
+def test_a_layer_of_two_loaders_optimizers_that_is_neither_first_nor_last_is_looked_at(
+    tmp_path: Path, both: _Both
+) -> None:
+    shared, ends = Counts(), [torch.nn.Parameter(torch.zeros(16)) for _ in range(4)]
+    optimizers = [
+        torch.optim.SGD([ends[place], *shared.parameters(), ends[place + 2]], lr=1.0) for place in range(2)
+    ]
+
+    def loss_of(place: int, batch: torch.Tensor) -> torch.Tensor:
+        return shared(batch) + ends[place].sum() + ends[place + 2].sum()
+
+    with loader_of(tmp_path / "one") as one, loader_of(tmp_path / "other") as other:
+        for loader, optimizer in zip((one, other), optimizers, strict=True):
+            loader.attach(optimizer)
+        for batches in zip(one, other, strict=True):
+            if both is _Both.ZEROED:
+                for place, batch in enumerate(batches):
+                    optimizers[place].zero_grad()
+                    loss_of(place, batch).backward()
+                    optimizers[place].step()
+                continue
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            if both is _Both.JOINTLY:
+                (loss_of(0, batches[0]) + loss_of(1, batches[1])).backward()
+            for place, batch in enumerate(batches):
+                if both is _Both.AFTER:
+                    loss_of(place, batch).backward()
+                optimizers[place].step()
+    is_exact = shared.has_each(2)
+    assert is_exact == (both is _Both.ZEROED)
+    expected = Outcome.PROVEN if is_exact else Outcome.DELIVERED
+    assert [verdict_of(tmp_path / name).outcome for name in ("one", "other")] == [expected] * 2
 
 
 @pytest.mark.parametrize("fails_at", [0, 5])

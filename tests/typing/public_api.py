@@ -21,7 +21,7 @@ from edl_torch import (
     TaskType,
     build_channel,
 )
-from edl_torch.core.master_api import MasterApi
+from edl_torch.core.calls import MasterApi
 from edl_torch.testing import FakeMaster, check_reader
 
 

@@ -46,6 +46,7 @@ ARROWS: dict[str, set[str]] = {
 FOREIGN: dict[str, tuple[str, ...]] = {
     "torch": (
         "data",
+        "client.leftovers",
         "client.watched",
         "client.model",
         "client.optimizers",

@@ -33,11 +33,8 @@ from edl_torch.cli.main import build_parser, main
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 1,
-    "docs/training.md": 1,
-    "docs/training-reference.md": 2,
     "docs/readers.md": 2,
     "docs/testing.md": 1,
-    "docs/threads.md": 1,
     "docs/evaluation-and-prediction.md": 1,
 }
 RUN_ELSEWHERE = {
@@ -52,7 +49,6 @@ RUN_ELSEWHERE = {
     "docs/synchronous.md": "unit/test_pages.py",
     "docs/tensorflow.md": "with_tensorflow/test_tf_dataset.py",
     "docs/text-and-csv.md": "integration/test_file_readers.py",
-    "docs/torchtitan.md": "with_torchtitan/test_titan_loader.py",
     "docs/tutorial.md": "integration/test_tutorial.py",
 }
 ONLY_READ = {"docs/ray.md"}

@@ -25,8 +25,7 @@ import grpc
 from edl_torch.client.environment import default_worker_id
 from edl_torch.client.grpc.channel import FollowingChannel, MasterChannel, build_channel
 from edl_torch.client.liveness import suspended_clock
-from edl_torch.core.calls import ConfirmCall, Request
-from edl_torch.core.master_api import Listener, MasterApi
+from edl_torch.core.calls import ConfirmCall, Listener, MasterApi, Request
 from edl_torch.errors import EdlError, InvalidArgument, MasterUnavailable, ServiceClosed, SessionLost
 from edl_torch.rpc import convert
 from edl_torch.rpc import edl_torch_pb2 as pb

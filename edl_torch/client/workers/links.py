@@ -1,7 +1,8 @@
-"""How loader workers reach their trainer: a picklable address, a link that asks for slices, and who answers.
+"""How what reads asks its trainer for leases: in its own process, or from a loader worker over a link.
 
-A local authenticated socket carries JSON, so that fork, spawn and forkserver all work and no worker ever
-touches grpc. Neither end knows what a record is, nor decides anything: the host does.
+For workers there is a picklable address, a link, and who answers. A local authenticated socket carries JSON,
+so that fork, spawn and forkserver all work and no worker ever touches grpc. Neither end knows what a record
+is, nor decides anything: the host does.
 """
 
 from __future__ import annotations
@@ -70,20 +71,6 @@ class KeepsWorkers(Protocol):
 
     def end_workers(self) -> None:
         """End the processes that read for it."""
-
-
-class Link(Protocol):
-    """What a dataset asks of its trainer while it iterates."""
-
-    def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
-        """A stream of records begins; returns the dataset's plan. `deliveries`: what of it reaches the loop,
-        where that is seen in the trainer's own process."""
-
-    def next(self) -> Grant | None:
-        """The next lease to read; None when there is nothing more to fetch now."""
-
-    def fail(self, task: int, position: int, reason: str) -> None:
-        """The record at `position` cannot be read: quarantine it."""
 
 
 class RunProcedure(Protocol):
@@ -183,18 +170,22 @@ class DirectLink:
         self._pass = 0
 
     def begin(self, mode: Mode, deliveries: Deliveries | None = None) -> Plan:
+        """A stream of records begins; returns the dataset's plan. `deliveries`: what of it reaches the loop,
+        where that is seen in the trainer's own process."""
         self._pass, plan = self._host.begin_stream(self._stream, mode, deliveries=deliveries)
         return plan
 
     def next(self) -> Grant | None:
+        """The next lease to read; None when there is nothing more to fetch now."""
         return self._host.next_grant(self._stream, self._pass)
 
     def fail(self, task: int, position: int, reason: str) -> None:
+        """The record at `position` cannot be read: quarantine it."""
         self._host.fail_record(task, position, reason)
 
 
 class SocketLink:
-    """The link of a loader worker. One connection per process, made at first use.
+    """The link of a loader worker: asks as `DirectLink` does. One connection per process, made at first use.
 
     `run` is the same in all workers of one DataLoader iterator, and empty in a process that is none of them.
     Workers that persist begin once for each iteration, which is counted.
@@ -243,6 +234,9 @@ class SocketLink:
         if "error" in reply:
             raise getattr(errors, reply["error"], EdlError)(reply["message"])
         return reply["answer"]
+
+
+Link = DirectLink | SocketLink  # what a dataset asks its trainer by while it iterates
 
 
 def _say_goodbye(connection: Connection[Any, Any]) -> None:

@@ -19,7 +19,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -283,26 +284,42 @@ class Collated:
     size: int
 
 
-class TicketedCollate:
-    """The user's `collate_fn` with the count of drawn positions, and `times`, taken *before* it is called.
+Collate = Callable[[list[Any], Any], Any]  # of samples, and the `Rows` of the batch in which they may lie
 
-    `batched` says that it is called with a list of samples, whose number must agree with the count. The
-    `generators` of random numbers that were lent to the records are put back first.
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class IterationSetup:
+    """How an iteration over a dataset yields samples, and what counts them.
+
+    Attributes:
+        columnar: the reader makes the batches.
+        list_size: samples in a list; 0 where they come one by one.
+        collate: makes batches of lists where they are read, in several threads too; None where the user's own
+            function does, in the thread that iterates.
+        threads: how many read; 0 where the thread that iterates does.
+        ahead: batches that threads may be ahead.
     """
 
-    def __init__(
-        self,
-        collate: Callable[[Any], Any],
-        tally: Tally,
-        times: ReadingTimes,
-        generators: Generators,
-        *,
-        batched: bool,
-    ) -> None:
+    columnar: bool
+    list_size: int
+    collate: Collate | None = None
+    threads: int = 0
+    ahead: int = 0
+    generators: Generators = field(default_factory=partial(Generators, after_each=False))
+    tally: Tally = field(default_factory=Tally)
+    times: ReadingTimes = field(default_factory=ReadingTimes)
+
+
+class TicketedCollate:
+    """The user's `collate_fn`, with the count of drawn positions and their times taken *before* it is called.
+
+    `batched` says that it is called with a list of samples, whose number must agree with the count. The
+    generators of random numbers that were lent to the records are put back first.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], setup: IterationSetup, *, batched: bool) -> None:
         self._collate = collate
-        self._tally = tally
-        self._times = times
-        self._generators = generators
+        self._tally, self._times, self._generators = setup.tally, setup.times, setup.generators
         self._batched = batched
 
     def __call__(self, samples: Any) -> Envelope:

@@ -20,9 +20,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from edl_torch.data.batches.convert import to_batch, to_tensors
-from edl_torch.data.batches.transport import Envelope, TicketedCollate
+from edl_torch.data.batches.transport import Envelope, IterationSetup, TicketedCollate
 from edl_torch.data.dataset import ShardedDataset
-from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.data.reading.worker_start import WorkerStart, end_by_kill, started_beside
 from edl_torch.errors import InvalidArgument
 from edl_torch.readers.base import has_batch_reads
@@ -157,9 +156,7 @@ class InnerLoader:
         self._setup = setup
         if collate is None:
             collate = to_tensors if size is None else by_default
-        ticketed = TicketedCollate(
-            collate, setup.tally, setup.times, setup.generators, batched=size is not None
-        )
+        ticketed = TicketedCollate(collate, setup, batched=size is not None)
         arguments = {**self._arguments, "collate_fn": ticketed, "drop_last": False}
         if self._arguments.get("num_workers"):
             arguments["worker_init_fn"] = WorkerStart(self._arguments.get("worker_init_fn"))

@@ -113,7 +113,6 @@ class ServiceMethods:
         optimizer steps.
         """
         session = self.service.session
-        session.gradients.look_first()
         session.run(session.passes.give_back(window=window))
 
     def state_dict(self) -> dict[str, Any]:

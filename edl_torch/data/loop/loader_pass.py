@@ -20,7 +20,7 @@ from edl_torch.data.loop.notice import Notice
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights
 from edl_torch.errors import EdlError, LoaderWorkerDied, ServiceClosed
 from edl_torch.trainer.measuring import Stopwatch
-from edl_torch.trainer.vocabulary import Ticket
+from edl_torch.trainer.vocabulary import Procedure, Ticket
 
 WORKER_DIED = "DataLoader worker (pid"  # how torch begins to say it, in each of its three ways
 _CUT_OFF = (ConnectionError, EOFError)  # what comes of it in the midst of a message
@@ -93,10 +93,13 @@ class LoaderPass(Iterator[Any]):
     def _step(self) -> tuple[Any, int]:
         """Return the batch of the next step, and its records; 0 for a padding batch. Raises StopIteration at
         the end of the epoch."""
-        envelope = self._pull(lambda: self._session.run(self._passes.more_to_read()), self._session.hand)
+        envelope = self._pull(self._more_to_read, self._passes.hand)
         if envelope is None:
             raise StopIteration
         return envelope.batch, envelope.size
+
+    def _more_to_read(self) -> bool:
+        return self._session.run(self._passes.more_to_read())
 
     def _end_early(self) -> NoReturn:
         """The pass has ended before its loop. Raises StopIteration, or what says why."""
@@ -108,8 +111,8 @@ class LoaderPass(Iterator[Any]):
             self._session.check_newest(self._number)
         raise StopIteration
 
-    def _pull(self, more: Callable[[], bool], take: Callable[[Ticket], bool]) -> Envelope | None:
-        """The next batch that `take` agrees to; None when there is no `more` to read."""
+    def _pull(self, more: Callable[[], bool], take: Callable[[Ticket], Procedure[bool]]) -> Envelope | None:
+        """The next batch that `take`, a procedure, agrees to; None when there is no `more` to read."""
         try:
             while True:
                 if self._inner is None:
@@ -120,7 +123,7 @@ class LoaderPass(Iterator[Any]):
                 while (envelope := next(self._inner, None)) is not None:
                     if self._whole_batch is not None and envelope.size < self._whole_batch:
                         self._session.run(self._passes.return_remainder(envelope.ticket))
-                    elif take(envelope.ticket):
+                    elif self._session.run(take(envelope.ticket)):
                         if envelope.times is not None:
                             self._measuring.made(*envelope.times)
                         return envelope

@@ -17,7 +17,7 @@ from edl_torch.core.calls import NEW_PASS
 from edl_torch.data.batches.transport import Envelope
 from edl_torch.data.loop.loader_pass import LoaderPass, PassSetup
 from edl_torch.errors import InvalidArgument, PeerFailed, StaleLease
-from edl_torch.trainer.vocabulary import Ticket
+from edl_torch.trainer.vocabulary import Procedure, Ticket
 
 
 class SteppingPass(LoaderPass):
@@ -59,7 +59,7 @@ class PaddedPass(SteppingPass):
     def _step(self) -> tuple[Any, int]:
         envelope = None
         while envelope is None:
-            envelope = self._pull(self._more_to_read, self._session.hand)
+            envelope = self._pull(self._more_to_read, self._passes.hand)
             if envelope is None and self._is_over:
                 raise StopIteration
             if envelope is None and self._padding.made:
@@ -141,9 +141,9 @@ class LockstepPass(SteppingPass):
             return None
         return self._pull(lambda: self._session.run(self._passes.look_for_more(wait_s)), self._promise)
 
-    def _promise(self, ticket: Ticket) -> bool:
+    def _promise(self, ticket: Ticket) -> Procedure[bool]:
         # The report of the step before travels while this one is computed: if it is refused, the job ends.
-        return self._session.run(self._passes.promise(ticket, unanswered=1))
+        return self._passes.promise(ticket, unanswered=1)
 
     def _agree(self) -> Count | None:
         """The votes on the step that is due; None when the epoch is over."""

@@ -24,6 +24,7 @@ import torch
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import Rows
+from edl_torch.data.batches.transport import Collate
 from edl_torch.data.reading.sample_reading import SampleReader, Source, Transform, announce, begin
 from edl_torch.data.reading.seeding import record_seeds, transform_in_thread
 from edl_torch.errors import InvalidArgument
@@ -31,7 +32,6 @@ from edl_torch.readers.base import AbstractDataReader, has_random_access
 from edl_torch.shard import Shard, Shuffle, Slice, Task
 
 Seeded = Callable[[Any, int], Any]
-Collate = Callable[[list[Any], Rows], Any]
 
 
 class PickedRecords:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -17,10 +16,9 @@ from typing import Any
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import Rows
-from edl_torch.data.batches.transport import BatchMemory, Collated
+from edl_torch.data.batches.transport import BatchMemory, Collated, IterationSetup
 from edl_torch.data.reading.record_jobs import (
     Block,
-    Collate,
     ReaderThreads,
     RecordJob,
     Work,
@@ -28,38 +26,14 @@ from edl_torch.data.reading.record_jobs import (
     jobs_of,
     no_samples,
 )
-from edl_torch.data.reading.sample_reading import ReadingTimes, SampleReader, Transform, too_few, turn_end
-from edl_torch.data.reading.seeding import Generators, GeneratorStates, name_of, transform_in_thread
+from edl_torch.data.reading.sample_reading import SampleReader, Transform, too_few, turn_end
+from edl_torch.data.reading.seeding import GeneratorStates, name_of, transform_in_thread
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
-from edl_torch.trainer.vocabulary import Tally
 
 log = logging.getLogger("edl_torch.client")
 
 OnBad = Callable[[Grant, int, ReaderError], None]  # called with the position of a bad record; may raise
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class IterationSetup:
-    """How an iteration over a dataset yields samples, and what counts them.
-
-    Attributes:
-        columnar: the reader makes the batches.
-        list_size: samples in a list; 0 where they come one by one.
-        collate: makes batches of lists where they are read, in several threads too; None where the user's own
-            function does, in the thread that iterates.
-        threads: how many read; 0 where the thread that iterates does.
-        ahead: batches that threads may be ahead.
-    """
-
-    columnar: bool
-    list_size: int
-    collate: Collate | None = None
-    threads: int = 0
-    ahead: int = 0
-    generators: Generators = field(default_factory=partial(Generators, after_each=False))
-    tally: Tally = field(default_factory=Tally)
-    times: ReadingTimes = field(default_factory=ReadingTimes)
 
 
 class ThreadedReading(Iterator[Any]):

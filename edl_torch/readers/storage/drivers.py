@@ -38,6 +38,7 @@ _REFUSED = re.compile(
     r"credential|forbidden|unauthori[sz]ed|access ?denied|(?:expired|invalid|security) ?token", re.IGNORECASE
 )
 _QUERY = re.compile(r"\?[^\s\"'<>)]+")
+_OF_PYTHON = KeyboardInterrupt, SystemExit, GeneratorExit  # and none of obstore's
 _BUSY, _RETRIED = frozenset({429, 503}), frozenset({408, 425, 429})
 _EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestTimeTooSkewed")
 _PAGE, _LISTED_AT_ONCE = 1000, 16
@@ -327,6 +328,8 @@ class Objects:
         try:  # as `_meaning`, which costs some 3 % of a request
             answer = self._obstore.get(self._store, self._path(one.name), options=options)
             meta, data = answer.meta, memoryview(answer.bytes())  # copied by nobody who can do without
+        except _OF_PYTHON:
+            raise
         except BaseException as exc:  # noqa: BLE001  a panic of Rust's is no Exception
             raise self._meant(exc, one.name, one) from None
         one.check(Object(one.name, meta["size"], tag_of(meta["e_tag"])), len(data), length)
@@ -355,6 +358,8 @@ class Objects:
     def _meaning(self, name: str) -> Iterator[None]:
         try:
             yield
+        except _OF_PYTHON:
+            raise
         except BaseException as exc:  # noqa: BLE001  a panic of Rust's is no Exception
             raise self._meant(exc, name) from None
 

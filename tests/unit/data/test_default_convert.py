@@ -13,9 +13,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from edl_torch.data.batches import convert
 from edl_torch.data.batches.convert import to_batch, to_tensors
-from edl_torch.data.batches.transport import IN_MESSAGE_BYTES, Envelope, TicketedCollate, shared_segment
-from edl_torch.data.reading.sample_reading import ReadingTimes
-from edl_torch.data.reading.seeding import Generators
+from edl_torch.data.batches.transport import (
+    IN_MESSAGE_BYTES,
+    Envelope,
+    IterationSetup,
+    TicketedCollate,
+    shared_segment,
+)
 from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.testing.check_reader import records_equal
 from edl_torch.trainer.vocabulary import Tally
@@ -291,7 +295,7 @@ def test_a_worker_stacks_large_plain_tensors_in_memory_that_it_shares(
 
 
 def ticketed(collate: Any, tally: Tally) -> TicketedCollate:
-    return TicketedCollate(collate, tally, ReadingTimes(), Generators(after_each=False), batched=True)
+    return TicketedCollate(collate, IterationSetup(columnar=False, list_size=0, tally=tally), batched=True)
 
 
 class Couple(NamedTuple):
@@ -378,12 +382,11 @@ def test_random_numbers_that_were_lent_to_records_are_put_back_before_the_users_
     torch.manual_seed(5)
     expected = torch.rand(3).tolist()
     torch.manual_seed(5)
-    generators, tally = Generators(after_each=False), Tally()
+    setup = IterationSetup(columnar=False, list_size=0)
+    generators = setup.generators
     generators.seeded(lambda record: torch.rand(1))(7, 11)
     assert generators.lent is not None
-    tally.start(1, 0)[2] = 1
-    collate = TicketedCollate(
-        lambda samples: torch.rand(3).tolist(), tally, ReadingTimes(), generators, batched=True
-    )
+    setup.tally.start(1, 0)[2] = 1
+    collate = TicketedCollate(lambda samples: torch.rand(3).tolist(), setup, batched=True)
     assert collate([7]).batch == expected
     assert generators.lent is None

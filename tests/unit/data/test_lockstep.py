@@ -131,13 +131,6 @@ def test_with_drop_last_every_batch_is_whole_on_every_rank(size: int, parts: int
     assert status.dropped == EPOCHS * (len(all_records()) % 4)
 
 
-def test_len_is_of_a_rank() -> None:
-    def check(rank: Rank) -> None:
-        assert len(rank.loader) == -(-len(all_records()) // (4 * 2))
-
-    run_ranks(FakeMaster(), 2, check, UNEVEN)
-
-
 # What goes wrong ----------------------------------------------------------------------------------------
 
 
@@ -512,7 +505,6 @@ def test_the_first_rank_waits_for_the_master_where_no_rank_has_a_batch(rank: int
             self._peers: Any = SimpleNamespace(rank=rank)
             self._stopwatch: Any = SimpleNamespace(wait_for_ranks=lambda wait: wait())
             self._passes: Any = SimpleNamespace(promise=lambda _, unanswered: promised.append(unanswered))
-            self._session: Any = SimpleNamespace(run=lambda promised: promised)
             self._error, self._vote = None, SimpleNamespace(wait=counts.pop)  # type: ignore[assignment]
 
         def _cast(self, wait_s: float = 0.0) -> None:

@@ -19,13 +19,20 @@ from edl_torch import ElasticDataLoader
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data import dataset
+from edl_torch.data.batches.transport import IterationSetup
 from edl_torch.data.loop.inner_loader import ReadingHere, reads_here
 from edl_torch.data.reading import record_jobs as cells
 from edl_torch.data.reading import sample_reading as reading
 from edl_torch.data.reading import sample_reading as reading_times
-from edl_torch.data.reading.sample_reading import EACH_S, ReadingTimes, SampleList, SampleReader, Times
+from edl_torch.data.reading.sample_reading import (
+    EACH_S,
+    ReadingTimes,
+    SampleList,
+    SampleReader,
+    Times,
+)
 from edl_torch.data.reading.seeding import record_seeds
-from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
+from edl_torch.data.reading.threaded_reading import ThreadedReading
 from edl_torch.errors import ReaderError
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice

@@ -13,8 +13,8 @@ import torch
 from loader_kit import trainer
 
 from edl_torch import ElasticDataLoader, LocalMaster
+from edl_torch.data.batches.transport import IterationSetup
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, record_seeds
-from edl_torch.data.reading.threaded_reading import IterationSetup
 from edl_torch.shard import Indices
 from edl_torch.testing import FakeMaster
 

@@ -24,12 +24,12 @@ from plan_kit import Stored, planned
 from edl_torch.core.calls import Grant
 from edl_torch.core.plan import Plan
 from edl_torch.data.batches.convert import to_batch
-from edl_torch.data.batches.transport import Collated
+from edl_torch.data.batches.transport import Collated, IterationSetup
 from edl_torch.data.reading import record_jobs
 from edl_torch.data.reading.record_jobs import Block, ReaderThreads, RecordJob, StreamedRecords, thread_count
 from edl_torch.data.reading.sample_reading import ReadingTimes, SampleList, SampleReader
 from edl_torch.data.reading.seeding import Generators, GeneratorStates, record_seeds
-from edl_torch.data.reading.threaded_reading import IterationSetup, ThreadedReading
+from edl_torch.data.reading.threaded_reading import ThreadedReading
 from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ServiceClosed
 from edl_torch.readers.base import AbstractDataReader
 from edl_torch.shard import Slice

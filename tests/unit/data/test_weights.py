@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,12 +152,12 @@ def test_a_batch_that_was_not_backpropagated_does_not_count() -> None:
 
 
 def test_a_batch_that_was_taken_out_does_not_count() -> None:
-    batches = SimpleNamespace(discarded=0)
-    weights, p = Weights(batches=batches), parameter()
+    taken_out: list[int] = []
+    weights, p = Weights(discarded=lambda: len(taken_out)), parameter()
     optimizer = sgd(p)
     train(weights, 8, 7.0, p)
     optimizer.zero_grad(set_to_none=False)
-    batches.discarded += 1
+    taken_out.append(1)
     assert weights.own == 0
     train(weights, 8, 1.0, p)
     assert weights.own == 8

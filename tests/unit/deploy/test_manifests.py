@@ -324,15 +324,6 @@ def test_replacement_of_a_trainer_resumes_where_there_is_a_checkpoint(tmp_path):
     assert said() == ["--output", f"{tmp_path}/3", "--epochs=4", "--resume"]
 
 
-def test_snippets_of_the_page_follow_the_schemas(validate):
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
-    snippets = re.findall(r"```yaml\n(.*?)```", page, re.S)
-    assert snippets
-    for snippet in snippets:
-        for document in yaml.safe_load_all(snippet):
-            validate(document)
-
-
 def test_patch_of_the_page_names_fields_of_the_job(validate):
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     patch = json.loads(re.search(r"kubectl patch job coco --patch '(\{.*?\})'\n", page)[1])
