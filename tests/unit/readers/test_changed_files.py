@@ -196,10 +196,11 @@ class Together(Held):
         lambda data: Held((data,)),
         lambda data: Held(Held(data).data[:]),
         lambda data: Held(np.asarray(data)),
+        lambda data: Held(np.lib.stride_tricks.sliding_window_view(data, 1)),
         lambda data: Subset(Held(np.asarray(data)), range(COUNT)),
         Together,
     ],
-    ids=["itself", "held", "in a tuple", "a slice", "as an array", "a part of it", "many at once"],
+    ids=["itself", "held", "in a tuple", "a slice", "as an array", "windows", "a part of it", "many at once"],
 )
 def test_an_array_whose_file_is_written_over_has_changed(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
     file = tmp_path / "data.npy"
