@@ -155,7 +155,7 @@ class Optimizers:
             if self._gone:
                 self._let_go()
             self._mine, self._stepping = id(optimizer), 0
-            trains, moved = _trains(named), True
+            trains, moved = _trains(named), None
             if session.model is not None:
                 moved = session.model.step_ended(number, optimizer, self._attached, trains=trains)
             if trains and not _overflowed(optimizer):

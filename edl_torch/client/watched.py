@@ -57,6 +57,7 @@ class Watched:
     unsure: list[Batch] = field(default_factory=list)  # of which nobody can say that
     last: list[Batch] = field(default_factory=list)  # that were in its last step
     is_used: bool = False  # a step has used what is there, and it was not thrown away
+    has_heard: bool = False  # a backward pass was heard of: the loop does not write all gradients by hand
     backwards_after_end: int = 0  # backward passes that have reached them after the end of the pass
     was_idle: bool = False  # whether its last step in this pass was on no gradient, or on 0
     steps: int = 0  # of this optimizer, as far as they used gradients
@@ -174,7 +175,7 @@ class Watched:
         now = self.look()
         if now is _GONE:
             return  # a step inside of this pass has used them
-        has_graph = False
+        self.has_heard, has_graph = True, False
         if (begun := self.open.get(_graph_task())) is not None:
             has_graph, before = begun[1:3]
             if before:
@@ -236,11 +237,14 @@ class Watched:
 
         The loop may have put one there by hand: nobody knows what else is in it. It may have added to what is
         there by hand. Or gradients came to parameters that have no hook, while those that have one were set
-        to None.
+        to None. A loop of backward passes that writes into what earlier batches have left clips it, before it
+        steps on that.
         """
         hand = self.batches.in_hand
         if hand in self.unsure:
             return
+        if now is not _GONE and self.has_heard and (self.gathered or self.unsure):
+            return  # `refresh` has noted another gradient in the place of one
         if now is _WRITTEN and self.batches.has_in_hand and is_any(self.parameters):
             self.doubt([*filter(None, [hand])])
         elif now is _OTHER and is_any(self.parameters):
