@@ -279,7 +279,8 @@ class _Kept:
         before, self._left, self._is_idle = self._left, self._now(), False
         if not before:
             return None
-        if any(one[0] != other[0] for one, other in zip(before, self._left, strict=True)):
+        moved = before[0][0] != self._left[0][0]  # the first alone, as a rule: a batch waits for it
+        if moved or any(one[0] != other[0] for one, other in zip(before, self._left, strict=True)):
             self._is_counted = True
             return self._had_gradient or None
         if any(getattr(reference(), "grad", None) is None for reference in self._parameters):

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from os import getpid
 from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class Optimizers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._pid = getpid()  # a forked child that steps trains its copy of the model
         self._attached: dict[int, _Attached] = {}
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
         self._mine = 0  # the id of the one that stepped last
@@ -144,6 +146,8 @@ class Optimizers:
                 session.doubt("written")
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            if getpid() != self._pid:
+                return
             self._stepping = id(optimizer)
             if _trains(named):
                 session.look_for_writes()
@@ -152,6 +156,8 @@ class Optimizers:
                     session.model.step_begins(number)
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            if getpid() != self._pid:
+                return
             if self._gone:
                 self._let_go()
             self._mine, self._stepping = id(optimizer), 0
@@ -184,7 +190,7 @@ class Optimizers:
             before = attached.steps
             result = step(optimizer, *args, **kwargs)
             mine = self._attached.get(number) is attached and _that_steps(optimizer) is attached.optimizer()
-            if mine and attached.steps == before:
+            if mine and attached.steps == before and getpid() == self._pid:
                 attached.steps += 1
                 self._session.stepped(number, skipped=True)
             return result
@@ -333,14 +339,14 @@ def _that_steps(optimizer: Any) -> Any:
 
 
 def _told(method: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> Callable[..., None]:
-    """Return a hook of all optimizers that calls a method, and does not keep its object alive."""
+    """Return a hook of this process's optimizers that calls a method, and does not keep its object alive."""
     from torch._compile import _disable_dynamo
 
-    reference = weakref.WeakMethod(method)
+    reference, pid = weakref.WeakMethod(method), getpid()
 
     def told(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
         alive = reference()
-        if alive is not None:
+        if alive is not None and getpid() == pid:
             alive(optimizer, arguments, named)
 
     return _disable_dynamo(told)  # torch's compiler is imported by the first step, and by no loader
