@@ -205,6 +205,16 @@ class Gradients:
                 watched.hook_shared(shared)
         return is_again
 
+    def has_in_hand(self, optimizer: Any) -> bool:
+        """Whether an optimizer that is not attached has gradients of the batch in hand, as attached ones know
+        that train the same parameters."""
+        its, hand = set(map(id, trained(optimizer))), self._batches.in_hand
+        return any(
+            (hand in watched.gathered or (watched.is_used and hand in watched.last))
+            and is_any(parameter for parameter in trained(watched.optimizer()) if id(parameter) in its)
+            for watched in self._watched.values()
+        )
+
     def _is_before_hand(self, number: int, watched: Watched) -> bool:
         """Whether an optimizer steps now on what came before the batch in hand, as far as that can be seen.
 

@@ -275,6 +275,9 @@ class Optimizers:
                 reached[0] = batches.in_hand.number if batches.in_hand is not None else 0
 
             self._hooks += [p.register_hook(comes) for p in some(trained(optimizer), HOOKED)]
+            hand = batches.in_hand
+            if hand and (batches.insists or hand.used_by) and self._session.gradients.has_in_hand(optimizer):
+                self._session.doubt("unattached")
         elif reached[0] and batches.in_hand is not None and reached[0] == batches.in_hand.number:
             self._session.doubt("unattached")
             if batches.unfinished and batches.unfinished[0] is not batches.in_hand and not batches.insists:
