@@ -239,7 +239,6 @@ def _row(finding: Finding) -> tuple[object, ...]:
 
 
 def text(value: object) -> Markup:
-    """Return a text as markup."""
     return Markup(escape(printable(str(value))))
 
 

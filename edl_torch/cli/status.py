@@ -195,7 +195,6 @@ def _if_known(item: ComponentStatus, shown: str) -> str:
 
 
 def trainer_state(item: TrainerStatus) -> str:
-    """Return the state of a trainer in words."""
     if item.state is TrainerState.STREAM_GONE:
         return "connection lost"
     return "slow" if item.state is TrainerState.LIVE and item.slow else item.state.value
@@ -271,7 +270,6 @@ def of_data(status: MasterStatus) -> str | None:
 
 
 def rate(records: float) -> str:
-    """Return records a second."""
     digits = 0 if records >= 100 else 1 if records >= 10 else 2
     return f"{records:,.{digits}f}/s"
 

@@ -68,7 +68,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def view(status: MasterStatus, width: int, height: int) -> Group:
-    """Return the screen for a status."""
     parts = [*_head(status), *(part for item in status.datasets for part in _dataset(item, status, width))]
     rows = max(4, height - EVENTS - 4 * max(1, len(status.datasets)) - 6)
     return Group(*parts, _trainers(status, rows, width), *_events(status))

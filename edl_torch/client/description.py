@@ -117,7 +117,6 @@ class Description:
 
     @property
     def task_type(self) -> TaskType:
-        """What the dataset is for."""
         kind: TaskType = self.options["task_type"]
         return kind
 

@@ -11,7 +11,6 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar, TypeVarTuple
@@ -58,7 +57,6 @@ from edl_torch.trainer.vocabulary import (
 )
 
 CLOSE_TIMEOUT_S = 5.0
-_NO_LOCK = nullcontext()
 
 log = logging.getLogger("edl_torch.client")
 
@@ -140,21 +138,42 @@ class Session:
     # Running procedures -------------------------------------------------------------------------------------
 
     def run(self, procedure: Procedure[T]) -> T:
-        """Run a procedure of the trainer in the calling thread. Returns, or raises, what it does."""
+        """Run a procedure of the trainer in the calling thread. Returns, or raises, what it does.
+
+        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.termination`).
+        """
+        state = self.trainer.state
+        action: Action | None = None
+        resume: Callable[[Any], Action] = procedure.send
+        answer: Any = None
         try:
-            action = self.do(procedure.send, None)
             while True:
-                # What it has waited for still holds when it goes on.
-                with self._lock if isinstance(action, Wait) else _NO_LOCK:
-                    resume: Callable[[Any], Action]
+                if action is not None and not isinstance(action, Wait):
+                    resume, answer = self._answered(procedure, action)
+                with self._lock:
+                    if isinstance(action, Wait):  # what it has waited for still holds when it goes on
+                        resume, answer = self._answered(procedure, action)
+                    if self._deciding:
+                        self._changed.notify_all()  # who waits for a decision is told, too
+                        raise ServiceClosed(cut_off(f"a decision about dataset {self.description.name!r}"))
+                    self._deciding = True
                     try:
-                        resume, answer = procedure.send, self._act(action)
-                    except Exception as exc:  # noqa: BLE001  the procedure handles it
-                        resume, answer = procedure.throw, exc
-                    action = self.do(resume, answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+                        while self._given_up:
+                            self._given_up.pop().close()  # what it had begun is undone
+                        state.now = self._clock()
+                        try:
+                            action = resume(answer)
+                        finally:
+                            if state.facts or self._waiting or self._may_need_worker:
+                                self._decided()
+                    except StopIteration as end:
+                        self._deciding = False
+                        result: T = end.value
+                        return result
+                    except BaseException as exc:
+                        self._deciding = not (exc is answer or exc is state.outbox.raised or is_own(exc))
+                        raise
+                    self._deciding = False
         except BaseException:  # Ctrl-C too, wherever it came
             self._given_up.append(procedure)
             if not self.cut:
@@ -162,33 +181,15 @@ class Session:
             raise
 
     def do(self, decide: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Let the trainer decide something at once. Returns, or raises, what `decide` does.
+        """Let the trainer decide something at once. Returns, or raises, what `decide` does; see `run`."""
+        return self.run(_at_once(decide, *arguments))
 
-        Raises ServiceClosed where a signal's handler has cut an earlier decision off (`system.termination`).
-        """
-        state = self.trainer.state
-        with self._lock:
-            if self._deciding:
-                self._changed.notify_all()  # who waits for a decision is told, too
-                raise ServiceClosed(cut_off(f"a decision about dataset {self.description.name!r}"))
-            self._deciding = True
-            try:
-                while self._given_up:
-                    self._given_up.pop().close()  # what it had begun is undone
-                state.now = self._clock()
-                try:
-                    answer = decide(*arguments)
-                finally:
-                    if state.facts or self._waiting or self._may_need_worker:
-                        self._decided()
-            except StopIteration:
-                self._deciding = False
-                raise
-            except BaseException as exc:
-                self._deciding = not (exc in arguments or exc is state.outbox.raised or is_own(exc))
-                raise
-            self._deciding = False
-            return answer
+    def _answered(self, procedure: Procedure[Any], action: Action) -> tuple[Callable[[Any], Action], Any]:
+        """Act. Returns what takes the answer, or the error that came in its place."""
+        try:
+            return procedure.send, self._act(action)
+        except Exception as exc:  # noqa: BLE001  the procedure handles it
+            return procedure.throw, exc
 
     @property
     def cut(self) -> bool:
@@ -593,6 +594,11 @@ class Session:
                     self.master.leave(self.id, self.trainer.state.fence.member)
             finally:
                 self.readers.close()
+
+
+def _at_once(decide: Callable[[*Ts], T], *arguments: *Ts) -> Procedure[T]:
+    yield from ()  # it wants nothing done
+    return decide(*arguments)
 
 
 # Of the process: two loops of one thread know nothing of each other.

@@ -249,7 +249,6 @@ class Backlog:
 
     @property
     def has_remainders(self) -> bool:
-        """Whether there are remainders."""
         return bool(self._remainders)
 
     @property

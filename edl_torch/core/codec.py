@@ -40,7 +40,6 @@ def row_maker(kind: Any) -> Callable[[Any], Row]:
 
 
 def row_of(record: Any) -> Row:
-    """Return a record as a row."""
     kind: Any = type(record)
     return row_maker(kind)(record)
 

@@ -48,7 +48,6 @@ class Span:
 
     @property
     def open_records(self) -> int:
-        """Positions that are open."""
         count = self.stop - self.done
         for first, after in self.holes:
             count -= after - first
@@ -211,7 +210,6 @@ class Leases:
         return iter(self._leases.values())
 
     def find(self, task: int) -> Lease | None:
-        """Return the live lease of this task, or None."""
         return self._leases.get(task)
 
     def live(self, session: str, task: int, attempt: int) -> Lease | None:
@@ -234,7 +232,6 @@ class Leases:
         return session in self._held
 
     def held(self, session: str) -> int:
-        """Return how many leases the session has."""
         return len(self._held.get(session, ()))
 
     def of(self, session: str) -> Iterator[Lease]:
@@ -319,7 +316,6 @@ class Leases:
             self._mark("report", session)
 
     def clear(self) -> None:
-        """Void all leases."""
         for lease in self:
             self.changed(lease)
         for session in self._ended:

@@ -87,7 +87,6 @@ class Limits:
         return replace(call, failures=short)
 
     def shorten(self, reason: str) -> str:
-        """Return a reason as it is kept."""
         return shortened(reason, self.reason_chars)
 
     def _check_names(self, **names: str) -> None:

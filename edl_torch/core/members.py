@@ -128,7 +128,6 @@ class Members:
         return number < self.next_number and not any(first <= number < after for first, after in self.gaps)
 
     def get(self, session: str) -> Member | None:
-        """Return a member, or None."""
         return self._members.get(session)
 
     def find(self, session: str, number: int) -> Member:
@@ -241,7 +240,6 @@ class Throughput:
         self._sum += recent
 
     def leave(self, session: str) -> None:
-        """Remove a session."""
         if session in self._recent:
             self._window -= WINDOW * self._batch_sizes.pop(session)
             self._sum -= self._recent.pop(session)
@@ -295,7 +293,6 @@ class Participants:
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """All sessions."""
         return tuple(self._batch_sizes)
 
     def enter(self, session: str, batch_size: int) -> None:
@@ -307,7 +304,6 @@ class Participants:
         self._mark("member", session)
 
     def leave(self, session: str) -> None:
-        """Remove a session."""
         self._forget(session)
         self.throughput.leave(session)
         self._mark("member", session)

@@ -60,7 +60,6 @@ def update(dispatcher: Dispatcher, keys: Iterable[Key]) -> Update:
 
 
 def dump(dispatcher: Dispatcher) -> Rows:
-    """Return all of the state."""
     return {key: row for key, row in update(dispatcher, _keys(dispatcher)).items() if row is not None}
 
 
@@ -109,7 +108,6 @@ def _row(dispatcher: Dispatcher, kind: str | int, name: Any, *rest: Any) -> Row 
 
 
 def _part(dispatcher: Dispatcher, ledger: ShardLedger, kind: str | int, *rest: Any) -> Row | None:
-    """Return the row of a part of a dataset."""
     name, members = ledger.spec.name, dispatcher.members
     match kind:
         case "leases":

@@ -153,7 +153,6 @@ class Quarantine:
         return iter(self.records)
 
     def add(self, bad: QuarantinedRecord) -> None:
-        """Add an outcome."""
         self._outcomes += bad.times
         number = self._known(bad)
         if number is None:
@@ -198,7 +197,6 @@ class Quarantine:
         )
 
     def first(self, number: int) -> tuple[QuarantinedRecord, ...]:
-        """Return so many of the first records."""
         return tuple(self.records[:number])
 
     def within(self, size: int) -> tuple[QuarantinedRecord, ...]:

@@ -116,7 +116,6 @@ class MasterState:
         return self._ledgers.values()
 
     def find_ledger(self, dataset: str) -> ShardLedger | None:
-        """Return the ledger of a dataset; None when there is none."""
         return self._ledgers.get(dataset)
 
     def open_lineage(

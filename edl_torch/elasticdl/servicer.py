@@ -54,7 +54,6 @@ class ElasticDLServicer:
         self._tender: asyncio.Task[None] | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the calls to this server."""
         methods = {
             wire.GET_TASK: self.get_task,
             wire.REPORT_TASK_RESULT: self.report_task_result,

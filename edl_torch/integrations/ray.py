@@ -61,7 +61,6 @@ class MasterActor:
         return self._master.address
 
     def process(self) -> int:
-        """Its process number."""
         return os.getpid()
 
     def stop(self) -> None:

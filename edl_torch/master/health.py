@@ -42,7 +42,6 @@ class Health:
         self._watchers = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the service to this server."""
         wire = {
             "request_deserializer": pb.HealthCheckRequest.FromString,
             "response_serializer": pb.HealthCheckResponse.SerializeToString,
@@ -59,7 +58,6 @@ class Health:
 
     @property
     def serving(self) -> bool:
-        """Whether the answer is SERVING."""
         return not self._stopped.is_set()
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:

@@ -47,7 +47,6 @@ class SessionStream:
         self._news.set()
 
     def end(self) -> None:
-        """End the stream."""
         self.ended = True
         self._news.set()
 

@@ -185,7 +185,6 @@ class Journal:
     # Use ------------------------------------------------------------------------------------------------
 
     def read(self) -> Rows:
-        """Return all rows."""
         return rows_of(self._connection)
 
     def write(self, batch: dict[str, str]) -> None:

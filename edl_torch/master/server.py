@@ -162,7 +162,6 @@ class MasterServer:
         await self.host.close()
 
     async def stop(self) -> None:
-        """Stop at once."""
         await self.drain(0.0)
 
     def __repr__(self) -> str:

@@ -64,7 +64,6 @@ class MasterServicer:
         self.answers = {name: self._guarded(answer) for name, answer in answers.items()}
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the methods to this server."""
         handlers: dict[str, Any] = {}
         for method in convert.SERVICE.methods:
             stream, unary = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler

@@ -132,15 +132,15 @@ def reader_sources(reader: AbstractDataReader, mode: TaskType = TaskType.TRAININ
     return sources_of(shards, type(reader).__name__)
 
 
-def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False, again: bool = False) -> str:
-    """Ask a reader for its fingerprint, as text; '' where it has none; `again` for one that is compared with
-    its last. Raises ReaderError, and InvalidArgument for what is neither a Fingerprint nor a version."""
+def reader_fingerprint(reader: AbstractDataReader, *, whole: bool = False) -> str:
+    """Ask a reader for its fingerprint, as text; '' where it has none.
+
+    Raises ReaderError, and InvalidArgument for what is neither a Fingerprint nor a version."""
     ask = getattr(reader, "fingerprint", None)
     try:
         if callable(ask):
-            given = [name for name, is_so in (("whole", whole), ("again", again)) if is_so]
-            takes = inspect.signature(ask).parameters if given else {}  # compiled code may tell none
-            ask = ask(**{name: True for name in given if name in takes})
+            # Compiled code may not tell what it takes.
+            ask = ask(whole=True) if whole and "whole" in inspect.signature(ask).parameters else ask()
         found: Fingerprint | str | None = ask
     except OSError as exc:
         raise ReaderError(f"{type(reader).__name__}: its data cannot be looked at: {exc}") from exc
@@ -180,7 +180,7 @@ def changed_since(reader: AbstractDataReader, then: str, *, is_own: bool = False
     if not then or strength_of(then) == "given" or not getattr(reader, "looks_again", False):
         return ""
     try:
-        now = reader_fingerprint(reader, again=True)
+        now = reader_fingerprint(reader)
     except ReaderError as exc:
         return str(exc)
     if now == UNKNOWN:

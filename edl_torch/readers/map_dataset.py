@@ -37,8 +37,8 @@ class MapDatasetReader(IndexedReader):
         name: The source's name; default the name of the dataset's class.
         thread_safe: Whether several threads of a loader (`num_threads`) may call `dataset[…]` at once. Else
             one thread reads at a time, and only `transform` runs in several.
-        fingerprint: What tells this data from other data, such as a version. Default: what the dataset is
-            made of, as far as it is tensors, arrays, lists or tables; see docs/readers.md.
+        fingerprint: What tells this data from other data, such as a version. Default: what the dataset
+            holds, as far as that is tensors, arrays, lists or tables; see docs/readers.md.
 
     Raises InvalidArgument for an object that is not map-style.
     """
@@ -73,7 +73,6 @@ class MapDatasetReader(IndexedReader):
         self.dataset: Any = dataset
         self.thread_safe = thread_safe
         self.count = count
-        self._constants, self._of_code = dict[str, str](), dict[str, str]()  # of the first look
         self._mapped = _mapped_files(dataset)
         self._given = None if fingerprint is None else Fingerprint.given(fingerprint)
 
@@ -82,18 +81,10 @@ class MapDatasetReader(IndexedReader):
         """The dataset's `targets`, the class of each record, where it has them, as torchvision's have."""
         return getattr(self.dataset, "targets", None)
 
-    def fingerprint(self, *, whole: bool = False, again: bool = False) -> Fingerprint | None:
-        """What was given, else of what the dataset is made of; None where that tells nothing. One that is
-        taken `again` has constants as they were in the last that was not."""
-        if self._given is not None:
-            return self._given
-        if not again:
-            self._constants, self._of_code = {}, {}
-        # Its records may differ each time: there is no whole to look at.
-        return fingerprint_of(self.dataset, self._constants, self._of_code)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_of_code": {}}  # a process that imports the program anew may have others
+    def fingerprint(self, *, whole: bool = False) -> Fingerprint | None:
+        """What was given, else of what the dataset holds; None where that tells nothing. Its records may
+        differ each time: there is no whole to look at."""
+        return self._given or fingerprint_of(self.dataset)
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged where the dataset has fewer records than when this reader was made."""
@@ -164,14 +155,16 @@ def _mapped_files(dataset: Any) -> list[FileStamp]:
         if id(value) in met:
             continue
         met.add(id(value))
-        if isinstance(value, list | tuple):
+        if type(value) in (list, tuple):
             ahead += [one for one in value[:_MOST_INSIDE] if not issubclass(type(one), str | Number)]
         elif isinstance(value, dict):
             ahead += islice(value.values(), _MOST_INSIDE)
         elif isinstance(value, np.ndarray):
             if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
                 files[os.fspath(value.filename)] = None
-            ahead.append(value.base)
+            base = value.base
+            # What `sliding_window_view` gives is of an object between the two.
+            ahead.append(base if isinstance(base, np.ndarray) else getattr(base, "base", None))
         elif issubclass(type(value), Sized) and not isinstance(value, type):  # it may not answer to __class__
             ahead += getattr(value, "__dict__", {}).values()
     return [FileStamp.of(file) for file in files if os.path.isfile(file)]

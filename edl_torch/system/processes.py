@@ -102,7 +102,6 @@ class ForkGuard:
         return port == self._master.port and address in self.addresses
 
     def release(self) -> None:
-        """Guard no longer."""
         _guards.discard(self)
 
     def __repr__(self) -> str:

@@ -287,7 +287,6 @@ def batch_row_equals(batch: Any, row: int, record: Any) -> bool:
 
 
 def _as_array(value: Any) -> Any:
-    """A tensor as its array."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") and hasattr(value, "numpy") else value
 
 

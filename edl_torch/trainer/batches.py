@@ -40,7 +40,6 @@ class Batch:
 
     @property
     def records(self) -> int:
-        """Records in it."""
         return ticket_size(self.ticket)
 
 
@@ -111,7 +110,6 @@ class Batches:
 
     @property
     def records(self) -> int:
-        """Records of all of them."""
         return sum(map(ticket_size, self.tickets))
 
     @property

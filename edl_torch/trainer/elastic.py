@@ -93,7 +93,6 @@ class ElasticPasses:
         return self._state.supply.current.is_over
 
     def is_open(self, number: int) -> bool:
-        """Whether elastic pass `number` is open."""
         current = self._state.supply.current
         return current.is_open and number == current.number and current.mode is Mode.ELASTIC
 

@@ -359,7 +359,6 @@ class InFlight:
         return backs
 
     def give_back_unacknowledged(self) -> list[GiveBack]:
-        """Give back all that is not acknowledged."""
         return self._give_back({task: [(held.done, held.stop)] for task, held in self._held.items()})
 
     def _give_back(self, runs: dict[int, list[Range]], *, remainder: bool = False) -> list[GiveBack]:

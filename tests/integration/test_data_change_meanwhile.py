@@ -5,7 +5,6 @@ A model that keeps what it was trained on says which records it has.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -16,9 +15,8 @@ import pytest
 import torch
 from image_files import write_coco, write_manifest, write_voc
 from learning_kit import Keeps
-from torch.utils.data import DataLoader
 
-from edl_torch import DataShardService, ElasticDataLoader, Mixture, ShardedDataset
+from edl_torch import ElasticDataLoader, Mixture
 from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.cli.verdict_words import headline, inexact
 from edl_torch.readers import CocoCaptionsReader, ImageManifestReader, VocReader
@@ -68,21 +66,6 @@ class Stored(Held):
 
     def __len__(self) -> int:
         return self.length
-
-
-IS_STARTED = multiprocessing.current_process().name != "MainProcess"
-TABLE = [0, 100] if IS_STARTED else [0, 200]
-BY_NAME = dict.fromkeys("ba" if IS_STARTED else "ab", 0)
-
-
-class OfATable(Held):
-    def __getitem__(self, index: int) -> Any:
-        return self.kept[index] + TABLE[index % 2]
-
-
-class OfNames(Held):
-    def __getitem__(self, index: int) -> Any:
-        return self.kept[index] + BY_NAME["a"]
 
 
 def reverse(values: Any) -> None:
@@ -320,23 +303,3 @@ def test_an_older_iterator_that_is_closed_is_no_end_of_the_pass_that_runs(tmp_pa
         del newer  # it never heard of the end
         reverse(slow.dataset)
     assert audit([tmp_path])[0].outcome is Outcome.INEXACT
-
-
-@pytest.mark.parametrize("kind", [OfATable, OfNames])
-def test_a_started_worker_that_imports_another_table_is_noticed(tmp_path: Path, kind: type[Held]) -> None:
-    data = kind(torch.arange(8.0))
-    train(data, tmp_path, lambda: None, num_epochs=1, num_workers=1, multiprocessing_context="forkserver")
-    (verdict,) = audit([tmp_path / "audit"])
-    assert (verdict.outcome is Outcome.INEXACT) == (kind is OfATable)
-    assert ("in a loader worker" in "".join(inexact(verdict))) == (kind is OfATable)
-
-
-def test_a_started_worker_of_a_plain_loader_that_imports_another_table_is_noticed(tmp_path: Path) -> None:
-    reader = MapDatasetReader(OfATable(torch.arange(8.0)))
-    with DataShardService(batch_size=2, reader=reader, num_epochs=1, audit_dir=tmp_path) as service:
-        dataset = ShardedDataset(service, reader)
-        for _ in DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="forkserver"):
-            service.report_batch_done()
-    (verdict,) = audit([tmp_path])
-    assert verdict.outcome is Outcome.INEXACT
-    assert "in a loader worker" in "".join(inexact(verdict))

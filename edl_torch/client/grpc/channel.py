@@ -161,7 +161,6 @@ class FollowingChannel:
 
     @property
     def current(self) -> MasterChannel:
-        """The channel to that address."""
         return self._channel
 
     def explain(self, timeout_s: float) -> str:

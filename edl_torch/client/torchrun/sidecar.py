@@ -113,7 +113,6 @@ class MasterEntry:
 
     @property
     def text(self) -> str:
-        """The entry, as the store has it."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -311,7 +310,6 @@ class MasterFinder:
         self._sidecar = Sidecar(job) if sidecar is None else sidecar
 
     def find(self) -> MasterEntry:
-        """A master that answers."""
         number, newest = self._seen()
         if newest is not None and newest.answers:
             return newest

@@ -125,7 +125,6 @@ class Frames:
                 await asyncio.sleep(LOOK_S)
 
     async def end(self) -> None:
-        """End all streams."""
         self.ended = True
         async with self._changed:
             self._changed.notify_all()

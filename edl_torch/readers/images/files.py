@@ -76,7 +76,6 @@ class FolderFiles:
         return len(self.names)
 
     def path(self, number: int) -> str:
-        """Its path or URL."""
         if self._listing is not None:
             return self._listing.base + self.names[number]
         return os.path.join(self.root, self.names[number])

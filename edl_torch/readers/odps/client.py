@@ -354,7 +354,6 @@ class Crc32c:
         self._value = self._extend(self._value, data)
 
     def getvalue(self) -> int:
-        """The checksum."""
         return self._value
 
     def reset(self) -> None:

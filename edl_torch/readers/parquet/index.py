@@ -153,7 +153,6 @@ class ParquetIndex:
         return group, int(ends[group - 1]) if group else 0, int(ends[group])
 
     def rows(self, file: int) -> int:
-        """The file's rows."""
         ends = self.group_ends(file)
         return int(ends[-1]) if len(ends) else 0
 
@@ -345,7 +344,6 @@ class ParquetFile:
         return None if found is None else (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def rows_of_groups(self) -> list[int]:
-        """The number of rows in each row group."""
         footer = self.file.metadata
         return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
 

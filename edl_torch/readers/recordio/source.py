@@ -257,7 +257,6 @@ class RecordIOSource:
         return f"{self.stamp.size} {follow(read, self.stamp.size, self.dialect).headers:x}"
 
     def chunk_of(self, index: int) -> int:
-        """The chunk that record `index` is in."""
         return bisect_right(self.firsts, index) - 1
 
     def span(self, start: int, end: int) -> tuple[int, int]:

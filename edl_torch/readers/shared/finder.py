@@ -306,7 +306,6 @@ def _lines_of(manifest: str, storage: Storage) -> Iterator[str]:
 
 
 def is_glob(name: str) -> bool:
-    """Whether a name has the characters of a glob."""
     return _MAGIC.search(name) is not None
 
 

@@ -92,7 +92,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         of_data = sorted(pair for pair in function.keywords.items() if pair[0] not in OF_A_PROCESS)
         plain = [*enumerate(function.args), *of_data]
-        given += "".join(f" {name}={digest_of(settled(value))}" for name, value in plain if is_value(value))
+        given += "".join(f" {name}={digest_of(value)}" for name, value in plain if is_number(value))
         function = function.func
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     module = str(getattr(named, "__module__", "")).replace("__mp_main__", "__main__")  # as workers import it
@@ -167,48 +167,9 @@ def digest_of(value: Any) -> str:
     return records(1, lambda _: value)
 
 
-def is_value(value: Any) -> bool:
-    """Whether it is one value that is not written to and is the same on each host; see `settled`."""
-    if type(value) in (int, float, str):  # as most are, of which there may be many
-        return type(value) is not str
-    try:
-        settled(value)
-    except Unlike:
-        return False
-    return True
-
-
-def settled(value: Any) -> Any:
-    """Return one value as what equal ones have in common. Raises `Unlike` for what is none.
-
-    One is a number of any kind, a date or time, bytes, a member of an enumeration, a frozen set, and an array
-    or tensor of no dimension. A text is none: it may say where files lie, in which hosts differ.
-    """
-    kind = type(value)
-    if issubclass(kind, Enum):
-        return [value._name_, _settled_inside(value._value_)]
-    if issubclass(kind, _PLAIN):
-        if issubclass(kind, str) or (issubclass(kind, bytes) and len(value) > _LONGEST_VALUE):
-            raise Unlike
-        is_whole = issubclass(kind, float) and value.is_integer()
-        return settled(value.item()) if issubclass(kind, np.generic) else int(value) if is_whole else value
-    if issubclass(kind, frozenset) and len(value) <= _LONGEST_VALUE:
-        return frozenset(digest_of(_settled_inside(one)) for one in value)
-    if not (hasattr(kind, "shape") and hasattr(kind, "dtype") and hasattr(kind, "item")):
-        raise Unlike
-    try:
-        one = value.item() if tuple(value.shape) == () else value
-    except (*ARRAYS_OWN, OSError, AttributeError) as exc:  # as on the device "meta"
-        raise Unlike from exc
-    if type(one) is kind:
-        raise Unlike
-    return settled(one)
-
-
-def _settled_inside(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_settled_inside(one) for one in value]
-    return value if is_name(value) else settled(value)
+def is_number(value: Any) -> bool:
+    """Whether it is one number, of Python's or numpy's."""
+    return isinstance(value, int | float | np.number)
 
 
 def is_name(value: Any) -> bool:
@@ -235,7 +196,7 @@ def _add(digest: Any, value: Any, depth: int) -> None:
     if not depth:
         raise Unlike
     if isinstance(value, np.generic) and value.dtype.names is None:
-        if value.dtype.kind in "biufc" and value.dtype.name not in _USUAL:
+        if value.dtype.kind in "biufcmM" and value.dtype.name not in _USUAL:
             digest.update(f"{value.dtype} ".encode())
         value = value.item()
     if isinstance(value, os.PathLike):

@@ -43,7 +43,6 @@ class ObjectStamp(FileStamp):
 
     @classmethod
     def of_object(cls, one: Object) -> ObjectStamp:
-        """Return the stamp of an object."""
         return cls(path=one.name, size=one.size, mtime_ns=one.tag, ctime_ns=one.tag)
 
     @property
@@ -251,7 +250,6 @@ class ObjectStream(io.RawIOBase):
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -124,7 +124,6 @@ class Listing:
         return len(self.names)
 
     def object(self, number: int) -> Object:
-        """An object, as it was listed."""
         return Object(
             self.base + self.names[number],
             int(self.arrays["sizes"][number]),

@@ -23,7 +23,6 @@ def is_elsewhere(name: str) -> bool:
 
 
 def is_web(url: str) -> bool:
-    """Whether a web server has it."""
     return url.lower().startswith(("http://", "https://"))
 
 

@@ -224,7 +224,6 @@ _threads: Threads | None = None
 
 
 def threads() -> Threads:
-    """The threads of this process."""
     global _threads
     if _threads is None or _threads.pid != os.getpid():
         _threads = Threads()
