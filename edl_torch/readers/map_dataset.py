@@ -162,7 +162,9 @@ def _mapped_files(dataset: Any) -> list[FileStamp]:
         elif isinstance(value, np.ndarray):
             if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
                 files[os.fspath(value.filename)] = None
-            ahead.append(value.base)
+            base = value.base
+            # What `sliding_window_view` gives is of an object between the two.
+            ahead.append(base if isinstance(base, np.ndarray) else getattr(base, "base", None))
         elif issubclass(type(value), Sized) and not isinstance(value, type):  # it may not answer to __class__
             ahead += getattr(value, "__dict__", {}).values()
     return [FileStamp.of(file) for file in files if os.path.isfile(file)]

@@ -1,4 +1,4 @@
-"""Checks a request's signature against the key: versions 2 and 4 of the service's scheme.
+"""Checks a request's signature against the key: version 2 of the service's scheme, which pyodps uses.
 
 Made from the scheme, without pyodps's own signing, so that a client that signs wrongly is refused.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlparse
 
 _SIGNED = ("content-type", "content-md5", "date")
-_PREFIX = "aliyun_v4"
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,21 +30,11 @@ class Account:
             return False
         scheme, _, rest = lower.get("authorization", "").partition(" ")
         credential, _, signature = rest.rpartition(":")
-        access_id, *scope = credential.split("/")
-        if scheme != "ODPS" or access_id != self.access_id:
+        if scheme != "ODPS" or credential != self.access_id:
             return False
-        made = _digest(self._signing_key(scope), canonical(method, target, lower), hashlib.sha1)
+        text = canonical(method, target, lower)
+        made = hmac.new(self.access_key.encode(), text.encode(), hashlib.sha1).digest()
         return hmac.compare_digest(base64.b64encode(made).decode(), signature)
-
-    def _signing_key(self, scope: Iterable[str]) -> bytes:
-        """Version 2 signs with the key itself, version 4 with one made from it for (day, region, service)."""
-        steps = list(scope)
-        if not steps:
-            return self.access_key.encode()
-        key = (_PREFIX + self.access_key).encode()
-        for step in (*steps[:3], f"{_PREFIX}_request"):
-            key = _digest(key, step, hashlib.sha256)
-        return key
 
 
 def canonical(method: str, target: str, headers: Mapping[str, str]) -> str:
@@ -61,7 +49,3 @@ def canonical(method: str, target: str, headers: Mapping[str, str]) -> str:
         f"{name}:{signed[name]}" if name.startswith("x-odps-") else signed[name] for name in sorted(signed)
     ]
     return "\n".join([method, *lines, f"{address.path}?{query}" if query else address.path])
-
-
-def _digest(key: bytes, text: str, method: Any) -> bytes:
-    return hmac.new(key, text.encode(), method).digest()

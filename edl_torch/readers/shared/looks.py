@@ -196,7 +196,7 @@ def _add(digest: Any, value: Any, depth: int) -> None:
     if not depth:
         raise Unlike
     if isinstance(value, np.generic) and value.dtype.names is None:
-        if value.dtype.kind in "biufc" and value.dtype.name not in _USUAL:
+        if value.dtype.kind in "biufcmM" and value.dtype.name not in _USUAL:
             digest.update(f"{value.dtype} ".encode())
         value = value.item()
     if isinstance(value, os.PathLike):

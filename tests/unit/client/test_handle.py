@@ -228,13 +228,6 @@ def knock(server: LinkServer) -> Any:
     return Client(server.handle.address)
 
 
-def test_a_silent_caller_keeps_no_worker_out(server: LinkServer) -> None:
-    silent = [knock(server) for _ in range(5)]
-    assert SocketLink(server.handle, "worker 0").begin(Mode.PLAIN).spec == SPEC
-    for caller in silent:
-        caller.close()
-
-
 def test_a_caller_that_does_not_show_the_key_in_time_is_hung_up_on(trainer: Trainer) -> None:
     server = LinkServer(trainer)
     link = SocketLink(server.handle, "worker 0")  # it has all the time that a busy machine takes for its key

@@ -9,7 +9,7 @@ import pytest
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset, TaskType
 from edl_torch.core.calls import Registration
-from edl_torch.errors import DatasetConflict, InvalidArgument, ServiceClosed, UnknownDataset
+from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed, UnknownDataset
 from edl_torch.readers import MapDatasetReader
 from edl_torch.shard import Source
 from edl_torch.testing import FakeMaster
@@ -30,6 +30,25 @@ def test_a_given_master_outlives_the_service() -> None:
             pass
     assert master.status().trainers == ()
     master.close()
+
+
+def test_the_timeout_of_a_master_client_is_set_at_the_client() -> None:
+    with pytest.raises(InvalidArgument, match="MasterClient"):
+        DataShardService(4, FakeMaster(), dataset_size=8, master_timeout_s=3.0)
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_how_long_a_master_may_be_away_is_set_at_the_service(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDL_MASTER_ADDR", "127.0.0.1:1")
+    monkeypatch.setenv("EDL_MASTER_TIMEOUT_S", "0.1" if how == "environment" else "500")
+    timeout_s = 0.1 if how == "argument" else None
+    with (
+        DataShardService(4, dataset_size=8, master_timeout_s=timeout_s) as service,
+        pytest.raises(MasterUnavailable, match=r"127\.0\.0\.1:1 within 0\.1 s"),
+    ):
+        service.fetch_shard()
 
 
 def test_a_trainer_that_comes_to_finished_data_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,27 +112,6 @@ def test_the_name_is_not_enough_where_nobody_knows_it() -> None:
         service.fetch_shard()
 
 
-def test_another_identity_under_the_same_name_is_refused_by_field() -> None:
-    fake = FakeMaster()
-    with (
-        DataShardService(2, fake, dataset_size=10) as first,
-        DataShardService(2, fake, dataset_size=11) as second,
-    ):
-        first.fetch_shard()
-        with pytest.raises(DatasetConflict, match="size: registered 10, asked 11"):
-            second.fetch_shard()
-
-
-def test_batch_sizes_may_differ_and_the_shard_size_follows() -> None:
-    fake = FakeMaster()
-    with (
-        DataShardService(2, fake, dataset_size=64) as first,
-        DataShardService(8, fake, dataset_size=64) as second,
-    ):
-        assert first.session.plan().spec.records_per_shard == 16
-        assert second.session.plan().spec.records_per_shard == 16
-
-
 def test_record_count_is_what_is_leased_and_not_acknowledged() -> None:
     kind = TaskType.PREDICTION
     with DataShardService(4, FakeMaster(), dataset_size=20, records_per_shard=8, task_type=kind) as service:
@@ -134,18 +132,6 @@ def test_fetching_on_after_the_end_gives_none_for_ever() -> None:
         assert [service.fetch_shard() for _ in range(3)] == [None, None, None]
         assert service.finished
         assert service.epoch == 1
-
-
-def test_a_fetch_loop_reads_one_epoch_a_pass() -> None:
-    with DataShardService(4, FakeMaster(), dataset_size=8, records_per_shard=4, num_epochs=2) as service:
-        passes = []
-        while not service.finished:
-            starts = []
-            while (shard := service.fetch_shard()) is not None:
-                starts.append((shard.epoch, shard.start))
-                service.report_batch_done()
-            passes.append(starts)
-        assert passes == [[(0, 0), (0, 4)], [(1, 0), (1, 4)]]
 
 
 def test_shards_that_were_not_reported_are_read_again_with_a_warning() -> None:

@@ -150,18 +150,22 @@ def test_no_more_is_read_at_once_than_fits(
 
 
 @pytest.mark.parametrize(
-    ("batches_that_fit", "read_at_once"),
-    [(2, [1, 2, 1, 2, 1, 1, 1, 1] + [2] * 18), (99, [1, 16, 1, 16, 1, 1, 1, 1, 16, 16, 4])],
+    ("batches_that_fit", "bad", "read_at_once"),
+    [
+        (2, 2, [1, 2, 1, 2, 1, 1, 1, 1] + [2] * 18),
+        (99, 2, [1, 16, 1, 16, 1, 1, 1, 1, 16, 16, 4]),
+        (99, 0, [1, 1, 1, 1, 16, 16, 6]),  # thrice: alone, as a batch, and by name
+    ],
 )
 def test_a_batch_beside_a_bad_record_is_read_again_by_itself(
-    batches_that_fit: int, read_at_once: list[int], monkeypatch: pytest.MonkeyPatch
+    batches_that_fit: int, bad: int, read_at_once: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "MOST_BYTES", batches_that_fit * 8)
     plan = planned(in_shard=True, window=8, counts={"a": 40})
-    reader = Columns(bad=frozenset(in_order(plan, part(plan))[2:3]))
+    reader = Columns(bad=frozenset(in_order(plan, part(plan))[bad : bad + 1]))
     batches, said = read(reader, plan, size=1)
-    assert positions(batches) == [0, 1, *range(3, 40)]
-    assert list(said) == [2]
+    assert positions(batches) == [at for at in range(40) if at != bad]
+    assert list(said) == [bad]
     assert [len(asked) for asked in reader.asked] == read_at_once
 
 
@@ -237,12 +241,3 @@ def test_batches_of_other_kinds_from_each_source_are_read_by_source() -> None:
 def test_arrays_of_equal_rows_make_one(left: Any, right: Any, together: Any) -> None:
     joined = columns._joined([np.zeros(left), np.zeros(right)])
     assert joined is None if together is None else joined.shape == together
-
-
-def test_a_batch_that_is_read_by_itself_is_not_read_again() -> None:
-    plan = planned(in_shard=True, window=8, counts={"a": 12})
-    reader = Columns(bad=frozenset(in_order(plan, part(plan))[:1]))
-    read(reader, plan, size=1)
-    assert [len(asked) for asked in reader.asked] == [1, 1, 1, 1, 10], (
-        "thrice: alone, as a batch, and by name"
-    )

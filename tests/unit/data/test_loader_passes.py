@@ -100,16 +100,6 @@ def test_a_loop_that_was_left_can_be_begun_again_though_garbage_still_holds_its_
             gc.enable()
 
 
-def test_a_closed_service_says_so() -> None:
-    with trainer(FakeMaster()) as (service, dataset):
-        loader = elastic(dataset)
-    with pytest.raises(ServiceClosed, match="make a new one"):
-        iter(loader)
-    with pytest.raises(ServiceClosed):
-        service.fetch_shard()
-    service.close()
-
-
 def test_a_loop_whose_service_is_closed_is_told_once() -> None:
     with trainer(FakeMaster()) as (service, dataset):
         batches = iter(elastic(dataset))

@@ -171,25 +171,7 @@ def test_synchronous_ranks_go_through_the_same_epochs() -> None:
     assert trained == sorted(all_records() * 2)
 
 
-# Records mixed inside windows of shards: each once, and each block read once while it is needed -------------
-
-
-COUNTS = {"a": 61, "none": 0, "b": 5, "c": 37}
-NUMBERS = sorted([*range(61), *range(2000, 2005), *range(3000, 3037)])
-WINDOW: dict[str, Any] = {"shuffle": True, "shuffle_window": 4, "records_per_shard": 8}
-
-
-@pytest.mark.parametrize("kind", [NumberReader, PickingReader])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_record_is_trained_on_once_an_epoch(kind: type[NumberReader], num_workers: int) -> None:
-    fake = FakeMaster()
-    with ElasticDataLoader(
-        kind(COUNTS), 4, num_epochs=2, num_workers=num_workers, master_client=fake, **WINDOW
-    ) as loader:
-        epochs = [[int(n) for batch in loader for n in batch] for _ in loader.epochs()]
-    assert [sorted(epoch) for epoch in epochs] == [NUMBERS, NUMBERS]
-    assert epochs[0] != epochs[1]
-    fake.outcomes["training"].check_complete(2)
+# Records mixed inside windows of shards: each block is read once while it is needed -------------------------
 
 
 @pytest.mark.parametrize("columnar", [True, False], ids=["columns", "rows"])

@@ -40,34 +40,6 @@ def test_saved_and_resumed_runs_together_train_each_record_once(
         assert service.finished
 
 
-def test_the_order_after_a_restore_is_that_of_the_undisturbed_run() -> None:
-    arguments: dict[str, Any] = {
-        "shuffle_shards": True,
-        "dataset": {"shuffle": True},
-        "seed": 3,
-        "records_per_shard": 4,
-    }
-    with trainer(FakeMaster(), {"a": 40}, **arguments) as (_, dataset):
-        undisturbed = flat(take(iter(elastic(dataset)), 100))
-    with trainer(FakeMaster(), {"a": 40}, **arguments) as (service, dataset):
-        loop = iter(elastic(dataset))
-        first = flat(take(loop, 4))
-        state = service.state_dict()
-        loop.close()
-    with trainer(FakeMaster(), {"a": 40}, **arguments) as (service, dataset):
-        service.load_state_dict(state)
-        assert first + flat(take(iter(elastic(dataset)), 100)) == undisturbed
-
-
-def test_a_token_brings_its_shard_size_to_a_service_that_has_none() -> None:
-    with trainer(FakeMaster(), records_per_shard=6) as (service, _):
-        state = service.state_dict()
-    with trainer(FakeMaster(), records_per_shard=None) as (service, dataset):
-        service.load_state_dict(state)
-        assert service.session.plan().spec.records_per_shard == 6
-        assert sorted(flat(take(iter(elastic(dataset)), 100))) == all_records()
-
-
 def test_the_service_is_stateful_for_torch() -> None:
     from torch.distributed.checkpoint.stateful import Stateful
 

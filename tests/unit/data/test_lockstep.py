@@ -131,13 +131,6 @@ def test_with_drop_last_every_batch_is_whole_on_every_rank(size: int, parts: int
     assert status.dropped == EPOCHS * (len(all_records()) % 4)
 
 
-def test_len_is_of_a_rank() -> None:
-    def check(rank: Rank) -> None:
-        assert len(rank.loader) == -(-len(all_records()) // (4 * 2))
-
-    run_ranks(FakeMaster(), 2, check, UNEVEN)
-
-
 # What goes wrong ----------------------------------------------------------------------------------------
 
 

@@ -120,24 +120,6 @@ def test_a_store_that_is_no_place_leads_nowhere() -> None:
     assert own_address(dist.HashStore()) is None
 
 
-@pytest.mark.parametrize(("address", "devices"), [("127.0.0.1", ["127.0.0.1"]), (None, [])])
-def test_connections_go_by_that_address(
-    address: str | None, devices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-    create = dist.ProcessGroupGloo.create_device
-
-    def noted(hostname: str) -> object:
-        made.append(hostname)
-        return create(hostname=hostname)
-
-    monkeypatch.setattr(gloo, "own_address", lambda store: address)
-    monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", noted)
-    group = gloo._gloo(dist.PrefixStore("alone", dist.HashStore()), 0, 1, timedelta(seconds=5))
-    assert (group.rank(), group.size()) == (0, 1)
-    assert made == devices
-
-
 def test_connections_have_the_time_limit_that_is_given_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[object, ...]] = []
 

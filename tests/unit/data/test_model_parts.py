@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -82,12 +81,6 @@ def test_records_are_known_on_every_part() -> None:
     run_ranks(FakeMaster(), 4, work, PickingReader(UNEVEN), parts=2, shuffle=True)
     assert found[0] == found[1]
     assert found[2] == found[3]
-
-
-def test_random_transforms_are_the_same_on_all_parts() -> None:
-    dataset = {"transform": lambda number: number + 10_000 * random.randrange(100)}
-    ranks = run_ranks(FakeMaster(), 4, Rank.train, UNEVEN, parts=2, dataset=dataset)
-    assert Counter(number % 10_000 for number in trained(ranks, 2).elements()) == each(1)
 
 
 def test_a_loop_may_change_its_batches() -> None:

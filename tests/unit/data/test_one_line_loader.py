@@ -44,14 +44,6 @@ def test_a_map_style_dataset_trains_in_one_line() -> None:
     fake.outcomes["training"].check_complete(3)
 
 
-def test_the_service_that_it_made_is_closed_with_it() -> None:
-    loader = ElasticDataLoader(SQUARES, 8, master_client=FakeMaster())
-    service = loader.service
-    loader.close()
-    with pytest.raises(ServiceClosed):
-        _ = service.finished
-
-
 def test_an_error_after_the_service_was_made_closes_it() -> None:
     fake = FakeMaster()
     with pytest.raises((InvalidArgument, ValueError)):

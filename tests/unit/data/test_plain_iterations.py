@@ -20,7 +20,6 @@ from edl_torch.data.reading.iterations import (
     _persistent_loader,
     _yields_records,
 )
-from edl_torch.errors import ForeignLoop
 
 
 class Numbers(IterableDataset[int]):
@@ -155,17 +154,6 @@ def test_samples_of_a_dataset_between_are_no_records() -> None:
     assert not _yields_records(object())
     assert table.deliveries(iteration.run) is None
     assert not table.is_over(iteration.run)
-    del iterator
-
-
-def test_the_module_that_iterates_is_known_and_foreign_loops_are_refused() -> None:
-    table = Iterations()
-    iterator, iteration = begun(table)
-    assert iteration.asked_by == __name__
-    table.check(iteration.run)
-    iteration.asked_by = "accelerate.data_loader"
-    with pytest.raises(ForeignLoop, match="a DataLoader over a ShardedDataset is iterated by accelerate"):
-        table.check(iteration.run)
     del iterator
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
-import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loader_kit import UNEVEN, NumberReader, all_records, trainer
+from loader_kit import UNEVEN, all_records, trainer
 from plan_kit import COUNTS, PLANS
 
 from edl_torch import DataShardService, ElasticDataLoader, ShardedDataset
@@ -25,18 +24,9 @@ from edl_torch.data.dataset import ImageDataset
 from edl_torch.data.loop.opening import ReadingOptions, reads_records_alone
 from edl_torch.data.reading.iterations import iterations
 from edl_torch.data.reading.record_jobs import can_pick
-from edl_torch.errors import BadRecord, ServiceClosed
+from edl_torch.errors import ServiceClosed
 from edl_torch.readers import ImageFolderReader, MapDatasetReader
 from edl_torch.testing import FakeMaster
-
-
-class Torn(NumberReader):
-    """Record 7 cannot be read."""
-
-    def number(self, name: str, index: int) -> int:
-        if name == "a" and index == 7:
-            raise ValueError("no such record")
-        return super().number(name, index)
 
 
 def test_only_the_trainers_process_has_the_service() -> None:
@@ -60,34 +50,6 @@ def test_a_copy_serves_the_iteration_that_it_was_pickled_for() -> None:
         assert iterations.served == ""
         assert not hasattr(copy, "_run")
         assert (copy.reader.counts, copy._link, copy._reading) == (UNEVEN, None, None)
-
-
-@pytest.mark.parametrize("quarantines", [False, True])
-def test_a_record_that_cannot_be_read_is_named(quarantines: bool) -> None:
-    fake = FakeMaster()
-    kind = {"on_bad_record": "quarantine" if quarantines else "raise"}
-    with trainer(fake, Torn(UNEVEN), dataset=kind, max_bad_records=int(quarantines)) as (service, dataset):
-        if quarantines:
-            assert sorted(dataset) == [number for number in all_records() if number != 7]
-            assert service.progress().quarantined == 1
-        else:
-            with pytest.raises(BadRecord, match=r"record 7 of 'a'.*no such record"):
-                list(dataset)
-            assert service.progress().quarantined == 0
-
-
-@pytest.mark.parametrize("seeds", [False, True])
-def test_random_numbers_of_transforms_may_depend_on_the_record_alone(seeds: bool) -> None:
-    def draw(number: int) -> tuple[int, float]:
-        return number, random.random()
-
-    runs = []
-    for seed in (1, 2):
-        random.seed(seed)
-        with trainer(FakeMaster(), dataset={"transform": draw, "seed_transforms": seeds}) as (_, dataset):
-            runs.append(dict(iter(dataset)))
-        assert (random.random() == random.Random(seed).random()) is seeds, "nothing was drawn from the loop's"
-    assert (runs[0] == runs[1]) is seeds
 
 
 def test_an_iteration_in_a_child_asks_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from edl_torch.elasticdl.tasks import SourceMap
 from edl_torch.elasticdl.wire import ForeignTask
 from edl_torch.errors import (
     AccountingError,
-    BadRecord,
     DatasetConflict,
     EdlError,
     InvalidArgument,
@@ -305,16 +304,6 @@ def test_too_many_bad_records_stop_the_trainer(master: TheirMaster, connect: Con
     stops = pytest.raises(TooManyBadRecords, match=r"is 1; the last is record 5 of '': ValueError")
     with DataShardService(4, connect(master), reader=reader, **options) as service, stops:
         trained(quarantining(service, reader), service)
-
-
-def test_a_bad_record_raises_by_default(master: TheirMaster, connect: Connect) -> None:
-    reader = Numbers(bad=frozenset({5}))
-    with (
-        DataShardService(4, connect(master), reader=reader) as service,
-        pytest.raises(BadRecord, match="record 5"),
-    ):
-        trained(ElasticDataLoader(ShardedDataset(service, reader)), service)
-    assert set(master.outcomes) & {5} == set()
 
 
 # Storages ----------------------------------------

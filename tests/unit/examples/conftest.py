@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from coco_kit import arguments, weights
 
 FOLDER = str(Path(__file__).parents[3] / "examples" / "coco")
 
@@ -30,3 +32,13 @@ def no_master() -> Iterator[None]:
         for name in ("EDL_MASTER_ADDR", "MASTER_ADDR", "WORLD_SIZE"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights of a run of train.py that nobody killed or told to end."""
+    import train
+
+    output = tmp_path_factory.mktemp("whole")
+    assert train.main(arguments(dataset, output)) == 0
+    return weights(output)

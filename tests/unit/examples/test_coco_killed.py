@@ -38,18 +38,10 @@ def run(script: Path, *given: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The weights of a run that nobody killed."""
-    output = tmp_path_factory.mktemp("whole")
-    assert train.main(arguments(dataset, output)) == 0
-    return weights(output)
-
-
 @pytest.mark.parametrize(
     ("save_at", "kill_at"),
     [
-        pytest.param(6, "11", id="first epoch"),
+        pytest.param(6, "11", id="first epoch", marks=pytest.mark.long),
         pytest.param(BATCHES + 2, str(BATCHES + 15), id="second epoch"),
         pytest.param(7, "saving", id="while the next checkpoint is written"),
     ],

@@ -32,7 +32,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signa
     monkeypatch.setattr(train.Trainer, "step", counted)
 
 
-def test_run_delivers_every_annotation_once_and_writes_its_results(
+def test_run_delivers_every_annotation_once_and_writes_its_results_again_when_it_is_resumed(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train.main(arguments(dataset, tmp_path)) == 0
@@ -45,13 +45,19 @@ def test_run_delivers_every_annotation_once_and_writes_its_results(
     assert metrics["deliveries"] == {"expected": 300, "delivered": 300, "repeated": 0}
     assert metrics["held_out"]["pictures"] == 4
     assert cv2.imread(str(tmp_path / "captions.png")) is not None
+    before = weights(tmp_path)
+    (tmp_path / "captions.png").unlink()
+    assert train.main(arguments(dataset, tmp_path, "--resume")) == 0
+    assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
+    assert (tmp_path / "captions.png").exists()
+    assert differing(before, weights(tmp_path)) == []
 
 
-def test_same_seed_gives_the_same_weights_and_another_seed_others(dataset: Path, tmp_path: Path) -> None:
-    for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
-        assert train.main(arguments(dataset, tmp_path / name, "--seed", seed)) == 0
-    assert differing(weights(tmp_path / "a"), weights(tmp_path / "b")) == []
-    assert not torch.equal(weights(tmp_path / "a")["words.weight"], weights(tmp_path / "c")["words.weight"])
+def test_another_seed_gives_other_weights(
+    dataset: Path, tmp_path: Path, uninterrupted: dict[str, torch.Tensor]
+) -> None:
+    assert train.main(arguments(dataset, tmp_path, "--seed", "1")) == 0
+    assert "words.weight" in differing(uninterrupted, weights(tmp_path))
 
 
 @pytest.mark.parametrize("step", [1, *(pytest.param(step, marks=pytest.mark.long) for step in (8, 19)), 25])
@@ -59,19 +65,19 @@ def test_interrupted_run_goes_on_to_the_same_weights(
     step: int,
     dataset: Path,
     tmp_path: Path,
+    uninterrupted: dict[str, torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert train.main(arguments(dataset, tmp_path / "whole")) == 0
     with monkeypatch.context() as patch:
         interrupt_at(step, patch)
-        assert train.main(arguments(dataset, tmp_path / "parts")) == 130
+        assert train.main(arguments(dataset, tmp_path)) == 130
     error = capsys.readouterr().err
     assert error.startswith("stopped: go on with --resume")
     assert error.count("\n") == 1
-    assert train.main(arguments(dataset, tmp_path / "parts", "--resume")) == 0
+    assert train.main(arguments(dataset, tmp_path, "--resume")) == 0
     assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
-    assert differing(weights(tmp_path / "whole"), weights(tmp_path / "parts")) == []
+    assert differing(uninterrupted, weights(tmp_path)) == []
 
 
 def test_signal_before_the_first_batch_leaves_a_checkpoint_to_go_on_from(
@@ -111,19 +117,6 @@ def test_loader_processes_change_nothing_in_the_count_when_interrupted(
         assert train.main(arguments(dataset, tmp_path, "--workers", "2")) == 143
     assert train.main(arguments(dataset, tmp_path, "--workers", "2", "--resume")) == 0
     assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
-
-
-def test_resuming_a_finished_run_only_evaluates_it(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train.main(arguments(dataset, tmp_path)) == 0
-    before = weights(tmp_path)
-    (tmp_path / "captions.png").unlink()
-    capsys.readouterr()
-    assert train.main(arguments(dataset, tmp_path, "--resume")) == 0
-    assert "delivered 300 of 300 annotations, each once" in capsys.readouterr().out
-    assert (tmp_path / "captions.png").exists()
-    assert torch.equal(before["words.weight"], weights(tmp_path)["words.weight"])
 
 
 def test_images_are_held_out_where_no_validation_file_is_named(

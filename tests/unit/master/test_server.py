@@ -229,31 +229,7 @@ def test_malformed_bytes_change_nothing(server, calls):
     assert client.dataset_status("d").todo == 8
 
 
-# The thread behind a group commit: what it does, in which order, and who hears of it ------------------------
-
-
-@on_loop
-async def test_work_is_done_in_order_beside_the_loop_which_hears_of_each():
-    writer, here = Writer("test-writer"), threading.current_thread()
-    done, heard = [], asyncio.Queue()
-    for number in range(3):
-        writer.do(
-            lambda number=number: done.append((number, threading.current_thread() is here)),
-            lambda error: heard.put_nowait((error, threading.current_thread() is here)),
-        )
-    assert [await heard.get() for _ in range(3)] == [(None, True)] * 3
-    assert done == [(0, False), (1, False), (2, False)]
-    writer.close()
-
-
-@on_loop
-async def test_what_the_work_raises_is_told_and_the_next_work_is_done():
-    writer, heard = Writer("test-writer"), asyncio.Queue()
-    writer.do(lambda: {}["missing"], heard.put_nowait)
-    writer.do(lambda: None, heard.put_nowait)
-    assert isinstance(await heard.get(), KeyError)
-    assert await heard.get() is None
-    writer.close()
+# The thread behind a group commit ends with it; `test_commits` has what it does -----------------------------
 
 
 @on_loop

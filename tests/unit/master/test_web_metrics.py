@@ -15,8 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from statuses import dataset_status, master_status, trainer_status
 
 from edl_torch.client.service import default_master
-from edl_torch.client.torchrun import sidecar
-from edl_torch.client.torchrun.job import Job
 from edl_torch.core.status import BUCKETS, ComponentStatus, DatasetStatus, Histogram, Measures, TrainerState
 from edl_torch.errors import MasterStartError
 from edl_torch.master.embedded import LocalMaster
@@ -198,25 +196,3 @@ def test_the_second_service_of_a_process_goes_without_a_page(monkeypatch, caplog
     with caplog.at_level(logging.WARNING, logger="edl_torch"):
         assert isinstance(default_master(), LocalMaster)
     assert "another process has this port" in caplog.text
-
-
-def test_the_master_of_a_torchrun_job_gets_the_address(monkeypatch, tmp_path) -> None:
-    import ipaddress
-
-    monkeypatch.setenv("EDL_HTTP", "127.0.0.1:9000")
-    job = Job(
-        run_id="r",
-        rank=0,
-        world_size=1,
-        node=0,
-        nodes=1,
-        least_nodes=1,
-        most_nodes=1,
-        host="127.0.0.1",
-        port=1,
-        agents_store=True,
-        agent=1,
-        log_dir=None,
-    )
-    command = sidecar._command(job, ipaddress.ip_address("127.0.0.1"), tmp_path / "address")
-    assert command[command.index("--http") + 1] == "127.0.0.1:9000"

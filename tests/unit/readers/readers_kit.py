@@ -19,9 +19,26 @@ from tar_files import add
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from edl_torch.errors import BadRecord
-from edl_torch.readers import CsvReader, RecordIODataReader, RecordIOWriter, TarReader
+from edl_torch.readers import RecordIODataReader, RecordIOWriter, TarReader
+from edl_torch.readers.base import AbstractDataReader
 from edl_torch.readers.recordio.format import HEADER_BYTES
 from edl_torch.shard import Shard, Task
+
+
+def task(name: str, start: int, end: int) -> Task:
+    return Task(shard=Shard(name=name, start=start, end=end))
+
+
+def scan(reader: AbstractDataReader, name: str | Path, start: int = 0, end: int | None = None) -> list[Any]:
+    """Records of a source, in sequence."""
+    last = reader.create_shards()[str(name)] if end is None else end
+    return list(reader.read_records(task(str(name), start, last)))
+
+
+def everything(reader: AbstractDataReader) -> list[Any]:
+    """All records of all sources, in order."""
+    return [record for name in reader.create_shards() for record in scan(reader, name)]
+
 
 # CSV: one table with all that it allows ---------------------------------------------------------------------
 
@@ -42,15 +59,6 @@ def write_csv(folder: Path, text: str | bytes = TABLE, name: str = "table.csv") 
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
-
-
-def task(name: str, start: int, end: int) -> Task:
-    return Task(shard=Shard(name=name, start=start, end=end))
-
-
-def records(reader: CsvReader) -> list:
-    counts = reader.create_shards()
-    return [row for name, count in counts.items() for row in reader.read_records(task(name, 0, count))]
 
 
 def same(left: object, right: object) -> bool:
@@ -118,17 +126,6 @@ def write_recordio(
         for record in records:
             writer.write(record)
     return str(path)
-
-
-def scan(reader: RecordIODataReader, name: str, start: int = 0, end: int | None = None) -> list[bytes]:
-    """Records of a source, in sequence."""
-    last = reader.create_shards()[name] if end is None else end
-    return list(reader.read_records(Task(shard=Shard(name=name, start=start, end=last))))
-
-
-def everything(reader: RecordIODataReader) -> list[bytes]:
-    """All records of all sources, in order."""
-    return [record for name in reader.files for record in scan(reader, name)]
 
 
 def one_by_one(reader: RecordIODataReader) -> list[bytes]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from readers_kit import scan
 from readers_kit import write_recordio as write_records
 from tar_files import write_tar
 from torch.utils.data import Subset
@@ -23,7 +24,6 @@ from edl_torch.readers.map_dataset import MapDatasetReader
 from edl_torch.readers.shared.files import FileStamp
 from edl_torch.readers.text.csv_reader import CsvReader
 from edl_torch.readers.text.text_reader import TextReader
-from edl_torch.shard import Shard, Task
 
 COUNT = 200
 Make = Callable[[Path, range], AbstractDataReader]
@@ -64,10 +64,6 @@ def another(make: Make, file: Path) -> bytes:
     return other.read_bytes()
 
 
-def read(reader: AbstractDataReader, file: Path, start: int, end: int) -> list[Any]:
-    return list(reader.read_records(Task(shard=Shard(name=str(file), start=start, end=end))))
-
-
 @pytest.mark.parametrize("put_back", [False, True], ids=["with its time", "with the old time"])
 @pytest.mark.parametrize("replaces", [False, True], ids=["in place", "by another file"])
 @pytest.mark.parametrize("is_open", [False, True], ids=["not open yet", "open"])
@@ -77,7 +73,7 @@ def test_a_file_that_is_written_over_by_as_many_records_has_changed(
 ) -> None:
     file = tmp_path / "data"
     reader, content, times = make(file, range(COUNT)), another(make, file), os.stat(file)
-    before = read(reader, file, 0, 5) if is_open else []
+    before = scan(reader, file, 0, 5) if is_open else []
     if replaces:
         (tmp_path / "new").write_bytes(content)
         os.replace(tmp_path / "new", file)
@@ -87,14 +83,14 @@ def test_a_file_that_is_written_over_by_as_many_records_has_changed(
     if put_back:
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     try:
-        before += read(reader, file, len(before), COUNT)
+        before += scan(reader, file, len(before), COUNT)
     except SourceChanged:
         with pytest.raises(SourceChanged, match="has changed since"):  # it stays so
-            read(reader, file, 100, COUNT)
+            scan(reader, file, 100, COUNT)
         return
     assert replaces, "what is open is no more the file that was indexed"
     indexed = make(tmp_path / "again", range(COUNT))
-    assert before == read(indexed, tmp_path / "again", 0, COUNT)
+    assert before == scan(indexed, tmp_path / "again", 0, COUNT)
 
 
 @EACH
@@ -102,15 +98,15 @@ def test_a_file_that_is_cut_or_goes_away_has_changed(tmp_path: Path, make: Make)
     file = tmp_path / "data"
     reader = make(file, range(COUNT))
     copy = pickle.loads(pickle.dumps(reader))
-    seen = read(reader, file, 0, 5)
+    seen = scan(reader, file, 0, 5)
     os.truncate(file, file.stat().st_size // 2)
     for one in (reader, copy):
         with pytest.raises(SourceChanged, match=r"has changed since|then, .* now"):
-            read(one, file, COUNT - 5, COUNT)
+            scan(one, file, COUNT - 5, COUNT)
     gone = make(file, range(COUNT))
     file.unlink()
     with pytest.raises(ReaderError, match=r"is gone|does not exist"):
-        read(gone, file, 0, 5)
+        scan(gone, file, 0, 5)
     assert len(seen) == 5
 
 
@@ -138,10 +134,10 @@ def test_a_parquet_file_that_is_written_to_in_place_has_changed(tmp_path: Path, 
     files = sorted(tmp_path.iterdir())
     for file in files:
         if is_open:
-            assert read(reader, file, 0, 1) == [{"x": 400 * files.index(file)}]
+            assert scan(reader, file, 0, 1) == [{"x": 400 * files.index(file)}]
         values_written_over(file)
         with pytest.raises(SourceChanged, match="has changed since"):
-            read(reader, file, 100, 400)
+            scan(reader, file, 100, 400)
 
 
 def test_a_large_parquet_file_that_is_written_to_between_the_pages_looked_at_has_changed(
@@ -151,12 +147,12 @@ def test_a_large_parquet_file_that_is_written_to_between_the_pages_looked_at_has
     values = np.arange(200_000)
     pq.write_table(pa.table({"x": values}), file, 100_000, use_dictionary=False, write_statistics=False)
     reader = ParquetReader(file, cache_bytes=1)
-    assert read(reader, file, 0, 1) == [{"x": 0}]
+    assert scan(reader, file, 0, 1) == [{"x": 0}]
     with open(file, "r+b") as written:
         written.seek(8 * 7_000)
         written.write(bytes(8))
     with pytest.raises(SourceChanged, match="has changed since"):
-        read(reader, file, 100_000, 100_001)
+        scan(reader, file, 100_000, 100_001)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -166,14 +162,14 @@ def test_recordio_payloads_that_are_written_over_with_the_old_time_have_changed(
     """Their headers are as they were, and nothing is wrong with the records."""
     file = tmp_path / "data"
     reader, times = chunks(file, range(COUNT)), os.stat(file)
-    seen = read(reader, file, 0, 50)
+    seen = scan(reader, file, 0, 50)
     with open(file, "r+b") as written:
         written.seek(-20, os.SEEK_END)
         written.write(b"x" * 20)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert len(seen) == 50
     with pytest.raises(SourceChanged, match="has changed since"):
-        read(reader, file, 50 if at_once else COUNT - 1, COUNT)
+        scan(reader, file, 50 if at_once else COUNT - 1, COUNT)
 
 
 class Held:
@@ -200,38 +196,39 @@ class Together(Held):
         lambda data: Held((data,)),
         lambda data: Held(Held(data).data[:]),
         lambda data: Held(np.asarray(data)),
+        lambda data: Held(np.lib.stride_tricks.sliding_window_view(data, 1)),
         lambda data: Subset(Held(np.asarray(data)), range(COUNT)),
         Together,
     ],
-    ids=["itself", "held", "in a tuple", "a slice", "as an array", "a part of it", "many at once"],
+    ids=["itself", "held", "in a tuple", "a slice", "as an array", "windows", "a part of it", "many at once"],
 )
 def test_an_array_whose_file_is_written_over_has_changed(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
     file = tmp_path / "data.npy"
     np.save(file, np.arange(COUNT))
     reader = MapDatasetReader(wrap(np.load(file, mmap_mode="r")))
-    read(reader, Path(reader.name), 0, 1)
+    scan(reader, reader.name, 0, 1)
     np.save(file, np.arange(COUNT)[::-1])
     with pytest.raises(SourceChanged, match="has changed since"):
-        read(reader, Path(reader.name), 0, 1)
+        scan(reader, reader.name, 0, 1)
     np.save(file, np.arange(COUNT))
     written = np.load(file, mmap_mode="r+")  # a job's own: it may write to it
     reader = MapDatasetReader(written)
     written[7] = 3
-    assert read(reader, Path(reader.name), 7, 8) == [3]
+    assert scan(reader, reader.name, 7, 8) == [3]
 
 
 @EACH
 def test_a_file_whose_rights_or_links_are_changed_has_not(tmp_path: Path, make: Make) -> None:
     file = tmp_path / "data"
     reader = make(file, range(COUNT))
-    seen = read(reader, file, 0, 50)
+    seen = scan(reader, file, 0, 50)
     file.chmod(0o600)
-    seen += read(reader, file, 50, 100)
+    seen += scan(reader, file, 50, 100)
     os.link(file, tmp_path / "backup")
-    seen += read(reader, file, 100, 150)
+    seen += scan(reader, file, 100, 150)
     os.rename(file, tmp_path / "moved")
     os.rename(tmp_path / "moved", file)
-    assert seen + read(reader, file, 150, COUNT) == read(make(file, range(COUNT)), file, 0, COUNT)
+    assert seen + scan(reader, file, 150, COUNT) == scan(make(file, range(COUNT)), file, 0, COUNT)
 
 
 def test_an_index_is_not_taken_for_a_file_that_was_rewritten_with_the_old_time(tmp_path: Path) -> None:
@@ -240,10 +237,10 @@ def test_an_index_is_not_taken_for_a_file_that_was_rewritten_with_the_old_time(t
     file.write_text("\n".join(words) + "\n")
     times = os.stat(file)
     reader = TextReader(file, index_dir=tmp_path / "index")
-    assert read(reader, file, 0, COUNT) == words
+    assert scan(reader, file, 0, COUNT) == words
     file.write_text("\n".join(words[::-1]) + "\n")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert read(TextReader(file, index_dir=tmp_path / "index"), file, 0, COUNT) == words[::-1]
+    assert scan(TextReader(file, index_dir=tmp_path / "index"), file, 0, COUNT) == words[::-1]
 
 
 def test_a_file_that_was_written_just_now_is_looked_at_when_the_clock_has_gone_on(tmp_path: Path) -> None:

@@ -10,15 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import encode, render, voc_xml, write_coco, write_voc
+from readers_kit import everything
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument
 from edl_torch.readers import CocoCaptionsReader, CocoDetectionReader, VocReader, read_image
 from edl_torch.readers.images.coco import decode_segmentation
-from edl_torch.shard import Shard, Task
-
-
-def everything(reader) -> list:
-    return list(reader.read_records(Task(shard=Shard(name=reader.name, start=0, end=reader.count))))
 
 
 def change(path: str, edit) -> str:

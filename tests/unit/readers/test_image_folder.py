@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import encode, render, write_coco, write_image_folder, write_manifest, write_voc
+from readers_kit import everything
 
 from edl_torch.errors import BadRecord, DataFormatError, InvalidArgument, SourceUnavailable
 from edl_torch.readers import (
@@ -19,17 +20,11 @@ from edl_torch.readers import (
     VocReader,
     read_image,
 )
-from edl_torch.shard import Shard, Task
 
 
 def put(path: Path, seed: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode(render(seed), ".png"))
-
-
-def everything(reader: ImageFolderReader) -> list:
-    task = Task(shard=Shard(name=reader.name, start=0, end=reader.count))
-    return list(reader.read_records(task))
 
 
 def files(reader: ImageFolderReader) -> list[str]:
@@ -149,8 +144,7 @@ def manifest(folder: Path, content: str | bytes, **options) -> ImageManifestRead
 
 
 def labels(reader: ImageManifestReader) -> list:
-    task = Task(shard=Shard(name=reader.name, start=0, end=reader.count))
-    return [label for _, label in reader.read_records(task)]
+    return [label for _, label in everything(reader)]
 
 
 def test_integer_labels_stay_integers(root):

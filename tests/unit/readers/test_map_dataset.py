@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from readers_kit import task
 from torch.utils.data import IterableDataset, StackDataset
 
 from edl_torch.errors import InvalidArgument, ReaderError, SourceChanged
 from edl_torch.readers import MapDatasetReader
-from edl_torch.shard import Shard, Task
 
 
 class Batched:
@@ -30,10 +30,6 @@ class Batched:
     def __getitems__(self, indices: list[int]) -> list[int]:
         self.calls.append(list(indices))
         return [self[index] for index in indices]
-
-
-def task(name: str, start: int, end: int) -> Task:
-    return Task(shard=Shard(name=name, start=start, end=end))
 
 
 def test_getitems_reads_several_at_once_and_never_a_whole_shard():

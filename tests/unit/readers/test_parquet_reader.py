@@ -7,16 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from readers_kit import table, write_hive, write_parquet
+from readers_kit import scan, table, write_hive, write_parquet
 
 from edl_torch.errors import BadRecord
 from edl_torch.readers import ParquetReader
-from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
-
-
-def ids(reader, name, start, end):
-    return [r["id"] for r in reader.read_records(Task(shard=Shard(name=name, start=start, end=end)))]
 
 
 def test_hive_folders_become_columns(tmp_path):
@@ -54,7 +49,7 @@ def test_a_column_of_the_files_stands_above_a_folder_of_that_name(tmp_path):
     path = write_parquet(tmp_path / "id=999" / "a.parquet")
     reader = ParquetReader(tmp_path)
     assert reader.columns.count("id") == 1
-    assert ids(reader, path, 3, 5) == [3, 4]
+    assert [row["id"] for row in scan(reader, path, 3, 5)] == [3, 4]
 
 
 def test_columns_are_read_in_the_order_asked_for(tmp_path):
@@ -74,7 +69,7 @@ def test_only_the_chosen_columns_are_decoded(tmp_path):
     for place in range(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size):
         content[place] = 0xFF
     path.write_bytes(content)
-    assert ids(ParquetReader(path, ["id", "half"]), str(path), 10, 12) == [10, 11]
+    assert [row["id"] for row in scan(ParquetReader(path, ["id", "half"]), path, 10, 12)] == [10, 11]
     with pytest.raises(BadRecord):
         ParquetReader(path, ["text"]).read_record(str(path), 0)
 
@@ -133,7 +128,7 @@ def test_row_groups_decoded_for_few_of_their_rows_are_warned_of_once(tmp_path, c
     reader = ParquetReader(path, ["id"], cache_bytes=3 * 20 * 8)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):  # epochs, in order: each row is wanted
-            ids(reader, path, 0, 400)
+            scan(reader, path)
         for start in range(0, 400, 40):  # shards of two row groups, shuffled
             reader.read_batch(path, start + np.random.default_rng(0).permutation(40))
         assert not caplog.records

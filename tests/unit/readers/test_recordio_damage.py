@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from readers_kit import FORMS, RECORDS, chunk_bounds, everything, one_by_one, scan, write_recordio
 
-from edl_torch.errors import DataFormatError, SourceChanged
+from edl_torch.errors import DataFormatError
 from edl_torch.readers import RecordIODataReader
 from edl_torch.readers.recordio import source as recordio_source
 from edl_torch.readers.recordio.format import PYTHON
@@ -145,18 +144,6 @@ def test_records_behind_a_count_of_none_are_an_error(tmp_path: Path) -> None:
     Path(path).write_bytes(data)
     with pytest.raises(DataFormatError, match="chunk 1 at offset 3,024: its header promises no record, and"):
         RecordIODataReader(path)
-
-
-def test_a_file_that_is_cut_while_it_is_open_is_an_error_and_no_signal(tmp_path: Path) -> None:
-    """A memory map would be a bus error."""
-    path = write_recordio(tmp_path / "x", [b"r" * 5000] * 4, form=("go", "none"), chunk=5000)
-    reader = RecordIODataReader(path)
-    assert reader.read_record(path, 0) == b"r" * 5000
-    os.truncate(path, 12_000)
-    with pytest.raises(
-        SourceChanged, match=r"has changed since it was looked at \(20,096 bytes then, 12,000"
-    ):
-        scan(reader, path, 1, 4)
 
 
 def test_a_small_chunk_cannot_ask_for_much_memory(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import cv2
 import numpy as np
 import pytest
 from image_files import encode, render
+from readers_kit import scan
 from tar_files import add, samples_tar, write_tar
 
 from edl_torch.cli.main import main
@@ -28,7 +29,6 @@ from edl_torch.readers import TarReader, open_reader
 from edl_torch.readers.base import is_source_error, reader_fingerprint
 from edl_torch.readers.storage import Storage
 from edl_torch.readers.tar.index import index_tar, parse_index, refuse_packed, write_beside
-from edl_torch.shard import Shard, Task
 from edl_torch.testing import check_reader
 
 
@@ -36,10 +36,6 @@ def npy(array: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
-
-
-def read(reader: TarReader, name: str, start: int, end: int) -> list[Any]:
-    return list(reader.read_records(Task(shard=Shard(name=name, start=start, end=end))))
 
 
 @pytest.fixture
@@ -172,7 +168,7 @@ def test_a_record_is_read_alike_whatever_lies_around_it(tmp_path: Path) -> None:
     alone = [reader.read_record(path, index) for index in range(len(sizes))]
     assert [record["b"] for record in alone] == [bytes([n]) * size for n, size in enumerate(sizes)]
     for start in range(len(sizes)):
-        assert read(reader, path, start, len(sizes)) == alone[start:]
+        assert scan(reader, path, start, len(sizes)) == alone[start:]
 
 
 # Refused --------------------------------------------------------------------------------------------------
@@ -366,7 +362,7 @@ def test_an_index_beside_a_tar_is_taken(tmp_path: Path, kind: str, form: int) ->
         tmp_path / ("a.idx" if kind == "dali" else "a.tar.idx")
     )
     taken = TarReader(path)
-    assert read(taken, path, 0, 300) == read(made, path, 0, 300)
+    assert scan(taken, path, 0, 300) == scan(made, path, 0, 300)
     assert reader_fingerprint(taken) == reader_fingerprint(made)
     check_reader(lambda: TarReader(path))
 
@@ -436,25 +432,6 @@ def test_an_index_that_is_wrong_between_what_was_tried_is_one_error_when_it_is_u
     assert is_source_error(caught.value), "no record is to blame"
     os.remove(f"{path}.idx")
     assert TarReader(path).count == 2000
-
-
-# Tars that change -----------------------------------------------------------------------------------------
-
-
-def test_fingerprints_tell_tars_and_fields_apart(tmp_path: Path) -> None:
-    path = samples_tar(tmp_path / "a.tar", 30)
-    of = {
-        "same": reader_fingerprint(TarReader(path)),
-        "fields": reader_fingerprint(TarReader(path, ("txt", "cls"))),
-        "raw": reader_fingerprint(TarReader(path, decode=False)),
-    }
-    assert reader_fingerprint(TarReader(path)) == of["same"]
-    with open(path, "r+b") as file:
-        file.seek(512)
-        file.write(b"9")
-    of["changed"] = reader_fingerprint(TarReader(path))
-    assert len(set(of.values())) == 4
-    assert reader_fingerprint(TarReader(path), whole=True).startswith("whole")
 
 
 # edl-torch index ------------------------------------------------------------------------------------------

@@ -108,6 +108,12 @@ def test_the_node_of_the_store_is_known_to_others_by_another_address(
     assert str(sidecar.this_side(replace(JOB, host=host), source)) == side
 
 
+def test_its_page_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_HTTP", "127.0.0.1:9000")
+    command = sidecar._command(JOB, LOCAL, tmp_path / "address")
+    assert command[command.index("--http") + 1] == "127.0.0.1:9000"
+
+
 def test_no_way_to_the_store_is_said() -> None:
     def source(name: str, port: int) -> ipaddress.IPv4Address:
         raise OSError("Name or service not known")
@@ -132,11 +138,7 @@ def test_on_a_network_it_asks_for_a_token_that_only_the_job_knows(job: Job, on_a
     file = job.log_dir / "edl_torch_master.token"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert started.token not in (job.log_dir / "edl_torch_master.log").read_text()
-
-
-def test_each_master_of_a_job_has_a_token_of_its_own(job: Job, on_a_network: None) -> None:
-    job = replace(job, nodes=2)
-    assert Sidecar(job).start().token != Sidecar(job).start().token
+    assert Sidecar(replace(job, nodes=2)).start().token != started.token, "each master has one of its own"
 
 
 def test_on_one_machine_it_asks_for_nothing(job: Job) -> None:

@@ -253,11 +253,10 @@ def test_no_failure_on_the_way_to_a_new_session_shows_them(server, status):
     assert_clean(*shown(caught.value))
 
 
-@pytest.mark.parametrize(("fault", "error"), [(Fail(412, "TableModified", SAID), SourceChanged)])
-def test_no_failure_in_a_thread_shows_them(server, fault, error):
+def test_no_failure_in_a_thread_shows_them(server):
     old = ODPSReader(None, server.access_id, KEY, None, "p", options={"sts_token": TOKEN, "retries": 0})
-    server.faults.always("data", fault)
-    with pytest.raises(error) as caught:
+    server.faults.always("data", Fail(412, "TableModified", SAID))
+    with pytest.raises(SourceChanged) as caught:
         list(old.to_iterator(1, 0, 10, num_processes=1))
     assert_clean(*shown(caught.value), repr(old))
 
