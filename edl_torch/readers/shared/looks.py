@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -146,6 +146,13 @@ def below(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, folder) if folder else os.path.normpath(path) for path in paths]
 
 
+def parents_of(array: Any) -> Iterator[Any]:
+    """Yield an array and what it is a part of, the innermost last, as a mapped one."""
+    while array is not None:
+        yield array
+        array = getattr(array, "base", None)  # numpy's windows have something else than an array between
+
+
 # Values -------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +203,7 @@ def _add(digest: Any, value: Any, depth: int) -> None:
     if not depth:
         raise Unlike
     if isinstance(value, np.generic) and value.dtype.names is None:
-        if value.dtype.kind in "biufc" and value.dtype.name not in _USUAL:
+        if value.dtype.kind in "biufcmM" and value.dtype.name not in _USUAL:
             digest.update(f"{value.dtype} ".encode())
         value = value.item()
     if isinstance(value, os.PathLike):

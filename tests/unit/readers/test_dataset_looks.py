@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 from cases import cases
+from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from edl_torch.errors import ReaderError
@@ -152,6 +153,7 @@ DIFFERING |= {
     "named tuples": ([Pair(1, 2)] * 9, [Swapped(1, 2)] * 9),
     "names of fields": (np.zeros(9, [("a", "i4")]), np.zeros(9, [("c", "i4")])),
     "a kind of numbers": (np.arange(9, dtype="f4"), np.arange(9, dtype="f8")),
+    "a unit of times": tuple(np.arange(9).astype(kind) for kind in ("M8[ns]", "M8[ps]")),
     "a kind of numbers of a table": tuple(pandas.Series(np.arange(9.0), dtype=kind) for kind in ("f4", "f8")),
     "categories of a table": tuple(
         pandas.DataFrame({"kind": pandas.Categorical(["b"] * 9, categories=known)})
@@ -572,7 +574,8 @@ def test_of_a_mapped_array_that_a_job_may_write_to_no_write_is_noticed(tmp_path:
     ARRAY.tofile(file := tmp_path / "x.bin")
     mapped = np.memmap(file, ARRAY.dtype, how, shape=ARRAY.shape)
     known = "partly" if how == "r+" else "sampled"
-    for dataset in (mapped, np.asarray(mapped), StackDataset(mapped)):
+    windows = sliding_window_view(mapped, 1, axis=0, writeable=how == "r+")
+    for dataset in (mapped, np.asarray(mapped), StackDataset(mapped), windows):
         assert strength_of(look(dataset)) == known
 
 
