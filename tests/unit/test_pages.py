@@ -49,7 +49,6 @@ RUN_ELSEWHERE = {
     "docs/synchronous.md": "unit/test_pages.py",
     "docs/tensorflow.md": "with_tensorflow/test_tf_dataset.py",
     "docs/text-and-csv.md": "integration/test_file_readers.py",
-    "docs/torchtitan.md": "with_torchtitan/test_titan_loader.py",
     "docs/tutorial.md": "integration/test_tutorial.py",
 }
 ONLY_READ = {"docs/ray.md"}

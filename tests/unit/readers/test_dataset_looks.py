@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pandas
@@ -111,6 +110,8 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         f"a part of {type(one).__name__}": (Subset(one, [1, 2]), Subset(other, [1, 2]))
         for one, other in (([1, 2, 3], [1, 2, 4]), (torch.arange(3), torch.arange(3, 6)))
     },
+    "a part of a dict": (Subset({1: 1, 2: 2}, [1, 2]), "partly"),
+    "a part of a text": (Subset("abc", [1, 2]), "partly"),
     "lists in a row": (ConcatDataset([[1] * 9, [2] * 9]), ConcatDataset([[1] * 9, [3] * 9])),
     "several datasets": (
         Held(400, datasets=[Held(data=ARRAY), Held(data=OTHER)]),
@@ -153,7 +154,7 @@ DIFFERING |= {
     "named tuples": ([Pair(1, 2)] * 9, [Swapped(1, 2)] * 9),
     "names of fields": (np.zeros(9, [("a", "i4")]), np.zeros(9, [("c", "i4")])),
     "a kind of numbers": (np.arange(9, dtype="f4"), np.arange(9, dtype="f8")),
-    "a unit of times": tuple(np.arange(9).astype(kind) for kind in ("M8[ns]", "M8[ps]")),
+    "a unit of times": tuple(np.arange(9).astype(unit) for unit in ("M8[ns]", "M8[ps]")),
     "a kind of numbers of a table": tuple(pandas.Series(np.arange(9.0), dtype=kind) for kind in ("f4", "f8")),
     "categories of a table": tuple(
         pandas.DataFrame({"kind": pandas.Categorical(["b"] * 9, categories=known)})
@@ -518,6 +519,16 @@ class Listed(list[int]):
         return super().__getitem__(index) + random.random()
 
 
+class Endless(Held):
+    """To look at one makes another, as a mock does."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int:
+        self.more = Endless()
+        return 1
+
+
 class NewTensors(TensorDataset):
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index + 1)
@@ -536,6 +547,8 @@ KNOWN: dict[str, tuple[Any, str]] = {
     "tensors": (TensorDataset(TENSOR, torch.zeros(200)), "sampled"),
     "a part of a list": (Subset([1, 2, 3], [1, 2]), "sampled"),
     "a part of a list of objects": (Subset([object()] * 3, [1, 2]), "partly"),
+    "a part of a dict": (Subset({1: 1, 2: 2}, [1, 2]), "partly"),
+    "a part of a text": (Subset("abc", [1, 2]), "partly"),
     "lists in a row": (ConcatDataset([[1, 2, 3], [4, 5]]), "sampled"),
     "parts of tensors": (
         ConcatDataset([TensorDataset(TENSOR), Subset(TensorDataset(TENSOR), [3])]),
@@ -553,7 +566,7 @@ KNOWN: dict[str, tuple[Any, str]] = {
     "the user's class of a library's": (Mine(samples=SAMPLES), "partly"),
     "the user's list": (Listed([1, 2, 3]), "partly"),
     "the user's tensors": (NewTensors(TENSOR), "partly"),
-    "objects without end": (Held(data=ARRAY, log=MagicMock()), "partly"),
+    "objects without end": (Held(data=ARRAY, log=Endless()), "partly"),
     "an object without a length": (Held(40, labels=[1] * 40, x=NoLength()), "partly"),
     "a file that is closed": (Held(40, labels=[1] * 40, x=NoShape(ValueError("closed"))), "partly"),
     "a nested tensor": (Held(40, labels=[1] * 40, x=NoShape(RuntimeError("sizes"))), "partly"),
