@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from image_files import write_image_folder
 from readers_kit import RECORDS, everything, write_recordio
+from terminal import Terminal
 
 from edl_torch.cli.datasets import ProgressLine
 from edl_torch.cli.main import main
@@ -348,11 +349,6 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, per_fil
     assert process.returncode == 130
     assert errors == b""
     assert os.listdir(tmp_path / "out") == []
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_progress_is_drawn_on_a_terminal_and_goes_away() -> None:
