@@ -8,9 +8,9 @@ import ssl
 import time
 
 import aiohttp
-import grpc
 import pytest
 from door_kit import SECRET, credentials, door, lease, register
+from grpc_errors import CallFailed
 from processes import Nowhere
 
 from edl_torch.client.grpc.client import Caller
@@ -110,19 +110,6 @@ def test_trainers_certificate_that_is_not_good_is_refused(start, certificates, f
     assert master.digest == before
 
 
-class Away(grpc.RpcError):
-    """What grpc says of a connection that was ended, whoever ended it."""
-
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self):
-        return "Socket closed"
-
-    def trailing_metadata(self):
-        return ()
-
-
 @pytest.mark.parametrize("let_in", [True, False])
 def test_only_a_master_that_never_let_us_in_is_asked_why(let_in):
     """One that goes away ends connections too: that must not end a job."""
@@ -134,7 +121,7 @@ def test_only_a_master_that_never_let_us_in_is_asked_why(let_in):
     def rpc(request, **options):
         if request == "first":
             return "answer"
-        raise Away
+        raise CallFailed
 
     caller = Caller(Never(), 0.1)
     if let_in:

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
 import pytest
+from grpc_errors import CallFailed
 
 from edl_torch.client.grpc.channel import FollowingStream
 from edl_torch.client.grpc.client import Heartbeat
@@ -27,22 +27,6 @@ from edl_torch.trainer.measuring import Measuring
 LEASE_TIMEOUT_S = 30.0
 
 
-class Ended(grpc.RpcError):
-    """How a stream or a call ends that the master does not answer."""
-
-    def __init__(self, error: SessionLost | None = None) -> None:
-        self._status = (grpc.StatusCode.UNAVAILABLE, "away", ()) if error is None else to_status(error)
-
-    def code(self) -> grpc.StatusCode:
-        return self._status[0]
-
-    def details(self) -> str:
-        return self._status[1]
-
-    def trailing_metadata(self) -> Any:
-        return self._status[2]
-
-
 class Stream:
     """Events that a test puts in; an exception ends it."""
 
@@ -59,7 +43,7 @@ class Stream:
             yield event
 
     def cancel(self) -> None:
-        self.put(Ended())
+        self.put(CallFailed())
 
     def put(self, *events: pb.AttendEvent | Exception) -> None:
         for event in events:
@@ -217,7 +201,7 @@ def test_a_heartbeat_that_is_not_answered_says_nothing_and_the_next_one_is_sent(
     master: Master, listening: Listening, clock: Clock
 ) -> None:
     def away(request: pb.HeartbeatRequest) -> None:
-        raise Ended
+        raise CallFailed
 
     master.answer = away
     stream = master.stream()
@@ -238,7 +222,7 @@ def test_a_master_that_does_not_know_the_session_is_a_doubt_at_once(
     master: Master, listening: Listening
 ) -> None:
     def refuse(request: pb.HeartbeatRequest) -> None:
-        raise Ended(SessionLost("who?"))
+        raise CallFailed(*to_status(SessionLost("who?")))
 
     master.answer = refuse
     master.stream().put(asks())
@@ -271,7 +255,7 @@ def test_others_that_wait_are_heard_and_unknown_events_are_not(master: Master, w
 def test_without_a_stream_there_are_no_heartbeats_and_the_new_one_begins_with_one(
     master: Master, listening: Listening, guard: Guard
 ) -> None:
-    master.stream().put(asks(), Ended())
+    master.stream().put(asks(), CallFailed())
     again = master.stream(2)
     assert (listening.standing, listening.liveness.doubts) == (False, 1)
     master.heard(1)
@@ -300,7 +284,7 @@ def test_close_ends_it_within_a_heartbeat_that_is_not_answered(master: Master, h
 
     def wait(request: pb.HeartbeatRequest) -> None:
         ended.wait(30)
-        raise Ended
+        raise CallFailed
 
     master.answer = wait
     master.stream().put(asks())

@@ -10,8 +10,8 @@ import threading
 import time
 import weakref
 
-import grpc
 import pytest
+from grpc_errors import CallFailed
 from processes import Nowhere, quiet_port
 
 from edl_torch.client.grpc.channel import FollowingChannel, build_channel, channel_options
@@ -46,19 +46,6 @@ def test_no_answer_becomes_master_unavailable_after_the_timeout(who, request):
         assert time.monotonic() - began < 8  # of one attempt alone: 10
 
 
-class Away(grpc.RpcError):
-    """The call did not reach the master."""
-
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self):
-        return "away"
-
-    def trailing_metadata(self):
-        return ()
-
-
 class Loop:
     """Stands for what calls the master, as an iterator does."""
 
@@ -69,7 +56,7 @@ def test_a_call_that_was_repeated_keeps_nothing_of_its_caller():
 
     def rpc(request, **options):
         if next(away, False):
-            raise Away
+            raise CallFailed
         return "answer"
 
     def ask(loop):
@@ -137,7 +124,7 @@ def test_what_is_wrong_with_an_address_is_said_as_long_as_it_is(caplog):
     caller.pause = lambda seconds: None
 
     def away(request, **options):
-        raise Away
+        raise CallFailed
 
     with pytest.raises(MasterUnavailable, match="At first: no name: "):
         caller.call(away, None)

@@ -182,10 +182,6 @@ def test_names_of_tasks_are_computed_both_ways_and_differ_from_ledger_to_ledger(
     assert len({*given, *(others.name(*task) for task in tasks)}) == 2 * len(tasks)
     live = {(task, TaskType.TRAINING) for task in range(1, 1001)}
     assert not live & {others.resolve(names.name(*task)) for task in live}
-    for nonsense in (0, -1, -(2**31), 2**31):
-        assert names.resolve(nonsense) == (0, TaskType.NONE)
-    with pytest.raises(InvalidArgument, match="--records_per_task"):
-        names.name(2**30, TaskType.TRAINING)
 
 
 BOTH = """
@@ -267,9 +263,9 @@ def test_ids_reach_from_one_to_the_largest_of_32_bits() -> None:
     names = TaskNames("L")
     last, kind = divmod(MAX_INT32 - 1, 4)
     assert names.resolve(names.name(last, TaskType(kind))) == (last, TaskType(kind))
-    with pytest.raises(InvalidArgument, match="has no id"):
+    with pytest.raises(InvalidArgument, match=r"has no id.*--records_per_task"):
         names.name(last, TaskType(kind + 1))
-    for outside in (0, MAX_INT32 + 1):
+    for outside in (0, -1, -(2**31), MAX_INT32 + 1):
         assert names.resolve(outside) == (0, TaskType.NONE)
     for inside in (1, MAX_INT32):
         task, kind_inside = names.resolve(inside)

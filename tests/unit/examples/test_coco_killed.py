@@ -41,7 +41,7 @@ def run(script: Path, *given: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("save_at", "kill_at"),
     [
-        pytest.param(6, "11", id="first epoch"),
+        pytest.param(6, "11", id="first epoch", marks=pytest.mark.long),
         pytest.param(BATCHES + 2, str(BATCHES + 15), id="second epoch"),
         pytest.param(7, "saving", id="while the next checkpoint is written"),
     ],

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import torch
 from image_files import write_coco, write_image_folder, write_manifest, write_voc
-from readers_kit import table, write_csv, write_hive, write_parquet, write_recordio
+from readers_kit import write_csv, write_hive, write_parquet, write_recordio
 from tar_files import samples_tar, write_tar
 from test_map_dataset import Batched
 from torch.utils.data import Subset, TensorDataset
@@ -138,10 +138,6 @@ READERS: dict[str, Make] = {
     "parquet of some columns": hive(columns=["colour", "half", "year"]),
     "parquet of several kinds of strings": several_kinds_of_strings,
     "parquet with NULL in lists": nulls_in_lists,
-    "parquet with labels of pandas": lambda at: partial(
-        ParquetReader,
-        write_parquet(at / "a", table(0, 9).append_column("__index_level_0__", pa.array(range(9)))),
-    ),
     "recordio files": recordio_files,
     "recordio decoded": lambda at: partial(
         RecordIODataReader, write_recordio(at / "x"), decode=f"{__name__}:length"

@@ -309,13 +309,6 @@ def test_files_with_other_headings_are_refused(tmp_path):
         CsvReader(tmp_path / "a.csv", header=True)
 
 
-def test_a_quote_that_is_never_closed_is_an_error_at_once(tmp_path):
-    with pytest.raises(
-        DataFormatError, match=r"table.csv' ends inside a quoted field of the record that begins on line 3:"
-    ):
-        CsvReader(write_csv(tmp_path, 'a,b\n1,x\n2,"y\n3,z\n'))
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 from readers_kit import (
@@ -42,7 +43,9 @@ def make(path: Path, maker: str, number: int) -> None:
         by_program(path, content, [maker, f"--format={form}"], chance)
 
 
-@pytest.mark.parametrize(("maker", "count"), [("python", 600), ("tar", 200), ("bsdtar", 200)])
+@cases(
+    "maker,count", [(maker, 120) for maker in MAKERS], [(maker, n) for maker in MAKERS for n in (120, 600)]
+)
 def test_samples_are_those_of_webdataset(tmp_path: Path, maker: str, count: int) -> None:
     if maker != "python" and shutil.which(maker) is None:
         pytest.skip(f"no {maker} here")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from grpc_errors import CallFailed
 from make_stubs import GENERATED, ROOT, TOOLS, generate, tools_version
 
 from edl_torch import errors
@@ -21,25 +22,9 @@ from edl_torch.rpc.status import MESSAGE_BYTES, STATUS, AnotherAnswers, from_sta
 ALL = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, EdlError)]
 
 
-class Status(grpc.RpcError):
-    """What grpc raises in a client."""
-
-    def __init__(self, code, details, metadata=()):
-        self.parts = code, details, metadata
-
-    def code(self):
-        return self.parts[0]
-
-    def details(self):
-        return self.parts[1]
-
-    def trailing_metadata(self):
-        return self.parts[2]
-
-
 @pytest.mark.parametrize("cls", ALL)
 def test_every_error_comes_back_as_itself(cls):
-    back = from_status(Status(*to_status(cls("shard 7 of 'é' is gone"))), "h:1")
+    back = from_status(CallFailed(*to_status(cls("shard 7 of 'é' is gone"))), "h:1")
     assert type(back) is cls
     assert str(back) == "shard 7 of 'é' is gone"
 
@@ -52,7 +37,7 @@ def test_subclass_without_a_row_travels_as_its_parent():
     class VeryStale(StaleLease):
         pass
 
-    assert type(from_status(Status(*to_status(VeryStale("x"))), "h:1")) is StaleLease
+    assert type(from_status(CallFailed(*to_status(VeryStale("x"))), "h:1")) is StaleLease
 
 
 @pytest.mark.parametrize(
@@ -76,7 +61,7 @@ def test_subclass_without_a_row_travels_as_its_parent():
     ],
 )
 def test_a_status_without_a_class_is_told_by_its_code_and_words(kind, code, details):
-    error = from_status(Status(grpc.StatusCode[code], details), "h:1")
+    error = from_status(CallFailed(grpc.StatusCode[code], details), "h:1")
     assert type(error) is kind
     assert "h:1" in str(error)
     assert details in str(error)
@@ -84,7 +69,7 @@ def test_a_status_without_a_class_is_told_by_its_code_and_words(kind, code, deta
 
 
 def test_unknown_class_name_is_not_trusted():
-    error = from_status(Status(grpc.StatusCode.ABORTED, "x", (("edl-error", "SystemExit"),)), "h:1")
+    error = from_status(CallFailed(grpc.StatusCode.ABORTED, "x", (("edl-error", "SystemExit"),)), "h:1")
     assert type(error) is EdlError
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -55,16 +56,20 @@ class BreaksAtTheEnd:
         return getattr(self.client, name)
 
 
-@pytest.mark.parametrize("clean", [False, True])
-def test_a_stream_cut_at_any_byte_is_never_taken_for_complete(server, warm, clean):
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [(Cut, 37), (partial(Cut, clean=True), 41), (Corrupt, 43)],
+    ids=["cut", "cut in peace", "turned over"],
+)
+def test_a_stream_with_a_fault_at_any_byte_is_never_taken_for_whole(server, warm, fault, step):
     server.batch_rows = 8
     size, reader = body_size(server, 24), warm(columns=None, block_rows=24)
-    for after in range(0, size, 41 if clean else 37):
-        server.faults.plan("data", Cut(after=after, clean=clean))
+    for at in range(0, size, step):
+        server.faults.plan("data", fault(at))
         fresh = reader.table.fetch("", 0, 24)
-        assert fresh["i"].to_pylist() == list(range(24)), after
-        assert fresh["s"].to_pylist() == [f"row {row}" for row in range(24)], after
-    assert reader.retries >= size // 41
+        assert fresh["i"].to_pylist() == list(range(24)), at
+        assert fresh["s"].to_pylist() == [f"row {row}" for row in range(24)], at
+    assert reader.retries >= size // step
 
 
 def test_a_stream_that_does_not_end_well_is_not_complete_even_with_all_its_rows(server, warm):
@@ -76,17 +81,6 @@ def test_a_stream_that_does_not_end_well_is_not_complete_even_with_all_its_rows(
     server.faults.plan("data", Cut(after=body_size(server, 1000)))
     assert reader.table.fetch("", 0, 1000)["i"].to_pylist() == list(range(1000))
     assert reader.retries == 2
-
-
-def test_a_byte_that_was_turned_over_is_never_delivered(server, warm):
-    server.batch_rows = 8
-    size, reader = body_size(server, 24), warm()
-    for at in range(0, size, 43):
-        server.faults.plan("data", Corrupt(at))
-        fresh = reader.table.fetch("", 0, 24)
-        assert fresh["i"].to_pylist() == list(range(24)), at
-        assert fresh["s"].to_pylist() == [f"row {row}" for row in range(24)], at
-    assert reader.retries >= size // 43
 
 
 def test_without_google_crc32c_pyodps_checks(server, warm, monkeypatch):

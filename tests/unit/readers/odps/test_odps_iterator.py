@@ -156,7 +156,7 @@ def test_a_null_without_a_value_is_raised_where_rows_are_made(server, place):
 # Forked processes beside each other and beside their parent: each row once, always --------------------------
 
 
-ROUNDS, CHILDREN, ROWS, RUN = 12, 4, 800, 100
+ROUNDS, CHILDREN, ROWS, RUN = 4, 4, 800, 100
 NAME = "demo.big"
 
 
