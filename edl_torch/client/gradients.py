@@ -132,10 +132,11 @@ class Gradients:
 
     # Steps ------------------------------------------------------------------------------------------------
 
-    def use(self, number: int, *, skipped: bool, moved: bool = True) -> Used:
+    def use(self, number: int, *, skipped: bool, moved: bool | None) -> Used:
         """Note a step of an optimizer, or one that a scaler skips, on what its gradients hold.
 
-        One that has not `moved` parameters has left them there.
+        One that has not `moved` parameters has left them there. One that has, and leaves none, had some: a
+        hook of the loop's own has thrown them away after it.
         """
         watched, batches = self._watched[number], self._batches
         if watched.open:
@@ -147,13 +148,14 @@ class Gradients:
         is_plain = not (batches.in_doubt or batches.ended or batches.is_told)
         before_hand = not is_plain and self._is_before_hand(number, watched)
         now = _SAME if watched.is_same() else watched.look()
-        if now is not _SAME and not skipped and self._is_gone(watched, now):
+        is_hidden = now is _GONE and moved
+        if now is not _SAME and not (skipped or is_hidden) and self._is_gone(watched, now):
             watched.drop()
             watched.was_idle = True
             return Used(before_hand)
         if batches.sees and batches.in_hand not in watched.gathered:
             watched.look_at_what_is_new(now)
-        if not moved:
+        if moved is False:
             return Used(before_hand)
         if now is _OTHER and not self.is_reduced:
             watched.doubt([batch for batch in watched.gathered if batch is not batches.in_hand])
@@ -203,6 +205,16 @@ class Gradients:
                 watched.hook_shared(shared)
         return is_again
 
+    def has_in_hand(self, optimizer: Any) -> bool:
+        """Whether an optimizer that is not attached has gradients of the batch in hand, as attached ones know
+        that train the same parameters."""
+        its, hand = set(map(id, trained(optimizer))), self._batches.in_hand
+        return any(
+            (hand in watched.gathered or (watched.is_used and hand in watched.last))
+            and is_any(parameter for parameter in trained(watched.optimizer()) if id(parameter) in its)
+            for watched in self._watched.values()
+        )
+
     def _is_before_hand(self, number: int, watched: Watched) -> bool:
         """Whether an optimizer steps now on what came before the batch in hand, as far as that can be seen.
 
@@ -220,8 +232,8 @@ class Gradients:
             return not are_none or (batches.is_told and not watched.was_idle)
         if not batches.in_doubt or batches.in_hand in watched.unsure:
             return False
-        if watched.gathered:
-            return any(not batch.went_back for batch in watched.gathered)
+        if watched.gathered or watched.unsure:
+            return any(not batch.went_back for batch in (*watched.gathered, *watched.unsure))
         mine = trained(watched.optimizer())  # none of an optimizer that a framework puts in place of another
         return bool(mine) and not (watched.was_idle or are_there(mine))
 

@@ -97,8 +97,10 @@ class Model:
         if number in self._kept:
             self._kept[number].begin()
 
-    def step_ended(self, number: int, optimizer: Any, attached: Collection[int], *, trains: bool) -> bool:
-        """Note what a step has left. Returns whether it has moved any parameter, as far as that can be seen.
+    def step_ended(
+        self, number: int, optimizer: Any, attached: Collection[int], *, trains: bool
+    ) -> bool | None:
+        """Note what a step has left. Returns whether it has moved any parameter; None where that is not seen.
 
         What it shares with another optimizer that one's next step notes anew, if it is attached still.
         """
@@ -107,7 +109,7 @@ class Model:
             self._kept[other].forget()
             if other not in attached:
                 del self._kept[other]
-        return self._kept[number].keep() if trains and number in self._kept else True
+        return self._kept[number].keep() if trains and number in self._kept else None
 
     def left_out_the_first(self, number: int) -> bool:
         """Note that a step of an optimizer was to train. Returns whether it has left out its first ones."""
@@ -245,6 +247,7 @@ class _Kept:
         self._places = [-1] * len(kept)
         self._views: list[npt.NDArray[Any] | None] = [None] * len(kept)
         self._left: list[tuple[int, int, bytes | None]] | None = None
+        self._had_gradient = False  # the first one, before the step
         self._is_counted = False  # whether torch has counted a step's writes
         self._is_idle = False  # the last step has written nothing, and none before it that torch has counted
         self._was_idle = False  # so it was after a step that was to train
@@ -263,23 +266,27 @@ class _Kept:
         """Note the values before a step, where they are not those that the last one left."""
         if self._left is None:
             self._left = self._now()
+        first = self._parameters[0]() if self._parameters else None
+        self._had_gradient = first is not None and first.grad is not None
 
-    def keep(self) -> bool:
-        """Note the values: a step has ended. Returns whether it has moved any, as far as that can be seen.
+    def keep(self) -> bool | None:
+        """Note the values: a step has ended. Returns whether it has moved any by a gradient; None where that
+        is not seen.
 
         torch must have counted what a step before has written: it does not count fused steps, nor `.data`.
         Values do not tell, as a rate may be 0, or too small for bfloat16.
         """
         before, self._left, self._is_idle = self._left, self._now(), False
-        if before is None or not before or before[0][0] != self._left[0][0]:
-            self._is_counted |= bool(before)
-            return True
+        if not before:
+            return None
+        moved = before[0][0] != self._left[0][0]  # the first alone, as a rule: a batch waits for it
+        if moved or any(one[0] != other[0] for one, other in zip(before, self._left, strict=True)):
+            self._is_counted = True
+            return self._had_gradient or None
         if any(getattr(reference(), "grad", None) is None for reference in self._parameters):
-            return True
-        moved = any(one[0] != other[0] for one, other in zip(before, self._left, strict=True))
-        self._is_counted |= moved
+            return None
         self._is_idle = not self._is_counted and before == self._left and all(one[2] for one in before)
-        return moved or not self._is_counted
+        return False if self._is_counted else None
 
     def trained(self) -> bool:
         """Note that the step was to train. Returns whether the first ones were none, which a step that torch

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from os import getpid
 from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class Optimizers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._pid = getpid()  # a forked child that steps trains its copy of the model
         self._attached: dict[int, _Attached] = {}
         self._gone: list[Any] = []  # references to those that do not exist any more; written by finalisers
         self._mine = 0  # the id of the one that stepped last
@@ -144,6 +146,8 @@ class Optimizers:
                 session.doubt("written")
 
         def about_to_step(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            if getpid() != self._pid:
+                return
             self._stepping = id(optimizer)
             if _trains(named):
                 session.look_for_writes()
@@ -152,10 +156,12 @@ class Optimizers:
                     session.model.step_begins(number)
 
         def stepped(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+            if getpid() != self._pid:
+                return
             if self._gone:
                 self._let_go()
             self._mine, self._stepping = id(optimizer), 0
-            trains, moved = _trains(named), True
+            trains, moved = _trains(named), None
             if session.model is not None:
                 moved = session.model.step_ended(number, optimizer, self._attached, trains=trains)
             if trains and not _overflowed(optimizer):
@@ -184,7 +190,7 @@ class Optimizers:
             before = attached.steps
             result = step(optimizer, *args, **kwargs)
             mine = self._attached.get(number) is attached and _that_steps(optimizer) is attached.optimizer()
-            if mine and attached.steps == before:
+            if mine and attached.steps == before and getpid() == self._pid:
                 attached.steps += 1
                 self._session.stepped(number, skipped=True)
             return result
@@ -269,6 +275,9 @@ class Optimizers:
                 reached[0] = batches.in_hand.number if batches.in_hand is not None else 0
 
             self._hooks += [p.register_hook(comes) for p in some(trained(optimizer), HOOKED)]
+            hand = batches.in_hand
+            if hand and (batches.insists or hand.used_by) and self._session.gradients.has_in_hand(optimizer):
+                self._session.doubt("unattached")
         elif reached[0] and batches.in_hand is not None and reached[0] == batches.in_hand.number:
             self._session.doubt("unattached")
             if batches.unfinished and batches.unfinished[0] is not batches.in_hand and not batches.insists:
@@ -333,14 +342,14 @@ def _that_steps(optimizer: Any) -> Any:
 
 
 def _told(method: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> Callable[..., None]:
-    """Return a hook of all optimizers that calls a method, and does not keep its object alive."""
+    """Return a hook of this process's optimizers that calls a method, and does not keep its object alive."""
     from torch._compile import _disable_dynamo
 
-    reference = weakref.WeakMethod(method)
+    reference, pid = weakref.WeakMethod(method), getpid()
 
     def told(optimizer: Any, arguments: Any, named: Mapping[str, Any]) -> None:
         alive = reference()
-        if alive is not None:
+        if alive is not None and getpid() == pid:
             alive(optimizer, arguments, named)
 
     return _disable_dynamo(told)  # torch's compiler is imported by the first step, and by no loader

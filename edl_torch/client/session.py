@@ -480,10 +480,10 @@ class Session:
             self.model.doubts.add(why)
             self.see_model(why)
 
-    def stepped(self, optimizer: int, *, skipped: bool = False, moved: bool = True) -> None:
+    def stepped(self, optimizer: int, *, skipped: bool = False, moved: bool | None = None) -> None:
         """Note a step of an attached optimizer, or one that its GradScaler skipped.
 
-        One that has not `moved` parameters was none: the optimizer left it out.
+        One that has not `moved` parameters was none: the optimizer left it out. None: that is not seen.
 
         A wrapper that tells has no word for a loop that was left with one of its last batches. A step after
         that is not on this batch: no gradient has changed since it came.

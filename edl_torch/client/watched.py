@@ -39,8 +39,8 @@ _SAME, _WRITTEN, _OTHER, _GONE = Change  # Python 3.11 takes as long to look one
 
 # A backward pass that has reached a hook: the batch in hand then, whether it adds to gradients by putting
 # others in their place (create_graph=True), whether there was a gradient before it, at each place where that
-# was asked, and the places that it reached, with the gradients there. A tuple, as a batch waits for it.
-_Begun = tuple[Batch | None, bool, list[bool], list[tuple[int, weakref.ref[Any]]]]
+# was asked, and the places that have what it added. A tuple, as a batch waits for it.
+_Begun = tuple[Batch | None, bool, list[bool], set[int]]
 
 
 # A gradient, torch's count of writes to it, and how many steps were before it was seen first
@@ -57,6 +57,7 @@ class Watched:
     unsure: list[Batch] = field(default_factory=list)  # of which nobody can say that
     last: list[Batch] = field(default_factory=list)  # that were in its last step
     is_used: bool = False  # a step has used what is there, and it was not thrown away
+    has_heard: bool = False  # a backward pass was heard of: the loop does not write all gradients by hand
     backwards_after_end: int = 0  # backward passes that have reached them after the end of the pass
     was_idle: bool = False  # whether its last step in this pass was on no gradient, or on 0
     steps: int = 0  # of this optimizer, as far as they used gradients
@@ -104,24 +105,14 @@ class Watched:
         parameter, seen, batches = self.parameters[place], self.known[place], self.batches
         gradient = None if seen is None else seen[0]()
         if self.is_reduced or (batches.ended and not batches.is_told):
-            is_there = is_any([parameter])
-        elif seen is None or gradient is None or gradient is not parameter.grad:
+            return is_any([parameter])
+        if seen is None or gradient is None or gradient is not parameter.grad:
             return None
-        elif gradient._version in (seen[1], seen[1] + self.came.count(place)):
+        if gradient._version in (seen[1], seen[1] + self.came.count(place)):
             return True
-        elif (
-            (self.is_used and gradient.device.type == "cpu")
-            or self.gathered
-            or self.unsure
-            or len(self.open) > (_graph_task() in self.open)
-        ):
-            is_there = is_not_0(gradient)
-        else:
-            return None
-        if not is_there:
-            for *_, reached in self.open.values():  # of those that failed; what they left here is gone
-                reached[:] = [other for other in reached if other[0] != place]
-        return is_there
+        is_asked = self.gathered or self.unsure or (self.is_used and gradient.device.type == "cpu")
+        has_failed = len(self.open) > (_graph_task() in self.open)
+        return is_not_0(gradient) if is_asked or has_failed else None
 
     def leave(self, of: weakref.ref[Any]) -> None:
         """Hear of gradients no more; what is in them is left over by these `Gradients`."""
@@ -174,7 +165,7 @@ class Watched:
         now = self.look()
         if now is _GONE:
             return  # a step inside of this pass has used them
-        has_graph = False
+        self.has_heard, has_graph = True, False
         if (begun := self.open.get(_graph_task())) is not None:
             has_graph, before = begun[1:3]
             if before:
@@ -222,25 +213,28 @@ class Watched:
         """Note the gradients that backward passes have left which did not come to their end."""
         if not self.open or _graph_task() != _OUTSIDE:
             return
-        found, now = [], [parameter.grad for parameter in self.parameters]
-        for batch, *_, reached in self.open.values():
-            there = [now[place] for place, gradient in reached if gradient() is now[place] is not None]
-            if any(map(is_not_0, there)):
-                found.append(batch)
+        found = [batch for batch, *_, reached in self.open.values() if any(map(self._is_there, reached))]
         self.open.clear()
         if found:
             self.doubt([*filter(None, found), *self.batches.read_to_the_end()])
+
+    def _is_there(self, place: int) -> bool:
+        gradient = self.parameters[place].grad
+        return gradient is not None and is_not_0(gradient)
 
     def look_at_what_is_new(self, now: Change) -> None:
         """Look for a gradient of the batch in hand where no hook was called for it.
 
         The loop may have put one there by hand: nobody knows what else is in it. It may have added to what is
         there by hand. Or gradients came to parameters that have no hook, while those that have one were set
-        to None.
+        to None. A loop of backward passes that writes into what earlier batches have left clips it, before it
+        steps on that.
         """
         hand = self.batches.in_hand
         if hand in self.unsure:
             return
+        if now is not _GONE and self.has_heard and (self.gathered or self.unsure):
+            return  # `refresh` has noted another gradient in the place of one
         if now is _WRITTEN and self.batches.has_in_hand and is_any(self.parameters):
             self.doubt([*filter(None, [hand])])
         elif now is _OTHER and is_any(self.parameters):
@@ -368,10 +362,10 @@ def _listening(watched: Watched) -> Callable[[int], Callable[[Any], None]]:
         def comes(parameter: Any) -> None:
             task = graph_task()
             if (mine := begun.get(task)) is None:
-                mine = begun[task] = batches.in_hand, has_graph(), [], []
+                mine = begun[task] = batches.in_hand, has_graph(), [], set()
                 when_it_ends(at_the_end)
-            if (gradient := parameter.grad) is not None:  # else an optimizer has stepped on it
-                mine[3].append((place, weakref.ref(gradient)))
+            if parameter.grad is not None:  # else an optimizer has stepped on it
+                mine[3].add(place)
             if before and (alive := one()) is not None:
                 alive.came_to(place, mine)
             came.append(place)
@@ -392,6 +386,9 @@ def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
     def looks(gradient: Any) -> None:
         if (alive := one()) is None:
             return
+        for *_, reached in alive.open.values():
+            if place in reached and not alive._is_there(place):
+                reached.discard(place)  # by a pass that failed; the loop has thrown it away
         hand = batches.in_hand
         teaches = hand is not None and hand.counts_not != "" and _is_finite_and_not_0(gradient)
         alive.before[place] = alive._was_there(place), teaches

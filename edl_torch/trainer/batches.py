@@ -454,6 +454,10 @@ class Batches:
         self._replaced = bool(idle) and idle != self._names.keys()
         return [self._names[number] for number in sorted(idle)] if self._replaced else []
 
+    def waits_for_ever(self) -> list[str]:
+        """Names of optimizers that have never stepped, though batches wait for them."""
+        return [self._names[number] for number in sorted(self._never) if self._waits_for(number)]
+
     def take_never(self) -> list[str]:
         """Names of optimizers that were attached when the last pass began and have never stepped, though
         batches wait for them; of each once."""

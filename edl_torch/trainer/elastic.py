@@ -42,6 +42,7 @@ class ElasticPasses:
         self._confirmer = confirmer
         self._plain = plain
         self.warnings = LoopWarnings(state)
+        self._paddings = 0  # batches, since the last one with records
         self.phase = Loop.IDLE
         self.superseded = 0  # the last pass that a later iteration ended
         self.read_ahead = 0  # the last pass of which a wrapper held batches when the data went back
@@ -323,10 +324,13 @@ class ElasticPasses:
             return False
         self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.batches.hand(ticket, holds)
+        self._paddings = 0
         return True
 
     def pad(self) -> None:
         """Note that the loop gets a padding batch, which holds no record of its own."""
+        self._paddings += 1
+        self.warnings.check_steps(self._paddings)
         self.phase = LOOP[self.phase, Loop.TRAINING]
         self._state.batches.hand()
 

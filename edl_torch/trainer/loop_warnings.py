@@ -13,6 +13,7 @@ from edl_torch.errors import AccountingError
 from edl_torch.trainer.state import State
 from edl_torch.trainer.vocabulary import Procedure, Warn
 
+PADDINGS = 1000  # batches in a row, while some optimizer has never stepped: one that gathers has windows
 EMPTY_PASSES = 1000  # in a row, after the last epoch: such a loop would go round for ever
 VAIN_PASSES = 10  # in a row that gave back all that they had: a loop may try again after errors
 
@@ -171,6 +172,16 @@ class LoopWarnings:
                 f"{', '.join(unstepped)}, attached for {self._state.config.dataset!r}, did not step since "
                 f"the last pass began, and no batch counts before it does. Attach the optimizer whose "
                 f"step() the loop calls, and call loader.detach(optimizer) for the other"
+            )
+
+    def check_steps(self, paddings: int) -> None:
+        """Raise AccountingError for a loop that has got so many padding batches in a row, and would get them
+        for ever."""
+        if paddings >= PADDINGS and (never := self._state.batches.waits_for_ever()):
+            raise AccountingError(
+                f"{paddings} padding batches in a row were handed out for {self._state.config.dataset!r}, "
+                f"and {', '.join(never)} has never stepped: no batch counts before it does. Attach the "
+                f"optimizer whose step() the loop calls, and call loader.detach(optimizer) for the other"
             )
 
     def check_gets_on(self) -> None:

@@ -13,7 +13,7 @@ from edl_torch import ElasticDataLoader, MasterClient, Mixture
 
 SIZES = {"code": 37, "math": 5, "web": 400}
 WEIGHTS = {"web": 0.6, "code": 0.3, "math": 0.1}
-RECORDS = 8_400
+RECORDS = 4_200
 BATCH = 10
 
 

@@ -307,6 +307,28 @@ def test_a_forked_child_that_steps_counts_no_batch_of_its_parent() -> None:
         assert not fake.outcomes["training"].acknowledged
 
 
+def test_a_forked_child_that_steps_an_attached_optimizer_writes_nothing_into_its_parents_log(
+    tmp_path: Path,
+) -> None:
+    model = Counts()
+    optimizer = sgd(model)
+
+    def tries(batch: torch.Tensor) -> None:
+        for _ in range(3):
+            learn(model, optimizer, batch)
+
+    with loader_of(tmp_path) as data:
+        data.attach(optimizer)
+        for number, batch in enumerate(data):
+            if number == 3:
+                child = multiprocessing.get_context("fork").Process(target=tries, args=(batch,))
+                child.start()
+                child.join()
+                assert child.exitcode == 0
+            learn(model, optimizer, batch)
+    assert headline(verdict_of(tmp_path)) == "PROVEN"
+
+
 def test_an_optimizer_that_tells_of_no_step_is_refused() -> None:
     class Wrapping(torch.optim.Optimizer):
         def __init__(self, base: torch.optim.Optimizer) -> None:

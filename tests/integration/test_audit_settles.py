@@ -112,40 +112,6 @@ def test_the_last_report_decides_whether_the_job_is_done(job: Job, when: str) ->
     assert (status, said["acknowledged"], said["lost"], said["doubled"]) == (4, SIZE, 0, 0)
 
 
-@cases("when", ["before"], ["before", "after"])
-def test_what_an_heir_took_over_is_proven_through_kills_of_both(job: Job, when: str) -> None:
-    first = job.train(2, when)
-    job.master.kill()
-    patient, job.master.arguments = job.master.arguments, ("--lease-timeout-s", "1")  # for the dead one alone
-    job.master.start()
-    client = job.master.client()
-    wait_until(lambda: not client.status().trainers, timeout_s=60)
-    job.master.kill()
-    job.master.arguments = patient
-    job.master.start()
-    second = job.train()
-    job.master.kill()
-    status, said = job.by_journal()
-    assert (status, said["acknowledged"], said["trainers"]) == (4, SIZE, 2), said
-    again = BATCH if when == "before" else 0
-    assert len(set(first) & set(second)) == again  # what was not heard is trained on again, and counts once
-
-
-def test_the_journal_of_another_master_is_refused(
-    job: Job, start_master: Callable[..., MasterProcess]
-) -> None:
-    job.train(3, "after")
-    other = start_master(durable=True)
-    done = preloaded.run(
-        [*EDL, "audit", str(job.audit_dir), "--state", str(other.state)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "the master has no dataset 'training'" in done.stderr
-
-
 # By the logs alone ------------------------------------------------------------------------------------------
 
 

@@ -234,45 +234,6 @@ def test_the_verdict_says_how_the_data_were_known(
 # On purpose: the next epoch has the new data ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("batches", "epoch", "abandoned"), [(3, 1, 36), (12, 1, 0), (17, 2, 28)], ids=["middle", "end", "second"]
-)
-def test_a_job_goes_on_with_other_data_in_its_next_epoch_and_the_verdict_says_what_was_abandoned(
-    tmp_path: Path, batches: int, epoch: int, abandoned: int
-) -> None:
-    more: dict[str, Any] = {"shuffle": True, "audit_dir": tmp_path, "num_epochs": 3}
-    model = Keeps()
-    with ElasticDataLoader(OLD, batch_size=4, records_per_shard=8, **more) as before:
-        before.attach(model.optimizer)
-        model.run(before, batches)
-        token, saved = before.state_dict(), model.state()
-        model.run(before, 2)  # rolled back
-    model = Keeps()
-    with ElasticDataLoader(NEW, batch_size=4, records_per_shard=8, data_changed="new_epoch", **more) as after:
-        after.attach(model.optimizer)
-        model.load(saved)
-        after.load_state_dict(token)
-        model.run(after, 7)
-        token, saved = after.state_dict(), model.state()
-    model = Keeps()
-    with ElasticDataLoader(
-        NEW, batch_size=4, records_per_shard=8, data_changed="new_epoch", **more
-    ) as last:  # of the same data: nothing is abandoned
-        last.attach(model.optimizer)
-        model.load(saved)
-        last.load_state_dict(token)
-        model.run(last)
-        assert last.service.finished
-    times = model.learnt
-    assert sum(times[value] for value in OLD) == 4 * batches
-    assert {times[value] for value in NEW} == {3 - epoch}
-    earlier, final = audit([tmp_path])
-    assert (earlier.outcome, final.outcome) == (Outcome.PROVEN, Outcome.PROVEN)
-    assert (earlier.abandoned, earlier.acknowledged, earlier.records) == (abandoned, 4 * batches, 4 * batches)
-    assert (final.first_epoch, final.abandoned) == (epoch, 0)
-    assert final.acknowledged == final.records == 60 * (3 - epoch)
-
-
 @pytest.mark.parametrize("batches", [13, 24], ids=["last epoch", "finished"])
 def test_other_data_for_which_no_epoch_is_left_are_told_so(
     batches: int, caplog: pytest.LogCaptureFixture
@@ -384,19 +345,6 @@ def test_a_bad_record_that_is_met_at_two_places_is_one(folder: Path, tmp_path: P
         max_bad_records=1,
     ) as some:
         assert [batch[0].sum().item() for batch in some] == drawn[0]
-
-
-@ELSEWHERE
-def test_a_trainer_that_has_the_same_data_elsewhere_takes_part(
-    folder: Path, tmp_path: Path, elsewhere: Callable[[Path, Path], str]
-) -> None:
-    master = LocalMaster()
-    with (
-        loader(str(folder), master_client=master) as one,
-        loader(elsewhere(folder, tmp_path), master_client=master) as two,
-    ):
-        passes = [iter(one), iter(two)]
-        assert [len(next(batches)[0]) for batches in (*passes, *passes)] == [4] * 4
 
 
 def test_a_job_that_is_told_to_have_fewer_epochs_than_its_checkpoint_has_those_of_that(

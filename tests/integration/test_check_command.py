@@ -27,6 +27,7 @@ from edl_torch.testing import wait_until
 
 ROOT = Path(__file__).parents[2]
 READERS = Path(__file__).parents[1] / "unit" / "checking"
+HERE = ("--workers", 0)  # a process of its own costs an interpreter
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -43,9 +44,7 @@ def test_every_reader_is_checked_and_drawn(
         for name, value in data.environment.items():
             monkeypatch.setenv(name, value)
         sheet = tmp_path / "sheet.png"
-        status, out, err = run(
-            capsys, data.data, "--json", "--workers", 0, "--sample", sheet, "--sample-count", 3
-        )
+        status, out, err = run(capsys, data.data, "--json", *HERE, "--sample", sheet, "--sample-count", 3)
     assert (status, err) == (0, "")
     value = json.loads(out)
     assert (value["clean"], value["reader"]) == (True, data.reader)
@@ -56,7 +55,7 @@ def test_every_reader_is_checked_and_drawn(
 
 def test_another_mode_is_another_part_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with made("voc", tmp_path) as data:
-        assert json.loads(run(capsys, data.data, "--mode", "prediction", "--json")[1])["records"] == 2
+        assert json.loads(run(capsys, data.data, "--mode", "prediction", "--json", *HERE)[1])["records"] == 2
 
 
 def test_findings_are_named_and_make_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,14 +74,14 @@ def test_findings_are_named_and_make_status_1(tmp_path: Path, capsys: pytest.Cap
     assert "missing: 1" in out
     assert "entry 30 of" in out
     assert out.endswith("FINDINGS\n")
-    value = json.loads(run(capsys, manifest, "--json")[1])
+    value = json.loads(run(capsys, manifest, "--json", *HERE)[1])
     assert [item["start"] for item in value["unreadable"]["findings"]] == [10, 11, 12, 13]
     assert (value["clean"], value["duplicate"]["records"]) == (False, 1)
 
 
 def test_a_sample_reads_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_image_folder(tmp_path / "f", per_class=20)
-    status, out, _ = run(capsys, folder, "--limit", 6)
+    status, out, _ = run(capsys, folder, "--limit", 6, *HERE)
     assert status == 0
     assert "40 record(s)" in out
     assert "read 6 of them" in out
@@ -93,7 +92,7 @@ def test_a_reader_without_a_fingerprint_is_told_what_that_means(
 ) -> None:
     monkeypatch.syspath_prepend(str(READERS))
     reader = ("--custom_data_reader", "checked_readers:Numbers", "--custom_data_reader_params", "count=3")
-    status, out, _ = run(capsys, "x", "--workers", 0, *reader)
+    status, out, _ = run(capsys, "x", *HERE, *reader)
     assert status == 0
     assert "fingerprint: none; a job does not notice other data, unless its loader has fingerprint=" in out
 
@@ -136,7 +135,7 @@ def test_a_source_out_of_reach_is_one_line_and_status_2(
     monkeypatch.syspath_prepend(str(READERS))
     reader = ("--custom_data_reader", "checked_readers:Unreachable")
     parameters = ("--custom_data_reader_params", "count=100; bad=(50, 51)")
-    status, out, err = run(capsys, "x", "--workers", 0, *reader, *parameters)
+    status, out, err = run(capsys, "x", *HERE, *reader, *parameters)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("edl-torch: error: record 50 of 'n': ConnectionResetError: the server hung up.")
 
@@ -147,7 +146,7 @@ def test_coco_ids_that_occur_twice_make_data_unusable(
     with made("coco_captions", tmp_path) as data:
         path = Path(data.data)
         path.write_text(path.read_text().replace('"id": 102', '"id": 101', 1))
-        status, _, err = run(capsys, path)
+        status, _, err = run(capsys, path, *HERE)
     assert status == 2
     assert "id 101" in err
 
@@ -185,11 +184,11 @@ def test_damage_inside_a_recordio_file_is_a_finding(
     content = bytearray(path.read_bytes())
     content[-3] ^= 0xFF
     path.write_bytes(content)
-    status, out, _ = run(capsys, path)
+    status, out, _ = run(capsys, path, *HERE)
     assert status == 1
     assert re.search(r"records 3\d to 39 of '.*a\.recordio': .*chunk \d+ at offset", out)
     path.write_bytes(content[:-5])
-    status, out, err = run(capsys, path)
+    status, out, err = run(capsys, path, *HERE)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert str(path) in err
 
@@ -204,7 +203,7 @@ def test_a_recordio_file_of_one_damaged_chunk_is_a_finding(
     content = bytearray((tmp_path / "a.recordio").read_bytes())
     content[-3] ^= 0xFF
     (tmp_path / "a.recordio").write_bytes(content)
-    status, out, _ = run(capsys, tmp_path)
+    status, out, _ = run(capsys, tmp_path, *HERE)
     assert status == 1
     assert re.search(
         r"records 0 to 4 of '.*a\.recordio': .*a\.recordio' chunk 0 at offset 0: its data has", out

@@ -99,7 +99,7 @@ class Trainer(threading.Thread):
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_killed_at_any_moment_it_loses_nothing_and_lends_nothing_twice(master, seed):
-    size = 6_000
+    size = 3_000
     chance = random.Random(seed)
     print(f"seed {seed}")
     master.start()
@@ -111,8 +111,8 @@ def test_killed_at_any_moment_it_loses_nothing_and_lends_nothing_twice(master, s
         assert all(trainer.is_alive() for trainer in trainers), master.log
         return sum(len(trainer.tasks) for trainer in trainers)
 
-    for _ in range(4):  # of 1,500 leases at the least
-        more = leases() + chance.randint(1, 300)
+    for _ in range(4):  # of 750 leases at the least
+        more = leases() + chance.randint(1, 150)
         wait_until(lambda more=more: leases() >= more, timeout_s=60, poll_s=0.001)
         master.kill()
         master.start()

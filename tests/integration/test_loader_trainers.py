@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from loader_kit import acknowledged, elastic, flat, numbers, take, trainer
+from loader_kit import elastic, flat, numbers, take, trainer
 from lockstep_kit import Failed, Rank, run_ranks
 
 from edl_torch import DataShardService, ShardedDataset
@@ -117,65 +117,6 @@ def test_a_trainer_that_holds_nothing_is_served_what_another_fetched_ahead() -> 
     fake.outcomes["training"].check_complete(1)
 
 
-def test_two_fetchers_that_both_hold_batches_do_not_wait_for_each_other() -> None:
-    fake = FakeMaster()
-    with (
-        trainer(fake, {"a": 8}, batch_size=4, records_per_shard=4) as (one, _),
-        trainer(fake, {"a": 8}, batch_size=4, records_per_shard=4) as (two, _),
-    ):
-        one.size, two.size  # noqa: B018  both take part from the beginning
-        assert one.fetch_shard() is not None
-        assert two.fetch_shard() is not None
-        assert one.fetch_shard() is None  # at once: it holds records itself
-        assert two.fetch_shard() is None
-        for service in (one, two):
-            assert service.report_batch_done()
-        assert one.finished
-
-
-def test_a_fetcher_that_holds_nothing_waits_for_what_a_leaver_gives_back() -> None:
-    fake = FakeMaster()
-    with trainer(fake, {"a": 4}, batch_size=4, in_process=False, records_per_shard=4) as (waiting, _):
-        with trainer(fake, {"a": 4}, batch_size=4, in_process=False, records_per_shard=4) as (leaver, _):
-            assert leaver.fetch_shard() is not None
-            with ThreadPoolExecutor(1) as pool:
-                fetching = pool.submit(waiting.fetch_shard)
-                wait_until(lambda: fake._dispatcher.wanted("training", leaver.session.id, fake.clock()))
-                assert not fetching.done()
-                leaver.close()
-                shard = fetching.result(timeout=60)
-        assert (shard.start, shard.end) == (0, 4)
-        waiting.report_batch_done()
-        assert waiting.finished
-
-
-def test_a_late_joiner_takes_part_in_the_running_epoch() -> None:
-    fake = FakeMaster()
-    with trainer(fake, COUNTS, num_epochs=2) as (early, first):
-        loop = iter(elastic(first))
-        seen = take(loop, 3)
-        with trainer(fake, COUNTS, num_epochs=2) as (late, second):
-            assert late.epoch == 0
-            helped = take(iter(elastic(second)), 2)
-        rest = take(loop, 100)
-        assert sorted(flat(seen + helped[:1] + rest)) == sorted(r for _, r in acknowledged(fake, early))
-        assert early.epoch == 1
-
-
-def test_a_trainer_that_broke_off_and_idles_keeps_nothing_from_the_others() -> None:
-    fake = FakeMaster()
-    with (
-        trainer(fake, COUNTS, in_process=False) as (idle, first),
-        trainer(fake, COUNTS, in_process=False) as (busy, second),
-    ):
-        seen = take(iter(elastic(first, num_workers=1)), 3)
-        assert idle.record_count == 0
-        rest = take(iter(elastic(second)), 1000)
-        assert len(flat(seen[:2] + rest)) == 137
-        assert busy.finished
-    fake.outcomes["training"].check_complete(1)
-
-
 def test_a_dead_peers_records_come_to_the_one_that_waits() -> None:
     fake = FakeMaster(grace_s=1.0)
     with trainer(fake, COUNTS) as (_, first), trainer(fake, COUNTS, in_process=False) as (_, second):
@@ -281,46 +222,6 @@ def test_a_trainer_of_another_ledger_is_refused(
         # The thread that fetches leases may find it out first, and throw away what the model has learnt.
         with pytest.raises(StaleLease, match=r"keeps ledger other, not fake|come again"):
             ask(zombie[0])
-
-
-def test_a_position_is_not_given_to_a_model_that_learnt_what_comes_again(fake: FakeMaster) -> None:
-    """Stopped between a step and its acknowledgement, and given up meanwhile: nobody has restored."""
-    with trainer(fake, FORTY) as (service, dataset):
-        token = service.state_dict()
-        loop = iter(elastic(dataset))
-        take(loop, 1)
-        fake.clock.advance(31.0)
-        assert fake.expire()
-        for _ in range(2):
-            with pytest.raises(StaleLease, match=r"1 lease.*come again.*last checkpoint"):
-                service.state_dict()
-        service.load_state_dict(token)
-        assert service.state_dict() == token
-
-
-def test_a_session_that_was_given_up_and_lost_nothing_saves_as_before(fake: FakeMaster) -> None:
-    with trainer(fake, FORTY) as (service, dataset):
-        take(iter(elastic(dataset)), 2)
-        first = service.state_dict()
-        fake.clock.advance(31.0)
-        fake.expire()
-        assert service.state_dict() == first
-        assert not service.finished
-
-
-def test_a_master_that_was_another_one_when_the_checkpoint_was_read_is_not_called_a_trainer(
-    fake: FakeMaster,
-) -> None:
-    with trainer(fake, FORTY) as (service, _):
-        service.size  # noqa: B018  the dataset is known
-    with trainer(fake, FORTY) as (service, _):
-        session = service.session
-        session.run(session.trainer.position.note_history())
-        other = FakeMaster()
-        other._dispatcher.ledger_id = "other"
-        service.session.master._local = other._local  # type: ignore[attr-defined]
-        with pytest.raises(StaleLease, match=r"another master.*ledger other, not fake.*newest checkpoint"):
-            service.load_state_dict(None)
 
 
 # Synchronous ranks whose data another incarnation of their job has taken back to a checkpoint ---------------

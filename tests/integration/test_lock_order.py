@@ -151,7 +151,7 @@ def warm() -> None:
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 @cases(
     "master, num_workers",
-    [(embedded, 0), (fake_remote, 0), (embedded, 2), (over_grpc, 2)],
+    [(embedded, 0), (fake_remote, 0), (over_grpc, 2)],
     product(MASTERS, [0, 2]),
     ids=lambda value: getattr(value, "__name__", None),
 )

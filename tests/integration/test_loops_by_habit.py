@@ -56,6 +56,15 @@ def zero_grad_first(loader: Any, model: Counts, optimizer: Any) -> None:
 
 
 @exact
+def zeroed_by_a_hook_of_the_optimizer(loader: Any, model: Counts, optimizer: Any) -> None:
+    hook = optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
+    for batch in loader:
+        model(batch).backward()
+        optimizer.step()
+    hook.remove()
+
+
+@exact
 def a_closure(loader: Any, model: Counts, optimizer: Any) -> None:
     for number, batch in enumerate(loader):
 
@@ -248,6 +257,16 @@ def a_window_is_read_before_it_is_trained_on(loader: Any, model: Counts, optimiz
             model(batch).backward()
         step(optimizer)
     loader.passed_on()
+
+
+@exact
+def windows_that_are_clipped_and_stepped_on_at_the_head(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        if number and number % 2 == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+            step(optimizer)
+        model(batch).backward()
+    step(optimizer)
 
 
 @exact

@@ -77,6 +77,24 @@ def an_error_in_the_backward_pass_and_the_batch_once_more(loader: Any, model: Co
 
 
 @lacking("")
+def an_error_in_the_backward_pass_of_gradients_that_are_put_back(
+    loader: Any, model: Counts, optimizer: Any
+) -> None:
+    """In the place of what it has left, which the second try has added to, is another tensor."""
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        model.fails = number == 3
+        with suppress(MemoryError):
+            model(batch).backward()
+        if model.fails:
+            model.fails = False
+            model(batch).backward()
+        for parameter in model.parameters():
+            parameter.grad = torch.nan_to_num(parameter.grad)
+        optimizer.step()
+
+
+@lacking("")
 def an_error_at_the_end_of_a_backward_pass_and_one_gradient_thrown_away(
     loader: Any, model: Counts, optimizer: Any
 ) -> None:
@@ -371,6 +389,14 @@ def another_optimizer_trains(loader: Any, model: Counts, optimizer: Any) -> None
         if number % 2 == 0:
             optimizer.zero_grad()
         optimizer.step()  # on the same gradients once more
+
+
+@lacking(ANOTHER)
+def a_new_optimizer_trains_the_middle_once_more(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        learn(model, optimizer, batch)
+        if number in (5, 9):
+            learn(model, sgd(model.learnt), batch)
 
 
 @lacking(ANOTHER)

@@ -293,15 +293,6 @@ def test_a_record_of_a_small_component_is_augmented_otherwise_in_each_pass() -> 
     assert dict(drawn(num_workers=2)) == dict(drawn(num_threads=2)) == dict(plain)
 
 
-def test_it_is_endless_without_an_end() -> None:
-    with loader(mixture(num_records=None)) as one:
-        assert trained(one, 20) == Book(WEIGHTS).upto(200).found
-        assert trained(one, 20) == Book(WEIGHTS).upto(400).found[200:]
-        assert one.batches_done == 40
-        with pytest.raises(TypeError, match="this mixture has no length, as it has no end: give its end as"):
-            len(one)
-
-
 def test_weights_go_by_size_where_none_are_given() -> None:
     shares = {}
     for temperature in (None, 2, 1e9):
@@ -674,40 +665,6 @@ def test_a_transform_that_writes_to_a_record_that_is_read_again_is_seen(
     assert ("in a loader worker" in str(said["inexact"])) == bool(workers)
 
 
-def test_a_dataset_joins_when_a_job_goes_on_with_it_in_the_program(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    def mixed(*names: str, **more: Any) -> Mixture:
-        parts = {name: Numbers(STARTS.get(name, 9000), SIZES.get(name, 11)) for name in names}
-        return Mixture(parts, **{"num_records": 1000, "weights": dict.fromkeys(names, 1), **more})
-
-    with loader(mixed(*SIZES), audit_dir=tmp_path, records_per_shard=20) as one:
-        loop = iter(one)
-        for _ in range(13):  # in the middle of a lease
-            next(loop)
-        token = one.state_dict()
-    with loader(mixed(*SIZES, "books"), audit_dir=tmp_path, records_per_shard=20) as one:
-        with caplog.at_level(logging.WARNING):
-            one.load_state_dict(token)
-        found = Counter(
-            name.partition(":")[0] for batch in one for name, _ in one.records if batch is not None
-        )
-        token = one.state_dict()
-    start = int(re.findall(r"index (\d+) on", caplog.text)[0])
-    assert start in (140, 160)
-    assert sum(found.values()) == 1000 - 130
-    assert found["books"] == (1000 - start) // 4
-    said = audit(tmp_path, capsys)
-    assert (said["verdict"], said["lost"], said["acknowledged"]) == ("DELIVERED", 0, 1000)
-    proof = prove([str(tmp_path)])
-    assert (proof["records"], proof["missing"], proof["lineages"]) == (1000, 0, 2)
-    assert {one["name"]: one["acknowledged"] for one in said["components"]} == {
-        name: one["given"] for name, one in proof["components"].items()
-    }
-    with loader(mixed(*SIZES)) as one, pytest.raises(TokenError, match="the program has not: books"):
-        one.load_state_dict(token)
-
-
 @pytest.mark.parametrize("goes_on", ["on its master", "from a token"])
 def test_datasets_join_and_leave_and_what_is_left_of_them_is_counted(
     goes_on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -777,32 +734,6 @@ def test_datasets_join_and_leave_and_what_is_left_of_them_is_counted(
     assert all(one["size"] for one in said["components"])  # of those that have left, too
 
 
-@pytest.mark.parametrize("goes_on", ["on its master", "from a token"])
-def test_a_component_leaves_that_weights_of_a_call_gave_a_share(goes_on: str) -> None:
-    parts: dict[str, Any] = {"a": Numbers(0, 50), "b": Numbers(100, 50)}
-    master = LocalMaster()
-    with loader(
-        Mixture(parts, {"a": 1, "b": 0}, num_records=200), records_per_shard=20, master_client=master
-    ) as one:
-        loop = iter(one)
-        next(loop)
-        assert one.set_weights({"a": 1, "b": 1}) == 20
-        found = [value for _ in range(9) for value in next(loop)]
-        one.stepped()
-        token = one.state_dict()
-    assert any(value >= 100 for value in found)
-    if goes_on == "from a token":
-        master = LocalMaster()
-    with loader(
-        Mixture(parts | {"b": None}, {"a": 1}, num_records=200), records_per_shard=20, master_client=master
-    ) as one:
-        if goes_on == "from a token":
-            one.load_state_dict(token)
-        rest = [value for batch in one for value in batch]
-    assert len(rest) == 100
-    assert max(rest) < 100
-
-
 def test_a_component_that_has_left_has_no_weight_and_no_data() -> None:
     parts: dict[str, Any] = {"a": Numbers(0, 5), "b": None}
     with pytest.raises(InvalidArgument, match="b has left the mixture: give it no weight"):
@@ -830,47 +761,6 @@ def test_a_dataset_joins_a_master_only_when_no_other_trainer_takes_part() -> Non
             next(iter(other))
     with loader(more, master_client=master, batch_size=5) as other:
         assert max(value for batch in other for value in batch) >= 9
-
-
-LIMITS: list[dict[str, Any]] = [
-    {"math": 2},
-    {"math": 2, "code": 3},
-    {"math": 1, "web": 1},
-]
-
-
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize("change", [False, True])
-def test_a_components_share_ends_after_its_passes_and_goes_to_the_others(
-    limits: dict[str, int], change: bool, tmp_path: Path
-) -> None:
-    new = {"web": 1, "code": 1, "math": 1}
-    parts = {
-        name: MixtureComponent(Numbers(STARTS[name], size), max_passes=limits.get(name))
-        for name, size in SIZES.items()
-    }
-    with loader(Mixture(parts, WEIGHTS, num_records=1000), records_per_shard=20, audit_dir=tmp_path) as one:
-        loop = iter(one)
-        found = [record for _ in range(5) for record in records_of(one, next(loop))]
-        start = one.set_weights(new if change else WEIGHTS)
-        assert one.set_weights(new if change else WEIGHTS) == start
-        token = one.state_dict()
-        for _ in loop:
-            pass
-        one.load_state_dict(token)
-        found += trained(one)
-    book = Book(WEIGHTS)
-    now = WEIGHTS
-    left = {name: limits[name] * SIZES[name] for name in limits}
-    for index in range(1000):
-        if change and index == start:
-            now = new
-            book.leave({n: w * (book.counts[n] < left.get(n, 9999)) for n, w in now.items()})
-        book.upto(index + 1)
-        if book.counts[book.found[-1][0]] == left.get(book.found[-1][0]):
-            book.leave({n: w * (book.counts[n] < left.get(n, 9999)) for n, w in now.items()})
-    assert found == book.found
-    assert prove([str(tmp_path)])["found"] == found
 
 
 def test_a_mixture_whose_components_all_have_max_passes_ends_with_them() -> None:
@@ -1025,23 +915,6 @@ class Torn(Numbers):
         if index == 2:
             raise ValueError("torn")
         return super().__getitem__(index)
-
-
-def test_a_bad_record_of_a_small_component_is_one_bad_record_however_many_passes_meet_it() -> None:
-    parts = {name: (Torn if name == "math" else Numbers)(STARTS[name], size) for name, size in SIZES.items()}
-    options: dict[str, Any] = {"on_bad_record": "quarantine", "max_bad_records": 1}
-    with loader(Mixture(parts, WEIGHTS, num_records=1000), **options) as one:
-        loop = iter(one)
-        found = [record for _ in range(30) for record in records_of(one, next(loop))]
-        token = one.state_dict()
-    with loader(Mixture(parts, WEIGHTS, num_records=1000), **options) as one:
-        one.load_state_dict(token)
-        found += trained(one)
-        assert [(bad.name, bad.index) for bad in one.quarantined()] == [("math:Torn", 2)]
-        status = one.service.session.master.dataset_status("training")
-        assert (status.acknowledged, status.quarantined) == (980, 20)
-    expected = Counter(record for record in Book(WEIGHTS).upto(1000).found if record[::2] != ("math", 2))
-    assert Counter(found) == expected
 
 
 @pytest.mark.parametrize("reading", READING, ids=str)

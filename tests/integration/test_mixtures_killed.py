@@ -109,7 +109,7 @@ def test_every_record_of_the_plan_is_trained_on_once_whoever_dies(
     noise.shuffle(events)
     changes = iter(CHANGES)
     for number, event in enumerate(events, 1):
-        job.wait_for(number * 800)
+        job.wait_for(number * 400)
         if event == "weights":
             job.set_weights(next(changes))
         elif event == "trainer":

@@ -13,7 +13,6 @@ from mixture_proof import prove
 
 from edl_torch import ElasticDataLoader, LocalMaster, Mixture
 from edl_torch.cli.main import main
-from edl_torch.errors import TokenError
 
 BAD = 2  # of the last file of three records
 
@@ -137,21 +136,3 @@ def test_a_bad_record_of_a_component_that_has_left_stays_in_checkpoints(
         (bad,) = one.quarantined()
         assert (bad.name, bad.index) == ("small:two", BAD)
     check(tmp_path, bad.times, capsys)
-
-
-def test_a_token_that_has_a_record_as_bad_and_as_open_is_damaged_wherever_the_data_lie(
-    tmp_path: Path,
-) -> None:
-    with loader("/data/old/", ("one", "two"), tmp_path) as one:
-        for number, _ in enumerate(one, 1):
-            if number == 25:
-                one.stepped()
-                token = json.loads(one.state_dict()["token"])
-                break
-    (row,) = token["quarantine"]
-    assert row[3] == "small:two"
-    assert token["open"]
-    row[-1] += 2  # passes that are open
-    token["acknowledged"] -= 2
-    with loader("/data/new/", ("one", "two"), tmp_path) as one, pytest.raises(TokenError, match="quarantine"):
-        one.load_state_dict(json.dumps(token))

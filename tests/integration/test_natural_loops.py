@@ -89,16 +89,6 @@ def test_islice_warns_with_the_call_that_ends_its_pass_and_not_before() -> None:
             service.state_dict()
 
 
-def test_an_iterator_that_is_closed_or_superseded_with_a_batch_in_hand_warns() -> None:
-    for leave in (lambda loader: loader.close(), iter):
-        with trainer(FakeMaster()) as (_, dataset):
-            loader = elastic(dataset)
-            kept = iter(loader)
-            take(kept, 2)  # of the first alone a step may still show that it was not trained on
-            with one_warning(AGAIN):
-                leave(loader)
-
-
 def test_the_thread_in_which_another_trainer_asks_does_not_warn() -> None:
     fake = FakeMaster()
     with trainer(fake, {"a": 8}) as (_, left), trainer(fake, {"a": 8}) as (_, other):

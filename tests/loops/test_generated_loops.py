@@ -72,7 +72,7 @@ def test_loops_that_are_left_with_what_they_have_gathered(program: Program) -> N
     run(program)
 
 
-@drawing(200)
+@drawing(120)
 @given(program=plain_programs())
 def test_loops_over_a_plain_loader(program: Program) -> None:
     run(program)

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import cv2
 import numpy as np
+import preloaded
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -69,7 +70,7 @@ def ranks(count: int, **arguments: Any) -> set[str]:
     """What readers say that are made at once, each in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen([sys.executable, "-c", RANK], env=environment, **pipes) for _ in range(count)]
+    started = [preloaded.Popen([sys.executable, "-c", RANK], env=environment, **pipes) for _ in range(count)]
     for one in started:
         one.stdin.write(json.dumps({"root": ROOT, **arguments}))
         one.stdin.close()

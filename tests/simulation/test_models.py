@@ -92,11 +92,6 @@ def test_a_trainer_given_up_by_a_master_whose_journal_went_back_saves_no_token()
     run(job(105))
 
 
-def test_a_repeated_call_that_finds_its_member_given_up_hides_no_later_answer() -> None:
-    """A lease call from before the last report's answer was sent again: found by this seed of `run.py`."""
-    run(model_options(5164, simple=True))
-
-
 def test_acknowledgements_that_were_never_sent_are_not_forgotten() -> None:
     """A session that took part anew threw them away unheard: found by this seed."""
     options = job(

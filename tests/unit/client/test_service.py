@@ -9,7 +9,7 @@ import pytest
 
 from edl_torch import DataShardService, ElasticDataLoader, LocalMaster, ShardedDataset, TaskType
 from edl_torch.core.calls import Registration
-from edl_torch.errors import InvalidArgument, ServiceClosed, UnknownDataset
+from edl_torch.errors import InvalidArgument, MasterUnavailable, ServiceClosed, UnknownDataset
 from edl_torch.readers import MapDatasetReader
 from edl_torch.shard import Source
 from edl_torch.testing import FakeMaster
@@ -30,6 +30,25 @@ def test_a_given_master_outlives_the_service() -> None:
             pass
     assert master.status().trainers == ()
     master.close()
+
+
+def test_the_timeout_of_a_master_client_is_set_at_the_client() -> None:
+    with pytest.raises(InvalidArgument, match="MasterClient"):
+        DataShardService(4, FakeMaster(), dataset_size=8, master_timeout_s=3.0)
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_how_long_a_master_may_be_away_is_set_at_the_service(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDL_MASTER_ADDR", "127.0.0.1:1")
+    monkeypatch.setenv("EDL_MASTER_TIMEOUT_S", "0.1" if how == "environment" else "500")
+    timeout_s = 0.1 if how == "argument" else None
+    with (
+        DataShardService(4, dataset_size=8, master_timeout_s=timeout_s) as service,
+        pytest.raises(MasterUnavailable, match=r"127\.0\.0\.1:1 within 0\.1 s"),
+    ):
+        service.fetch_shard()
 
 
 def test_a_trainer_that_comes_to_finished_data_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from edl_torch.audit.verdict import Outcome, audit
 from edl_torch.data.loop.loader_methods import GradientMethods
 from edl_torch.data.loop.lockstep_pass import FIRST_WAIT_S, PaddedPass
 from edl_torch.data.weights import PaddingBatch, Statistics, Weights
-from edl_torch.errors import InvalidArgument
+from edl_torch.errors import AccountingError, InvalidArgument
 from edl_torch.testing import FakeMaster
 
 
@@ -52,6 +52,31 @@ def test_a_batch_stands_in_while_another_trainer_holds_the_rest() -> None:
     assert weight[held].tolist() == [0.0] * 4
     assert weight.sum() == 4
     fake.outcomes["training"].check_complete(1)
+
+
+@pytest.mark.filterwarnings(r"ignore:4 record\(s\) of 'training'")  # as it is closed
+def test_a_loop_that_would_get_padding_batches_for_ever_is_told_which_optimizer_never_steps() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    used, never = (torch.optim.SGD([weight], lr=1.0) for _ in range(2))
+
+    fake = FakeMaster()
+
+    def train() -> None:
+        with loader_of(8, fake) as loader:
+            loader.keep_stepping()
+            loader.attach(used)
+            loader.attach(never)
+            for _ in loader:
+                used.zero_grad()
+                loader.weigh(weight.sum()).backward()
+                used.step()
+
+    never_stepped = r"SGD has never stepped.*loader\.detach\(optimizer\)"
+    with loader_of(8, fake) as other:
+        theirs = iter(other)
+        assert len(next(theirs)) == 4  # which it holds
+        with pytest.raises(AccountingError, match=never_stepped):
+            train()
 
 
 def test_what_comes_back_from_another_trainer_is_read() -> None:
