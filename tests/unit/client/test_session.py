@@ -131,6 +131,36 @@ def test_a_trainer_whose_decision_a_handler_broke_off_does_nothing_more() -> Non
     assert master.dataset_status("training").acknowledged == 0
 
 
+def test_who_waits_for_a_decision_hears_that_one_was_broken_off(session: Session) -> None:
+    waits, heard = threading.Event(), list[str]()
+
+    def never() -> bool:
+        waits.set()
+        return False
+
+    def wait() -> Procedure[None]:
+        yield Wait(never)
+
+    def terminated() -> None:
+        raise SystemExit
+
+    def waiting() -> None:
+        try:
+            session.run(wait())
+        except ServiceClosed as exc:
+            heard.append(str(exc))
+
+    thread = threading.Thread(target=waiting, daemon=True)
+    thread.start()
+    assert waits.wait(30)
+    with pytest.raises(SystemExit):
+        session.do(terminated)
+    with pytest.raises(ServiceClosed):
+        session.flush()
+    thread.join(30)
+    assert "was cut off" in "".join(heard)
+
+
 def test_an_error_that_a_call_led_to_breaks_no_decision_off(session: Session) -> None:
     def asks() -> Procedure[None]:
         yield Wait(lambda: 1 / 0)
