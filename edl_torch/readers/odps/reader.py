@@ -26,7 +26,7 @@ from edl_torch.readers.odps.client import Retries
 from edl_torch.readers.odps.config import OdpsConfig, parse_table_url, partition_patterns
 from edl_torch.readers.odps.table import OdpsTable
 from edl_torch.readers.shared.files import BlockCache
-from edl_torch.readers.shared.looks import listing
+from edl_torch.readers.shared.looks import arguments, listing
 from edl_torch.shard import IndexArray, Task, TaskType
 
 if TYPE_CHECKING:
@@ -143,9 +143,12 @@ class ODPSDataReader(AbstractDataReader):
         return {self.table.name(partition): count for partition, count in self.table.plan().items()}
 
     def fingerprint(self, *, whole: bool = False) -> Fingerprint:
-        """The version of each partition: when it was last written to, by the service's clock."""
+        """The version of each partition: when it was last written to, by the service's clock. And what the
+        reader makes of its rows."""
         versions = self.table.versions()
-        return listing("whole", versions, dict(enumerate(versions.values())))
+        given = (self.columns, sorted(self.fill_nulls.items()))
+        made = arguments("columns", *given) if any(given) else []
+        return listing("whole", versions, dict(enumerate(versions.values())), made)
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield the rows one by one, downloaded in blocks. Raises ReaderError for a range outside."""

@@ -275,10 +275,11 @@ def _digest(found: Any, root: str) -> tuple[str, bool]:
     if _has(found, "column_names", "with_format"):  # Hugging Face `datasets`
         rows = found.with_format("arrow")  # as they are kept: nothing is decoded
         form = _form(getattr(found, "format", None) or {}) + _decoded(getattr(found, "features", None) or {})
+        made_of = digest_of([found.column_names, form])  # these texts are no paths, whatever they look like
 
         def row_of(place: int) -> list[Any]:
             values = rows[place : place + 1].to_pylist()[0].values()
-            return [found.column_names, form, [_without_folder(value) for value in values]]
+            return [made_of, [_without_folder(value) for value in values]]
 
         return _of_some(found, row_of, root)
     if _has(found, "iloc"):  # pandas
