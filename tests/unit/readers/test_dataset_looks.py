@@ -110,8 +110,6 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         f"a part of {type(one).__name__}": (Subset(one, [1, 2]), Subset(other, [1, 2]))
         for one, other in (([1, 2, 3], [1, 2, 4]), (torch.arange(3), torch.arange(3, 6)))
     },
-    "a part of a dict": (Subset({1: 1, 2: 2}, [1, 2]), "partly"),
-    "a part of a text": (Subset("abc", [1, 2]), "partly"),
     "lists in a row": (ConcatDataset([[1] * 9, [2] * 9]), ConcatDataset([[1] * 9, [3] * 9])),
     "several datasets": (
         Held(400, datasets=[Held(data=ARRAY), Held(data=OTHER)]),
