@@ -201,7 +201,8 @@ class ShardedDataset(IterableDataset[Any]):
         return self._samples(link, plan, setup.tally)
 
     def _look_again(self, link: Link, then: str) -> None:
-        """In a worker that persists, as a pass before may have written to its copy of the data."""
+        """In a worker that persists, as a pass before may have written to its copy of the data. At those of
+        the trainer's own process its session looks."""
         may_differ, self._may_differ = self._may_differ, True
         if may_differ and isinstance(link, SocketLink) and (said := changed_since(self.reader, then)):
             link.tell_changed(f"in a loader worker {said}")
