@@ -381,6 +381,7 @@ def _as_it_began(samples: Sequence[Seen]) -> Seen:
     return [samples[0], *(seen for seen in samples if not seen.steps)][-1]
 
 
+@np.errstate(over="ignore")  # where a sum was infinite
 def is_copy(one: Seen, other: Seen) -> bool | None:
     """Whether two samples are of the same parameters, to the bit of the coarser dtype.
 
@@ -412,6 +413,7 @@ def are_replicas(one: Seen, other: Seen, before: Seen) -> bool | None:
     )
 
 
+@np.errstate(over="ignore")
 def _is_near(one: Values, other: Values, before: Values, rounding: float) -> bool:
     here = ~(np.isnan(one) | np.isnan(other) | np.isnan(before))
     mine, its, was = (values[here].astype(np.float64) for values in (one, other, before))

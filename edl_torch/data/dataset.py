@@ -125,7 +125,7 @@ class ShardedDataset(IterableDataset[Any]):
         )  # before torch forks: workers must find somebody listening
         self._link: tuple[int, SocketLink] | None = None
         self._setup: IterationSetup | None = None
-        self._may_differ = False  # the data of this process, once it has read
+        self._may_differ = False  # the data of this process: it has read, or was sent them
         self._generators: Generators | None = None
         self._reads = reader
         self._makes: Transform | None = None
@@ -159,6 +159,7 @@ class ShardedDataset(IterableDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         iterations.unpickled(state.pop("_run"))
         self.__dict__.update(state)
+        self._may_differ |= isinstance(self.reader, MapDatasetReader)  # it may have opened files anew
 
     def bind(self, setup: IterationSetup | None) -> None:
         """Let `setup` count in the next iteration, an `ElasticDataLoader`'s; None for a plain one."""
@@ -201,8 +202,9 @@ class ShardedDataset(IterableDataset[Any]):
         return self._samples(link, plan, setup.tally)
 
     def _look_again(self, link: Link, then: str) -> None:
-        """In a worker that persists, as a pass before may have written to its copy of the data. At those of
-        the trainer's own process its session looks."""
+        """In a worker that persists, as a pass before may have written to its copy of the data, and in one
+        that was not forked, as a dataset that was sent may open its files anew. At the data of the trainer's
+        own process its session looks."""
         may_differ, self._may_differ = self._may_differ, True
         if may_differ and isinstance(link, SocketLink) and (said := changed_since(self.reader, then)):
             link.tell_changed(f"in a loader worker {said}")

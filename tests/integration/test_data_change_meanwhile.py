@@ -57,6 +57,20 @@ class Together(Held):
         return [self.kept[number] for number in numbers]
 
 
+class OfAFile(Held):
+    """Whose file each process opens for itself, as Hugging Face's do."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(np.load(file))
+        self.file = file
+
+    def __getstate__(self) -> Path:
+        return self.file
+
+    def __setstate__(self, file: Path) -> None:
+        self.__init__(file)  # type: ignore[misc]
+
+
 class Stored(Held):
     """Its length is that of the list when it was made."""
 
@@ -303,3 +317,14 @@ def test_an_older_iterator_that_is_closed_is_no_end_of_the_pass_that_runs(tmp_pa
         del newer  # it never heard of the end
         reverse(slow.dataset)
     assert audit([tmp_path])[0].outcome is Outcome.INEXACT
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_other_data_that_workers_open_in_a_later_pass_are_noticed(tmp_path: Path, changes: bool) -> None:
+    np.save(file := tmp_path / "x.npy", np.arange(8.0))
+    data, other = OfAFile(file), np.arange(8.0)[:: -1 if changes else 1]
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+    train(data, tmp_path, lambda: np.save(file, other), after=4, **options)
+    (verdict,) = audit([tmp_path / "audit"])
+    assert (verdict.outcome is Outcome.INEXACT) == changes
+    assert ("in a loader worker" in "".join(inexact(verdict))) == changes

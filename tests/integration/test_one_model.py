@@ -260,6 +260,14 @@ def test_a_layer_that_is_frozen_on_the_way_is_still_of_the_model(tmp_path, capsy
     assert is_one or "was not the one that was saved with it" in said["undecided"][0]
 
 
+def test_a_model_with_an_infinite_weight_is_compared_without_a_word(tmp_path, capsys):
+    model = Memory()
+    torch.nn.init.constant_(model.head, float("inf"))
+    with trainer(FakeMaster(), tmp_path, model=model) as (batches, _, optimizer):
+        train(batches, model, optimizer)
+    assert by_command(tmp_path, capsys)[0] == PROVEN
+
+
 def test_data_of_evaluation_have_no_model(tmp_path, capsys):
     with trainer(FakeMaster(), tmp_path, task_type=TaskType.EVALUATION) as (batches, model, optimizer):
         train(batches, model, optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from cases import cases
 from stores import BUCKET, Proxy, Weed, files_below, put
+from terminal import Terminal
 from test_readers import CASES, KINDS
 
 from edl_torch.cli.main import main
@@ -321,11 +321,6 @@ def test_a_kept_index_that_is_damaged_or_of_other_data_is_made_again(weed: Weed,
     data = bucket.get_object(Bucket=BUCKET, Key=key)["Body"].read()
     put(bucket, {key: data[:-100]})
     assert kept_index(keep, header, lambda: {"n": np.array([5])})["n"].tolist() == [5]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.usefixtures("of_environment")

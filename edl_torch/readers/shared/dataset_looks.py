@@ -185,6 +185,8 @@ class _Holds:
                 self._is_all &= len(inside) <= _MOST_INSIDE and len(inside) == len(value)
             elif _is_table(value, count):
                 self.tables.append((name, digest_of(value)))
+            elif name.rpartition(".")[2] == "dataset":  # as a dict in a `Subset`
+                self._is_all = False
         except _CLOSED:
             self._is_all = False
         except EdlError:

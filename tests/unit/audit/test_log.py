@@ -18,21 +18,15 @@ from edl_torch.audit.reading import Answer, Kind, read_logs
 from edl_torch.core.calls import Acknowledgement, Failure, GiveBack
 from edl_torch.core.codec import object_of
 from edl_torch.errors import AuditError
+from edl_torch.testing import FakeClock
 from edl_torch.trainer.vocabulary import (
     Evidence,
 )
 
 
-class Clock:
-    now = 5.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -62,7 +56,7 @@ def runs(chapter):
 
 
 def test_the_form_of_a_log(log, clock):
-    clock.now += 1.5
+    clock.advance(1.5)
     log.intent(acknowledgements=ack(5), way=Evidence.STEP)
     log.answered()
     log.intent(acknowledgements=ack(8), way=Evidence.STEP)

@@ -19,7 +19,7 @@ from edl_torch.rpc import edl_torch_pb2 as pb
 from edl_torch.rpc.status import to_status
 from edl_torch.system.address import HostPort
 from edl_torch.system.processes import ForkGuard
-from edl_torch.testing import wait_until
+from edl_torch.testing import FakeClock, wait_until
 from edl_torch.testing.fake_master import Listening
 from edl_torch.trainer.liveness import Liveness
 from edl_torch.trainer.measuring import Measuring
@@ -100,21 +100,14 @@ def wants(dataset: str) -> pb.AttendEvent:
     return pb.AttendEvent(wanted=pb.Wanted(dataset=dataset))
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def master() -> Master:
     return Master()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock(100.0)
 
 
 @pytest.fixture
@@ -133,7 +126,7 @@ def guard() -> Guard:
 
 
 @pytest.fixture
-def heartbeat(master: Master, listening: Listening, guard: Guard, clock: Clock) -> Iterator[Heartbeat]:
+def heartbeat(master: Master, listening: Listening, guard: Guard, clock: FakeClock) -> Iterator[Heartbeat]:
     guard.looks = 0
     heartbeat = Heartbeat(master, "session", listening, guard=guard, clock=clock)
     heartbeat.start()
@@ -168,10 +161,10 @@ def test_one_thread_does_it(master: Master) -> None:
 
 @pytest.mark.usefixtures("heartbeat")
 def test_a_stream_stands_once_however_often_the_master_asks(
-    master: Master, listening: Listening, guard: Guard, clock: Clock
+    master: Master, listening: Listening, guard: Guard, clock: FakeClock
 ) -> None:
     stream = master.stream()
-    clock.now = 110.0
+    clock.advance(10.0)
     stream.put(asks(progress_timeout_s=9.0), asks(), asks())
     master.heard(3)
     assert (guard.looks, listening.liveness.doubts) == (1, 0)
@@ -182,14 +175,14 @@ def test_a_stream_stands_once_however_often_the_master_asks(
 
 @pytest.mark.usefixtures("heartbeat")
 def test_an_answer_counts_from_when_the_heartbeat_was_sent(
-    master: Master, listening: Listening, clock: Clock
+    master: Master, listening: Listening, clock: FakeClock
 ) -> None:
     def answer_late(request: pb.HeartbeatRequest) -> None:
-        clock.now += 10.0
+        clock.advance(10.0)
 
     master.answer = answer_late
     stream = master.stream()
-    clock.now = 150.0  # the stream, asked for at 100, stands now
+    clock.advance(50.0)  # the stream, asked for at 100, stands now
     stream.put(asks(), wants("next"))
     wait_until(lambda: stream.taken == 2)
     assert listening.liveness.sure(169.9)
@@ -198,14 +191,14 @@ def test_an_answer_counts_from_when_the_heartbeat_was_sent(
 
 @pytest.mark.usefixtures("heartbeat")
 def test_a_heartbeat_that_is_not_answered_says_nothing_and_the_next_one_is_sent(
-    master: Master, listening: Listening, clock: Clock
+    master: Master, listening: Listening, clock: FakeClock
 ) -> None:
     def away(request: pb.HeartbeatRequest) -> None:
         raise CallFailed
 
     master.answer = away
     stream = master.stream()
-    clock.now = 150.0
+    clock.advance(50.0)
     stream.put(asks())
     master.heard(1)
     assert listening.standing

@@ -16,9 +16,11 @@ from deliveries import Deliveries
 from evaluate import judge, looks_named, read_scenes
 from progress import ProgressLine, Standing
 from split import hold_out, read_captions
+from terminal import Terminal
 from vocabulary import BOS, EOS, PAD, Vocabulary
 
 from edl_torch.errors import DataFormatError, InvalidArgument
+from edl_torch.testing import FakeClock
 
 # --- deliveries ---
 
@@ -146,27 +148,14 @@ def test_damaged_or_foreign_checkpoint_is_refused_by_name(content: bytes | None,
 # --- progress line ---
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 STANDING = Standing(epoch=1, num_epochs=6, done=500, total=1000, rate=250.0, loss=0.5, shards_left=3)
 
 
 def test_line_shows_records_a_second_loss_and_shards_left() -> None:
-    stream, clock = io.StringIO(), Clock()
+    stream, clock = io.StringIO(), FakeClock()
     line = ProgressLine(stream, clock)
     line.count(200)  # this rank's own; the line shows those of all ranks
-    clock.now = 2.0
+    clock.advance(2.0)
     line.draw(STANDING)
     text = stream.getvalue()
     assert text.endswith("500/1000  250 records/s  loss 0.500  shards left 3\n")
@@ -174,8 +163,8 @@ def test_line_shows_records_a_second_loss_and_shards_left() -> None:
 
 
 def test_terminal_line_is_drawn_over_and_ended_by_a_whole_line() -> None:
-    stream, clock = Terminal(), Clock()
-    line = ProgressLine(stream, clock)
+    stream = Terminal()
+    line = ProgressLine(stream, FakeClock())
     line.draw(STANDING)
     line.draw(STANDING)
     assert "\n" not in stream.getvalue()

@@ -109,6 +109,8 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
         f"a part of {type(one).__name__}": (Subset(one, [1, 2]), Subset(other, [1, 2]))
         for one, other in (([1, 2, 3], [1, 2, 4]), (torch.arange(3), torch.arange(3, 6)))
     },
+    "a part of a dict": (Subset({1: 1, 2: 2}, [1, 2]), "partly"),
+    "a part of a text": (Subset("abc", [1, 2]), "partly"),
     "lists in a row": (ConcatDataset([[1] * 9, [2] * 9]), ConcatDataset([[1] * 9, [3] * 9])),
     "several datasets": (
         Held(400, datasets=[Held(data=ARRAY), Held(data=OTHER)]),
@@ -544,6 +546,8 @@ KNOWN: dict[str, tuple[Any, str]] = {
     "tensors": (TensorDataset(TENSOR, torch.zeros(200)), "sampled"),
     "a part of a list": (Subset([1, 2, 3], [1, 2]), "sampled"),
     "a part of a list of objects": (Subset([object()] * 3, [1, 2]), "partly"),
+    "a part of a dict": (Subset({1: 1, 2: 2}, [1, 2]), "partly"),
+    "a part of a text": (Subset("abc", [1, 2]), "partly"),
     "lists in a row": (ConcatDataset([[1, 2, 3], [4, 5]]), "sampled"),
     "parts of tensors": (
         ConcatDataset([TensorDataset(TENSOR), Subset(TensorDataset(TENSOR), [3])]),

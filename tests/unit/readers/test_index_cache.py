@@ -88,21 +88,6 @@ def planted(data: Path, folder: Path) -> Path:
     return Path(index.path)
 
 
-def assert_not_read(data: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    build = Builder()
-    for _ in range(2):
-        index = cached_index(FileStamp.of(data), "kind1", build)
-        assert index["n"].tolist() == [1, 1, 1]
-    assert build.built == 1
-    own = Path(index.path).parent
-    assert own != folder
-    assert own.stat().st_mode & 0o777 == 0o700
-    told = [record.getMessage() for record in caplog.records if "EDL_INDEX_DIR" in record.getMessage()]
-    assert len(told) == 1
-    assert f"'{folder}' is not this user's alone" in told[0]
-    assert str(own) in told[0]
-
-
 def test_the_folder_among_temporary_files_is_for_its_user_alone(data: Path, temporary: Path) -> None:
     build = Builder()
     for _ in range(2):
@@ -113,32 +98,32 @@ def test_the_folder_among_temporary_files_is_for_its_user_alone(data: Path, temp
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-@needs_root
-def test_an_index_that_another_user_has_planted_is_not_read(
-    data: Path, temporary: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "whose", [pytest.param("another user's", marks=needs_root), "open to others", "behind a link"]
+)
+def test_an_index_in_a_folder_that_is_not_this_users_alone_is_not_read(
+    whose: str, data: Path, temporary: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = temporary / f"edl_torch-{os.getuid()}"
-    os.chown(planted(data, folder), STRANGER, -1)
-    os.chown(folder, STRANGER, -1)
-    assert_not_read(data, folder, caplog)
-
-
-def test_a_folder_that_others_can_write_to_is_not_used(
-    data: Path, temporary: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = temporary / f"edl_torch-{os.getuid()}"
-    planted(data, folder)
-    folder.chmod(0o770)
-    assert_not_read(data, folder, caplog)
-
-
-def test_a_link_instead_of_the_folder_is_not_followed(
-    data: Path, temporary: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    planted(data, tmp_path / "elsewhere")
-    folder = temporary / f"edl_torch-{os.getuid()}"
-    folder.symlink_to(tmp_path / "elsewhere")
-    assert_not_read(data, folder, caplog)
+    index = planted(data, tmp_path / "elsewhere" if whose == "behind a link" else folder)
+    if whose == "behind a link":
+        folder.symlink_to(index.parent)
+    elif whose == "open to others":
+        folder.chmod(0o770)
+    else:
+        os.chown(index, STRANGER, -1)
+        os.chown(folder, STRANGER, -1)
+    build = Builder()
+    for _ in range(2):
+        found = cached_index(FileStamp.of(data), "kind1", build)
+        assert found["n"].tolist() == [1, 1, 1]
+    assert build.built == 1
+    own = Path(found.path).parent
+    assert own != folder
+    assert own.stat().st_mode & 0o777 == 0o700
+    (told,) = [record.getMessage() for record in caplog.records if "EDL_INDEX_DIR" in record.getMessage()]
+    assert f"'{folder}' is not this user's alone" in told
+    assert str(own) in told
 
 
 @needs_root

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from image_files import write_image_folder
 from readers_kit import RECORDS, everything, write_recordio
+from terminal import Terminal
 
 from edl_torch.cli.datasets import ProgressLine
 from edl_torch.cli.main import main
@@ -328,17 +329,9 @@ class Slow(AbstractDataReader):
 def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, per_file: list[str]) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "out").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "edl_torch",
-        "convert",
-        "s",
-        "out/x",
-        "--custom_data_reader",
-        "slow:Slow",
-    ]
-    process = subprocess.Popen([*command, *per_file], cwd=tmp_path, stderr=subprocess.PIPE)
+    options = ["--custom_data_reader", "slow:Slow", *per_file]
+    command = [sys.executable, "-m", "edl_torch", "convert", "s", "out/x", *options]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         wait_until(lambda: os.listdir(tmp_path / "out") != [] or process.poll() is not None, timeout_s=60)
         process.send_signal(number)
@@ -348,11 +341,6 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals, per_fil
     assert process.returncode == 130
     assert errors == b""
     assert os.listdir(tmp_path / "out") == []
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_progress_is_drawn_on_a_terminal_and_goes_away() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from odps.config import options
 
-from edl_torch.errors import BadRecord, InvalidArgument, ReaderError, ReaderUnavailable
+from edl_torch.errors import BadRecord, InvalidArgument, ReaderError
 from edl_torch.fingerprint import describe_change
 from edl_torch.readers.base import reader_fingerprint, reader_sources
 from edl_torch.readers.odps.config import parse_table_url
@@ -362,16 +361,8 @@ def test_without_pyodps_it_says_what_to_install(server):
         "try: ODPSDataReader('t').create_shards()\n"
         "except ReaderUnavailable as exc: print(exc)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env=dict(os.environ),
-    )
-    assert "pip install 'edl-torch[odps]'" in done.stdout
-    assert issubclass(ReaderUnavailable, ReaderError)
+    said = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert "pip install 'edl-torch[odps]'" in said
 
 
 def test_a_partition_that_was_written_to_is_named_by_the_fingerprint(days):
