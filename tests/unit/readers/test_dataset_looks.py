@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 from cases import cases
+from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from edl_torch.errors import ReaderError
@@ -586,7 +587,8 @@ def test_of_a_mapped_array_that_a_job_may_write_to_no_write_is_noticed(tmp_path:
     ARRAY.tofile(file := tmp_path / "x.bin")
     mapped = np.memmap(file, ARRAY.dtype, how, shape=ARRAY.shape)
     known = "partly" if how == "r+" else "sampled"
-    for dataset in (mapped, np.asarray(mapped), StackDataset(mapped)):
+    windows = sliding_window_view(mapped, 1, axis=0, writeable=how == "r+")
+    for dataset in (mapped, np.asarray(mapped), StackDataset(mapped), windows):
         assert strength_of(look(dataset)) == known
 
 
