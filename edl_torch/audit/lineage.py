@@ -20,7 +20,7 @@ from edl_torch.core.registration import but_looks, differences, identity
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import known_by, weakest
-from edl_torch.shard import DatasetSpec, MixtureSegment, TaskType
+from edl_torch.shard import DatasetSpec, MixtureSegment
 
 Key = tuple[str, int]  # ledger id, number of the lineage
 _Placed = tuple[int, Log, Chapter]  # the place of the log
@@ -120,7 +120,7 @@ class Runs:
     sessions: list[str]  # of all logs, by place
     earlier: Mapping[str, Set[str]]  # the ledgers that came before each
     origins: Mapping[str, Set[str]]  # those that each went on from, by tokens, and those before them
-    tied: Mapping[str, Set[str]]  # those of the same data, by tokens
+    tied: Mapping[str, Set[str]]  # of those the ones of the same data
 
     @property
     def used(self) -> set[str]:
@@ -164,20 +164,19 @@ def runs_of(logs: Sequence[Log], came: Sequence[Sequence[str]] = ()) -> dict[str
 
 
 def _runs(chapters: list[_Placed], sessions: list[str], came: Sequence[Sequence[str]]) -> Runs:
-    taken: defaultdict[tuple[TaskType, str], set[str]] = defaultdict(set)
+    taken: defaultdict[str, set[str]] = defaultdict(set)
     for _, _, chapter in chapters:
         for snapshot in chapter.snapshots:
-            taken[chapter.dataset.task_type, snapshot.token].add(snapshot.ledger)
+            taken[snapshot.token].add(snapshot.ledger)
     origins: dict[str, set[str]] = {chapter.ledger: set() for _, _, chapter in chapters}
     tied: dict[str, set[str]] = {name: set() for name in origins}
     for _, _, chapter in chapters:
         if chapter.token is not None:
             text = saved_with(chapter.token)
-            of_it = taken[chapter.dataset.task_type, token_digest(text)] & origins.keys()
+            of_it = taken[token_digest(text)] & origins.keys()
             origins[chapter.ledger] |= of_it
-            for one in of_it if text == chapter.token else ():
-                tied[chapter.ledger].add(one)
-                tied[one].add(chapter.ledger)
+            if text == chapter.token:
+                tied[chapter.ledger] |= of_it
     earlier = _earlier(chapters, came, origins)
     return Runs(chapters, sessions, earlier, _all_before(origins), _all_before(tied))
 
@@ -310,15 +309,17 @@ def _agrees(placed: _Placed, final: Mapping[str, object], newest: Chapter, tied:
     _, log, chapter = placed
     there = [component for component in chapter.dataset.components if not component.left]
     own = identity(replace(chapter.dataset, components=tuple(there)) if there else chapter.dataset)
-    if chapter.ledger not in tied:
-        differing = differences(final, own, asked_is_older=True, may_change=True)
-        return not differing and chapter.dataset.task_type is newest.dataset.task_type
-    if differing := differences(but_looks(final), but_looks(own), asked_is_older=True, may_change=True):
+    if chapter.ledger != newest.ledger and chapter.dataset.task_type is not newest.dataset.task_type:
+        return False
+    is_tied = chapter.ledger in tied
+    compared = (but_looks(final), but_looks(own)) if is_tied else (final, own)
+    differing = differences(*compared, asked_is_older=True, may_change=True)
+    if differing and is_tied:
         raise AuditError(
             f"{str(log.path)!r} describes dataset {chapter.dataset.name!r} of ledger {chapter.ledger} "
             f"otherwise than the other logs: {'; '.join(differing)}"
         )
-    return True
+    return not differing
 
 
 def _lineage(key: Key, placed: list[_Placed], coordinates: Coordinates, age: int) -> Lineage:

@@ -19,6 +19,7 @@ from edl_torch.fingerprint import Fingerprint
 from edl_torch.readers.base import IndexedReader
 from edl_torch.readers.shared.dataset_looks import fingerprint_of
 from edl_torch.readers.shared.files import FileStamp
+from edl_torch.readers.shared.looks import parents_of
 from edl_torch.system.termination import is_of_a_handler
 
 _READ_AHEAD = 32  # records: what one call of __getitems__ may hold in memory
@@ -160,11 +161,9 @@ def _mapped_files(dataset: Any) -> list[FileStamp]:
         elif isinstance(value, dict):
             ahead += islice(value.values(), _MOST_INSIDE)
         elif isinstance(value, np.ndarray):
-            if isinstance(value, np.memmap) and value.mode in ("r", "c") and value.filename:
-                files[os.fspath(value.filename)] = None
-            base = value.base
-            # What `sliding_window_view` gives is of an object between the two.
-            ahead.append(base if isinstance(base, np.ndarray) else getattr(base, "base", None))
+            for one in parents_of(value):
+                if isinstance(one, np.memmap) and one.mode in ("r", "c") and one.filename:
+                    files[os.fspath(one.filename)] = None
         elif issubclass(type(value), Sized) and not isinstance(value, type):  # it may not answer to __class__
             ahead += getattr(value, "__dict__", {}).values()
     return [FileStamp.of(file) for file in files if os.path.isfile(file)]

@@ -355,7 +355,7 @@ def test_data_are_looked_at_once_more_where_a_loader_was_collected_in_the_middle
 ) -> None:
     dataset = Values()
     next(iter(ElasticDataLoader(dataset, 2, audit_dir=tmp_path)))
-    dataset.rows[:] = 7
+    dataset.rows += 7
     gc.collect()
     with ElasticDataLoader(range(2), 2):
         (verdict,) = audit([tmp_path])

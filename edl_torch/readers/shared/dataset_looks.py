@@ -38,6 +38,7 @@ from edl_torch.readers.shared.looks import (
     is_number,
     listing,
     name_of_function,
+    parents_of,
     records,
 )
 
@@ -402,11 +403,8 @@ def _is_array(value: Any) -> bool:
 
 def _is_mapped_to_write(value: Any) -> bool:
     """Whether an array is mapped, or a part of one that is, so that writes to it are writes to its file."""
-    while isinstance(value, np.ndarray):
-        if isinstance(value, np.memmap) and value.mode not in ("r", "c"):
-            return True
-        value = value.base
-    return False
+    arrays = parents_of(value) if isinstance(value, np.ndarray) else ()
+    return any(isinstance(one, np.memmap) and one.mode not in ("r", "c") for one in arrays)
 
 
 def _is_container(value: Any) -> bool:

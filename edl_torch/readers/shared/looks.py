@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -144,6 +144,13 @@ def below(paths: Sequence[str]) -> list[str]:
         paths = [os.path.abspath(path) for path in paths]
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
     return [os.path.relpath(path, folder) if folder else os.path.normpath(path) for path in paths]
+
+
+def parents_of(array: Any) -> Iterator[Any]:
+    """Yield an array and what it is a part of, the innermost last, as a mapped one."""
+    while array is not None:
+        yield array
+        array = getattr(array, "base", None)  # numpy's windows have something else than an array between
 
 
 # Values -------------------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from edl_torch.audit.chain import FinalWord
 from edl_torch.audit.verdict import Outcome, audit, judge
 from edl_torch.cli.verdict_words import grounds
+from edl_torch.core.registration import new_spec
 from edl_torch.core.token import Token
 from edl_torch.errors import AuditError, TokenError
 from edl_torch.fingerprint import Fingerprint
-from edl_torch.shard import Source, TaskType
+from edl_torch.shard import Component, MixtureWeights, Registration, Source, TaskType
 
 
 @pytest.mark.parametrize("ledger", range(8))
@@ -300,10 +301,47 @@ def test_a_try_on_other_data_that_the_job_did_not_go_on_from_is_left_out(tmp_pat
     job.train_batches(2)
     job.spec = spec
     job.restart(token)
+    job.train_batches(1)
+    token = job.checkpoint(0)
+    job.spec = replace(OTHER, num_epochs=2)
+    job.restart(Token.decode(token).onto(job.spec).encode())
+    job.finish()
+    earlier, last = audit([tmp_path])
+    assert (earlier.ledger, earlier.outcome.label, earlier.left_out) == ("ledger3", "PROVEN", {})
+    assert (last.ledger, last.outcome.label, last.left_out) == ("ledger4", "PROVEN", {"ledger2": 2 * BATCH})
+    assert earlier.beside == last.beside == ()
+
+
+def test_a_try_on_other_data_is_a_run_of_its_own_where_nothing_tells_that_it_came_before(tmp_path):
+    job = Job(tmp_path / "first", replace(SMALL, num_epochs=2), trainers=1)
+    job.train_batches(2)
+    token = job.checkpoint(0)
+    folders = [tmp_path / name for name in ("first", "try", "again")]
+    for folder, spec in zip(folders[1:], (replace(OTHER, num_epochs=2), job.spec), strict=True):
+        job.directory, job.spec = folder, spec
+        job.restart(Token.decode(token).onto(spec).encode())
+        job.train_batches(2)
+    job.finish()
+    verdicts = {verdict.ledger: verdict for verdict in audit(folders)}
+    assert {ledger: v.outcome.label for ledger, v in verdicts.items()} == {
+        "ledger1": "PROVEN",
+        "ledger2": "REFUTED",
+        "ledger3": "PROVEN",
+    }
+
+
+def test_an_evaluation_that_begins_from_a_token_of_the_training_is_left_out(tmp_path):
+    job = Job(tmp_path, SMALL, trainers=1)
+    job.train_batches(2)
+    token = job.checkpoint(0)
+    job.spec = replace(SMALL, task_type=TaskType.EVALUATION)
+    job.restart(token)
+    job.train_batches(2)
+    job.spec = SMALL
+    job.restart(token)
     job.finish()
     (verdict,) = audit([tmp_path])
-    assert (verdict.ledger, verdict.outcome.label) == ("ledger3", "PROVEN")
-    assert (verdict.left_out, verdict.beside) == ({"ledger2": 2 * BATCH}, ())
+    assert (verdict.outcome, verdict.left_out) == (Outcome.PROVEN, {"ledger2": 5})
 
 
 def test_a_run_that_is_like_one_that_is_like_the_last_has_a_verdict(tmp_path):
@@ -324,7 +362,8 @@ def look(value):
 
 
 GIVEN = Fingerprint.given("v1").encode()
-SAME, CHANGED = (look("a"), GIVEN, look("a")), (look("a"), GIVEN, look("b"))
+OTHER_GIVEN = Fingerprint.given("v2").encode()
+SAID = "changed 'data'"
 
 
 def job_of_sessions(folder, looks):
@@ -344,14 +383,45 @@ def sessions_of_one_master(folder, looks):
             session.whole(place, place)
 
 
-@pytest.mark.parametrize("looks", [SAME, CHANGED], ids=["same", "changed"])
 @pytest.mark.parametrize("job", [job_of_sessions, sessions_of_one_master])
-def test_a_change_behind_a_session_that_gave_a_word_is_named_in_the_verdict(tmp_path, job, looks):
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        ((look("a"), GIVEN, look("a")), ""),
+        ((look("a"), GIVEN, look("b")), SAID),
+        ((GIVEN, look("a"), OTHER_GIVEN), "fingerprint 'v1' then, 'v2' now"),
+    ],
+    ids=["same", "changed", "given"],
+)
+def test_a_change_behind_a_session_that_compared_something_else_is_named(tmp_path, job, looks, said):
     job(tmp_path, looks)
     (verdict,) = audit([tmp_path])
     assert verdict.lost == verdict.doubled == 0
-    assert ["changed 'data'" in said for said in verdict.changed] == [True] * (looks is CHANGED)
-    assert (verdict.outcome is Outcome.INEXACT, verdict.known_by) == (looks is CHANGED, "none")
+    assert [said in one for one in verdict.changed] == [True] * bool(said)
+    assert (verdict.outcome is Outcome.INEXACT, verdict.known_by) == (bool(said), "none")
+
+
+def test_a_change_behind_a_session_that_compared_nothing_is_named(tmp_path):
+    sessions_of_one_master(tmp_path, (look("a"), "", look("b")))
+    (verdict,) = audit([tmp_path])
+    assert [SAID in one for one in verdict.changed] == [True]
+
+
+def test_a_change_of_a_component_behind_a_session_that_gave_a_word_is_named(tmp_path):
+    order = {"shuffle": False, "shuffle_shards": False, "shuffle_in_shard": False, "shuffle_window": 1}
+    for place, fingerprint in enumerate((look("a"), GIVEN, look("b"))):
+        components = tuple(
+            Component(name=name, sources=SMALL.sources, records_per_shard=8, fingerprint=its, **order)
+            for name, its in (("x", look("x")), ("y", fingerprint))
+        )
+        weights = (MixtureWeights(start=0, parts=(1, 1)),)
+        sources = (Source(name="", count=16),)
+        asked = Registration(name="training", sources=sources, components=components, weights=weights)
+        Writer(tmp_path, f"{place}", new_spec(asked, BATCH), member=place)
+    (verdict,) = audit([tmp_path], unfinished=True)
+    assert [
+        one.startswith(f"component 'y': attributes of the dataset: {SAID}") for one in verdict.changed
+    ] == [True]
 
 
 def test_the_masters_word_on_a_start_that_learnt_nothing_hides_no_run(tmp_path):
