@@ -18,7 +18,7 @@ suspended_clock: Callable[[], float] = (
 
 
 class LivenessFeed:
-    """The `Listener` of one session. `changed` guards `liveness`.
+    """The `Listener` of one session; that says what each method tells. `changed` guards `liveness`.
 
     `wanted` hears that others wait, `tell` that the master wants to know all.
     """
@@ -42,18 +42,15 @@ class LivenessFeed:
 
     @property
     def member(self) -> int:
-        """As which member heartbeats are sent."""
         return self._liveness.member
 
     @property
     def progress(self) -> int:
-        """How often the training loop has moved on; heartbeats carry it."""
         return self._liveness.progress
 
     @property
     def measures(self) -> Measures:
-        """What the trainer has measured. Needs no lock, and waits for none."""
-        return self._measuring.measures()
+        return self._measuring.measures()  # needs no lock, and waits for none
 
     @property
     def standing(self) -> bool:
@@ -64,7 +61,6 @@ class LivenessFeed:
             return bool(self._changed.wait_for(lambda: self._liveness.standing, timeout_s))
 
     def stood(self, asked_at: float, *, lease_timeout_s: float, progress_timeout_s: float = 0.0) -> None:
-        """The stream, asked for at `asked_at`, stands."""
         with self._changed:
             self._liveness.stood(
                 asked_at, lease_timeout_s=lease_timeout_s, progress_timeout_s=progress_timeout_s
@@ -72,16 +68,13 @@ class LivenessFeed:
             self._changed.notify_all()
 
     def broke(self) -> None:
-        """The stream does not stand any more."""
         with self._changed:
             self._liveness.broke()
 
     def answered(self, asked_at: float) -> None:
-        """The master answered a heartbeat, or the like, that was sent at `asked_at`."""
         with self._changed:
             self._liveness.answered(asked_at)
 
     def doubt(self) -> None:
-        """The master does not know the session."""
         with self._changed:
             self._liveness.doubt()

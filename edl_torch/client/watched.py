@@ -233,7 +233,7 @@ class Watched:
         hand = self.batches.in_hand
         if hand in self.unsure:
             return
-        if now is not _GONE and self.has_heard and (self.gathered or self.unsure):
+        if self.has_heard and (self.gathered or self.unsure):
             return  # `refresh` has noted another gradient in the place of one
         if now is _WRITTEN and self.batches.has_in_hand and is_any(self.parameters):
             self.doubt([*filter(None, [hand])])

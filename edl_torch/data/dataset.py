@@ -203,7 +203,8 @@ class ShardedDataset(IterableDataset[Any]):
 
     def _look_again(self, link: Link, then: str) -> None:
         """In a worker that persists, as a pass before may have written to its copy of the data, and in one
-        that was not forked, as a dataset that was sent may open its files anew."""
+        that was not forked, as a dataset that was sent may open its files anew. At the data of the trainer's
+        own process its session looks."""
         may_differ, self._may_differ = self._may_differ, True
         if may_differ and isinstance(link, SocketLink) and (said := changed_since(self.reader, then)):
             link.tell_changed(f"in a loader worker {said}")

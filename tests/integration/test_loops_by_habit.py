@@ -56,6 +56,19 @@ def zero_grad_first(loader: Any, model: Counts, optimizer: Any) -> None:
 
 
 @exact
+def an_error_in_the_backward_pass_whose_part_is_thrown_away(
+    loader: Any, model: Counts, optimizer: Any
+) -> None:
+    for number, batch in enumerate(loader):
+        model.fails = number == 3
+        with suppress(MemoryError):
+            learn(model, optimizer, batch)
+        if model.fails:
+            model.fails = False
+            learn(model, optimizer, batch)
+
+
+@exact
 def zeroed_by_a_hook_of_the_optimizer(loader: Any, model: Counts, optimizer: Any) -> None:
     hook = optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
     for batch in loader:

@@ -400,6 +400,29 @@ def a_new_optimizer_trains_the_middle_once_more(loader: Any, model: Counts, opti
 
 
 @lacking(ANOTHER)
+def a_new_optimizer_steps_on_what_was_stepped_on(loader: Any, model: Counts, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        learn(model, optimizer, batch)
+        if number == 5:
+            sgd(model.learnt).step()
+
+
+@lacking("")
+def zeroed_before_a_step_that_moves_all_the_same(loader: Any, model: Counts, optimizer: Any) -> None:
+    def moves(*_: Any) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.0)
+
+    hook = optimizer.register_step_pre_hook(moves)
+    for batch in loader:
+        model(batch).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    hook.remove()
+
+
+@lacking(ANOTHER)
 def another_optimizer_trains_a_part(loader: Any, model: Counts, optimizer: Any) -> None:
     """Of which nobody asks whether it has all: it has not."""
     part = Counts()
