@@ -369,7 +369,7 @@ def test_a_partition_that_was_written_to_is_named_by_the_fingerprint(days):
     before = reader_fingerprint(ODPSDataReader("days"))
     made = [
         {"columns": ["i"]},
-        {"columns": ["j"]},
+        {"columns": ["hh"]},
         {"fill_nulls": {"i": 0}},
         {"fill_nulls": {"i": 1}},
     ]
