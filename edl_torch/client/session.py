@@ -72,7 +72,7 @@ class Session:
     that.
 
     Attributes:
-        readers: what reading processes ask.
+        readers: the `Host` that reading processes, this one too, ask for leases; it reads no data itself.
         passes: `trainer.elastic`, the passes of an `ElasticDataLoader`.
         gradients: those of the attached optimizers.
         lockstep: what it shares with the ranks that it steps with; None where it trains alone.

@@ -21,7 +21,7 @@ WINDOWS_AT_ONCE = 256  # of the order, computed together
 
 
 class Waiting(NamedTuple):
-    """Slice that waits to be lent, for the `attempt`-th time."""
+    """Slice that waits to be lent; it was taken from `attempt - 1` sessions, and may have been given back."""
 
     slice: Slice
     attempt: int

@@ -2,7 +2,8 @@
 
 Pure state: no clock, no I/O, no transport. Records with an outcome are all that are neither waiting nor lent,
 so the state is as small as what is in flight. The ledger decides; `backlog`, `leases` and `participants` only
-keep. It does not know which sessions are alive; the dispatcher tells it which join and which are released.
+keep, but for the size and order of the next leases, which `Lending` decides. The ledger does not know which
+sessions are alive; the dispatcher tells it which join and which are released.
 """
 
 from __future__ import annotations

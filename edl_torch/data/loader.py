@@ -214,7 +214,7 @@ class ElasticDataLoader(ServiceMethods, GradientMethods, DataLoader[Any]):
         self._weights = Weights(
             self._peers,
             attached=lambda: [o for o in gradients.optimizers() if hasattr(o, "param_groups")],
-            discarded=lambda: session.passes.discarded,
+            batches=session.passes,
             weighs_padding=lambda gathered: session.do(session.passes.weigh_padding, gathered),
         )
         self._keeps_stepping = False

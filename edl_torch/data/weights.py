@@ -14,7 +14,8 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -266,14 +267,19 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 # Weights ----------------------------------------------------------------------------------------------
 
 
+class Discards(Protocol):
+    """Says how often a batch in hand failed, or was given back."""
+
+    discarded: int
+
+
 class Weights:
     """The records of the batch in hand, and of those that are in the gradients.
 
     `peers` are the ranks whose gradients the model's wrapper averages; None where one process trains alone.
-    `attached` gives the optimizers whose windows begin before they are first scaled, `discarded` says how
-    often a batch in hand failed, or was given back. `weighs_padding` is called where the loop asks for the
-    weight of a batch that counts for nothing; with True where it is to know that of all batches that it has
-    had.
+    `attached` gives the optimizers whose windows begin before they are first scaled, `batches` says how often
+    a batch in hand failed, or was given back. `weighs_padding` is called where the loop asks for the weight
+    of a batch that counts for nothing; with True where it is to know that of all batches that it has had.
     """
 
     def __init__(
@@ -281,14 +287,14 @@ class Weights:
         peers: Peers | None = None,
         *,
         attached: Callable[[], Iterable[torch.optim.Optimizer]] = tuple,
-        discarded: Callable[[], int] = int,
+        batches: Discards | None = None,
         weighs_padding: Callable[[bool], object] = bool,
     ) -> None:
         self._peers = peers
         self._attached = attached
-        self._discarded = discarded
+        self._batches: Any = batches or SimpleNamespace(discarded=0)  # never, where nobody says so
         self._weighs_padding = weighs_padding
-        self._seen = discarded()
+        self._seen = self._batches.discarded
         self._windows = GradientWindows()
         self._batch = 0
         self._own = 0
@@ -312,7 +318,8 @@ class Weights:
 
     def step(self, own: int) -> None:
         """Note that a batch of `own` records goes to the loop."""
-        self._notice_discarded()
+        if self._batches.discarded != self._seen:
+            self._notice_discarded()
         if self._masks.are_put:
             self._masks.remove()
         self._batch += 1
@@ -332,11 +339,11 @@ class Weights:
     def restart(self) -> None:
         """Forget all gradients: the model is another one, or as it was before."""
         self._masks.remove()
-        self._seen, self._own = self._discarded(), 0
+        self._seen, self._own = self._batches.discarded, 0
         self._windows.clear()
 
     def _notice_discarded(self) -> None:
-        if (discarded := self._discarded()) != self._seen:
+        if (discarded := self._batches.discarded) != self._seen:
             self._seen, self._own = discarded, 0
             self._windows.discard(self._batch)
 

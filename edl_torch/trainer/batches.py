@@ -1,7 +1,7 @@
 """The batches that a training loop was handed and is not done with, and the steps by which it is.
 
 Each has a number, in the order in which they were handed out; a padding batch has one too, and no records. A
-batch is *read ahead* until the wrapper around the loop passes it on, then *in hand* until the loop asks for
+batch is *read ahead* until a wrapper around the loader passes it on, then *in hand* until the loop asks for
 the next one, and *gathered* until the step. What an optimizer has done is one number: that of the newest
 batch which the loop was passed when it stepped. So a batch that goes back, or fails, moves no other.
 """

@@ -291,6 +291,9 @@ Collate = Callable[[list[Any], Any], Any]  # of samples, and the `Rows` of the b
 class IterationSetup:
     """How an iteration over a dataset yields samples, and what counts them.
 
+    The dataset and its `TicketedCollate` share one, in a loader worker too: torch forks both, or sends both
+    in one pickle.
+
     Attributes:
         columnar: the reader makes the batches.
         list_size: samples in a list; 0 where they come one by one.
