@@ -11,6 +11,7 @@ together, and where the user says that it is.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -354,12 +355,17 @@ def _had_learnt(
 
 
 def _trained(chapters: Sequence[tuple[int, Chapter]]) -> Iterator[Seen]:
-    """Yield the samples in a lineage that differ from the first of their session."""
+    """Yield the samples in a lineage that differ from the first of their session, or by a first step that was
+    cut off."""
     sessions: defaultdict[int, list[Seen]] = defaultdict(list)
     for place, chapter in chapters:
         sessions[place] += chapter.seen
-    for samples in sessions.values():
+    for samples in filter(None, sessions.values()):
+        began = _as_it_began(samples)
+        last = began.line if began.at == "begin" else math.inf
+        cut_off = (seen for seen in samples if not seen.steps and seen.line > last)
         yield from (seen for seen in samples if seen.steps and not is_copy(seen, samples[0]))
+        yield from (seen for seen in cut_off if is_copy(seen, began) is False)
 
 
 def _trains(chapter: Chapter) -> bool:
@@ -377,8 +383,10 @@ def _is_before(history: DatasetHistory, one: Key, other: Key) -> bool:
 
 
 def _as_it_began(samples: Sequence[Seen]) -> Seen:
-    """Return the sample of before the first step: what was loaded by then is in it."""
-    return [samples[0], *(seen for seen in samples if not seen.steps)][-1]
+    """Return the sample of before the first step: what was loaded by then is in it, and nothing that a first
+    step has written which was cut off."""
+    before = [seen for seen in samples if not seen.steps]
+    return [samples[0], *before, *(seen for seen in before if seen.at == "begin")][-1]
 
 
 @np.errstate(over="ignore")  # where a sum was infinite

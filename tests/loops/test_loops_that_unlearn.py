@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -300,6 +301,38 @@ def test_a_gradient_of_no_batch_that_a_step_uses_with_a_batch_is_not_proven(
     model, verdict = judged(tmp_path, loop)
     assert model.has_each() is throws_away
     assert verdict.outcome is (Outcome.PROVEN if throws_away else Outcome.DELIVERED)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_a_model_that_a_step_has_changed_which_was_cut_off_is_not_that_of_its_token(
+    tmp_path: Path, fails_at: int
+) -> None:
+    """Its batch comes again. The first step of a job is one."""
+    model = Counts()
+    optimizer = sgd(model)
+    steps: list[Any] = []
+
+    def interrupt(*step: Any) -> None:
+        steps.append(step)
+        if len(steps) == fails_at + 1:
+            raise KeyboardInterrupt
+
+    optimizer.register_step_post_hook(interrupt)
+    with loader_of(tmp_path) as loader:
+        loader.attach(optimizer)
+        with suppress(KeyboardInterrupt):
+            for batch in loader:
+                learn(model, optimizer, batch)
+        saved = copy.deepcopy(model.state_dict()), loader.state_dict()
+    model.load_state_dict(saved[0])
+    optimizer = sgd(model)
+    with loader_of(tmp_path) as loader:
+        loader.attach(optimizer)
+        loader.load_state_dict(saved[1])
+        for batch in loader:
+            learn(model, optimizer, batch)
+    assert model.total == RECORDS + BATCH
+    assert verdict_of(tmp_path).outcome is not Outcome.PROVEN
 
 
 class LeavesOut(torch.optim.SGD):

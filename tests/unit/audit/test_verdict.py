@@ -268,7 +268,8 @@ def test_of_many_ranks_with_a_shard_each_only_replicas_are_compared(tmp_path, mo
         writer = Writer(tmp_path, f"s{rank}", spec, member=rank + 1)
         for steps in range(3):
             mine = np.where(np.arange(32) == rank % 30, BEFORE + steps, np.nan)
-            model = asdict(replace(seen(mine), at="step", sharded=True, steps=steps, sums=b""))
+            at = "step" if steps else "begin"
+            model = asdict(replace(seen(mine), at=at, sharded=True, steps=steps, sums=b""))
             model.pop("line")
             writer.log.model(ModelSeen(**model))
             if not steps:
