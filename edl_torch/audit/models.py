@@ -50,7 +50,7 @@ _DOUBTS = {
     ),
     "again": (
         "{} stepped, after {} step(s), on gradients that it, or another loader's optimizer, had stepped on "
-        "before: optimizer.zero_grad() before each backward() that begins a window"
+        "before, or that were of no batch: optimizer.zero_grad() before each backward() that begins a window"
     ),
     "padding": (
         "{} stepped, after {} step(s), on padding batches whose gradients were not 0: multiply the loss as a "

@@ -212,8 +212,8 @@ def inexact(verdict: Verdict) -> Iterator[str]:
     if verdict.unstepped:
         yield (
             f"{verdict.unstepped} record(s) were handed out after the last optimizer.step() of the job, or "
-            f"of an epoch before zero_grad(): the model has not learnt from them. Call optimizer.step() once "
-            f"more at the end of each epoch"
+            f"of an epoch before zero_grad(): the model had not learnt from them. Call optimizer.step() "
+            f"once more at the end of each epoch, before the next begins"
         )
     if verdict.unordered:
         yield (

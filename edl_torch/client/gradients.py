@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 from edl_torch.client.leftovers import leave_all, leftovers
 from edl_torch.client.model import has_place, some
-from edl_torch.client.watched import HOOKED, Change, Watched, are_there, is_any, parameters_of, trained
+from edl_torch.client.watched import (
+    HOOKED,
+    Change,
+    Watched,
+    are_there,
+    is_any,
+    is_in_parts,
+    parameters_of,
+    trained,
+)
 from edl_torch.integrations.engines import hides_gradients
 from edl_torch.trainer.batches import Batch
 from edl_torch.trainer.trainer import Trainer
@@ -66,6 +75,7 @@ class Gradients:
             theirs = (*trained(other.optimizer()), *other.parameters)  # it may be no more
             if not mine.isdisjoint(map(id, theirs)):
                 watched.take_over(other)
+                watched.is_strange |= other.is_strange
         for left in leftovers(mine, is_reduced=self.is_reduced):
             # Of a batch of another session this one cannot tell: it is as if a step had used it.
             if left.of() is self:
@@ -104,7 +114,7 @@ class Gradients:
     def _hides(self) -> bool:
         """Whether the gradients of some optimizer cannot be seen."""
         return any(
-            hides_gradients(optimizer) or any(hasattr(p, "full_tensor") for p in parameters_of(optimizer))
+            hides_gradients(optimizer) or any(map(is_in_parts, parameters_of(optimizer)))
             for optimizer in self.optimizers()
         )
 
@@ -178,12 +188,13 @@ class Gradients:
             watched.gathered, watched.unsure = [], []
             return Used(before_hand, back)
         padding = batches.take_unweighed(used) if batches.unweighed else 0
-        if watched.is_used and is_any(watched.parameters):
+        is_again = watched.is_used or (watched.is_strange and used)
+        if is_again and is_any(watched.parameters):
             doubts.add("again")
         if padding:
             doubts.discard("padding")
         watched.last, watched.gathered, watched.unsure = learnt or watched.last, [], []
-        watched.is_used = True
+        watched.is_used, watched.is_strange = True, False
         watched.steps += 1
         if not (before_hand or back or several or padding or doubts):
             return _NOTHING_ELSE

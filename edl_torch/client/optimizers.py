@@ -238,10 +238,12 @@ class Optimizers:
         is_others = self._number_of(optimizer) is None and session.loop_thread == get_ident()
         if session.model is not None and is_others and session.is_attached_elsewhere(optimizer):
             session.look_for_writes(optimizer)
+        reached, hand = self._others.get(optimizer) if is_others else None, batches.in_hand
+        if reached is not None and not trained(optimizer) and _trains(named):
+            reached[0] = hand.number if hand is not None else 0  # no hook of shards tells when
         if self._attached or not _trains(named):
             return
         has_closure = callable(named.get("closure", arguments[1] if len(arguments) > 1 else None))
-        reached, hand = self._others.get(optimizer), batches.in_hand
         came_before = reached is not None and hand is not None and reached[0] != hand.number
         trains = has_closure or (not came_before and _has_gradients(optimizer))
         if trains and session.has_the_batch and optimizer not in self._detached:
@@ -356,7 +358,9 @@ def _told(method: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]) -> 
 
 
 def _has_gradients(optimizer: Any) -> bool:
-    return any(parameter.grad is not None for parameter in trained(optimizer))
+    return any(
+        parameter.grad is not None for parameter in parameters_of(optimizer) if parameter.requires_grad
+    )
 
 
 def _overflowed(optimizer: Any) -> bool:

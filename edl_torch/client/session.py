@@ -340,13 +340,8 @@ class Session:
         """Whether a loop of the calling thread that trains has a padding batch in hand of which it has not
         asked what it weighs."""
         batches = self.trainer.state.batches
-        return (
-            bool(batches.unweighed)
-            and batches.in_hand in batches.unweighed
-            and self.loop_thread == get_ident()
-            and self.description.task_type is TaskType.TRAINING
-            and not (self.closed or self._abandoned)
-        )
+        has_some = bool(batches.unweighed) and batches.in_hand in batches.unweighed
+        return has_some and self._is_trained_in(get_ident())
 
     @property
     def has_the_batch(self) -> bool:
@@ -357,15 +352,15 @@ class Session:
         def may_train(session: Session) -> bool:
             state = session.trainer.state
             is_training = state.batches.attached and state.supply.current.is_open
-            return (
-                session.loop_thread == thread
-                and session.description.task_type is TaskType.TRAINING
-                and (is_training or bool(state.batches.unfinished))
-                and not (session.closed or session._abandoned)
-            )
+            return session._is_trained_in(thread) and (is_training or bool(state.batches.unfinished))
 
         has_in_hand = self.trainer.state.batches.has_in_hand
         return has_in_hand and [session for session in _sessions.alive() if may_train(session)] == [self]
+
+    def _is_trained_in(self, thread: int) -> bool:
+        """Whether the loop is of this thread, trains, and was not left."""
+        trains = self.description.task_type is TaskType.TRAINING
+        return trains and self.loop_thread == thread and not (self.closed or self._abandoned)
 
     def is_attached_elsewhere(self, optimizer: Any) -> bool:
         """Whether an optimizer is attached to another of this process's sessions."""

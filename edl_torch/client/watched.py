@@ -57,6 +57,9 @@ class Watched:
     unsure: list[Batch] = field(default_factory=list)  # of which nobody can say that
     last: list[Batch] = field(default_factory=list)  # that were in its last step
     is_used: bool = False  # a step has used what is there, and it was not thrown away
+    is_strange: bool = (
+        False  # something else is there: it came while no batch was in hand, or nobody knows how
+    )
     has_heard: bool = False  # a backward pass was heard of: the loop does not write all gradients by hand
     backwards_after_end: int = 0  # backward passes that have reached them after the end of the pass
     was_idle: bool = False  # whether its last step in this pass was on no gradient, or on 0
@@ -106,13 +109,23 @@ class Watched:
         gradient = None if seen is None else seen[0]()
         if self.is_reduced or (batches.ended and not batches.is_told):
             return is_any([parameter])
-        if seen is None or gradient is None or gradient is not parameter.grad:
+        if parameter.grad is None:
             return None
+        if seen is None or gradient is None or gradient is not parameter.grad:
+            return self._is_strange_there(parameter.grad)
         if gradient._version in (seen[1], seen[1] + self.came.count(place)):
             return True
         is_asked = self.gathered or self.unsure or (self.is_used and gradient.device.type == "cpu")
         has_failed = len(self.open) > (_graph_task() in self.open)
         return is_not_0(gradient) if is_asked or has_failed else None
+
+    def _is_strange_there(self, gradient: Any) -> bool | None:
+        """Whether the loop has put something else than 0 there: nobody knows of which batches it is."""
+        if gradient.device.type != "cpu" or not is_not_0(gradient):
+            return None
+        self.doubt(self.gathered)
+        self.is_strange = True
+        return True
 
     def leave(self, of: weakref.ref[Any]) -> None:
         """Hear of gradients no more; what is in them is left over by these `Gradients`."""
@@ -176,7 +189,7 @@ class Watched:
         elif now is not _SAME and self.gathered:
             self.doubt(self.gathered)
         elif now is not _SAME:
-            self.is_used = False  # as by `zero_grad(set_to_none=False)`
+            self.is_used = self.is_strange = False  # as by `zero_grad(set_to_none=False)`
         self.add()
 
     def add(self) -> None:
@@ -191,6 +204,7 @@ class Watched:
         if batches.ended and (ahead := batches.read_to_the_end()):  # a wrapper holds them
             batch = next((one for one in ahead if one not in self.last), ahead[-1])
         if batch is None:
+            self.is_strange = True
             return
         if batch.instead_of is not None and (batch.has_learnt or not self.parameters):
             batch = batch.instead_of
@@ -201,7 +215,7 @@ class Watched:
         """Note what has become of gradients since a backward pass or a step."""
         self.close()
         now = self.look()
-        if now is _SAME or not (self.gathered or self.unsure or self.is_used):
+        if now is _SAME or not (self.gathered or self.unsure or self.is_used or self.is_strange):
             return now
         if self.is_gone() if now is _GONE else self.is_zero():
             self.drop()
@@ -240,7 +254,7 @@ class Watched:
         elif now is _OTHER and is_any(self.parameters):
             if not self.is_reduced:
                 self.doubt(self.gathered)
-            self.is_used = False
+            self.is_used = self.is_strange = False
             self.add()
         elif now is _GONE and not self.gathered:
             found = [parameter for parameter in trained(self.optimizer()) if parameter.grad is not None]
@@ -253,7 +267,7 @@ class Watched:
 
     def drop(self) -> None:
         """Note that what was there is gone."""
-        self.is_used = False
+        self.is_used = self.is_strange = False
         self.gathered, self.unsure = [], []
 
     def doubt(self, batches: Iterable[Batch]) -> None:
@@ -311,7 +325,15 @@ def trained(optimizer: Any) -> list[Any]:
 
     None of DeepSpeed's engines, and none in parts: nobody sees their gradients here.
     """
-    return [p for p in parameters_of(optimizer) if p.requires_grad and not hasattr(p, "full_tensor")]
+    return [p for p in parameters_of(optimizer) if p.requires_grad and not is_in_parts(p)]
+
+
+def is_in_parts(parameter: Any) -> bool:
+    """Whether it is a shard whose gradient is put there after a backward pass, without a call of a hook:
+    FSDP2's, and FSDP1's where the module keeps its original parameters."""
+    if hasattr(parameter, "full_tensor"):
+        return True
+    return hasattr(parameter, "_fsdp_flattened") and not getattr(parameter, "_is_flat_param", False)
 
 
 def parameters_of(optimizer: Any) -> list[Any]:

@@ -54,8 +54,9 @@ def save_checkpoint(
 
     Args:
         directory: of this job's checkpoints; the same for all ranks, on a file system that they share.
-        model: plain, or wrapped in DDP or FSDP.
-        optimizer: the model's.
+        model: plain, wrapped in DDP, or sharded by `fully_shard` (FSDP2). With `FullyShardedDataParallel`
+            (FSDP1), one rank only: torch does not load what several have saved.
+        optimizer: the model's; no `ZeroRedundancyOptimizer`, whose state each rank has a part of.
         service: gives the data position; more services can be had with `state_dict()` in `extra`.
         keep: how many of the newest checkpoints are kept.
         extra: what else belongs to it, as `torch.load(weights_only=True)` takes it: numbers, strings,
@@ -177,9 +178,15 @@ def _check_ranks(service: Any, model: Any) -> None:
         own = isinstance(getattr(service, "service", None), DataShardService)
         remedy = "give loader.service" if own else "give that of the loader, as loader.service"
         raise InvalidArgument(f"service must be a DataShardService, not {type(service).__name__}: {remedy}")
+    ranks = 1 if _alone() else dist.get_world_size()
+    if ranks > 1 and any(hasattr(parameter, "_fsdp_flattened") for parameter in model.parameters()):
+        raise InvalidArgument(
+            "torch loads no checkpoint of FullyShardedDataParallel (FSDP1) that several ranks have saved: "
+            "shard the model with torch.distributed.fsdp.fully_shard, or save it with a tool of your own, "
+            "and loader.state_dict() with it"
+        )
     lockstep = service.session.lockstep
     agreeing = 1 if lockstep is None else lockstep.peers.size
-    ranks = 1 if _alone() else dist.get_world_size()
     if 1 < ranks != agreeing:
         raise InvalidArgument(
             f"this job has {ranks} ranks, and {agreeing} of them step(s) with this service: make the loader "

@@ -249,7 +249,8 @@ class ElasticPasses:
         yield from self._reporter.flush()
         yield Warn(
             f"{left}, and the data are at their end: these records count, and the model has not learnt from "
-            f"them. Step on what is left after the loop over an epoch; if it steps at i + 1 == len(loader), "
+            f"them yet. Step on what is left after the loop over an epoch, inside of the loop over epochs: a "
+            f"later step does not count for them; if it steps at i + 1 == len(loader), "
             f"enumerate(loader, loader.batches_done) goes on where a resumed epoch was. Or call "
             f"loader.stepped() if they count as trained on, as after a step that a GradScaler may skip"
         )

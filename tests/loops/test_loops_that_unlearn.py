@@ -203,6 +203,25 @@ def never_throws_gradients_away_and_clips_after_the_step(job: Job) -> None:
         torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1e12)
 
 
+def never_throws_gradients_away_and_puts_copies_in_place(job: Job) -> None:
+    for batch in job.loader:
+        job.model(batch).backward()
+        job.optimizer.step()
+        for parameter in job.model.parameters():
+            parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+
+
+def puts_gradients_of_an_older_process_in_place(job: Job) -> None:
+    """Their batches come again."""
+    for number, batch in enumerate(job.loader):
+        if number == 1:
+            for parameter in job.model.parameters():
+                parameter.grad = -torch.ones_like(parameter)
+        job.model(batch).backward()
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+
+
 def makes_the_optimizer_in_a_function_that_is_tried_again(job: Job) -> None:
     """It is left between `backward()` and the step, and the gradient stays."""
 
@@ -240,6 +259,8 @@ LOOPS: list[Callable[[Job], None]] = [
     does_so_unseen_by_torch,
     never_throws_gradients_away_and_clips_each_part,
     never_throws_gradients_away_and_clips_after_the_step,
+    never_throws_gradients_away_and_puts_copies_in_place,
+    puts_gradients_of_an_older_process_in_place,
     makes_the_optimizer_in_a_function_that_is_tried_again,
 ]
 
@@ -259,6 +280,26 @@ def test_what_was_learnt_and_is_gone_is_not_proven(
     assert not job.model.has_each()
     job.loader.close()
     assert audit([tmp_path])[0].outcome is not Outcome.PROVEN
+
+
+@pytest.mark.parametrize("throws_away", [True, False])
+def test_a_gradient_of_no_batch_that_a_step_uses_with_a_batch_is_not_proven(
+    tmp_path: Path, throws_away: bool
+) -> None:
+    """As of a backward pass before the loop, which makes lazy layers."""
+
+    def loop(loader: ElasticDataLoader, model: Counts, optimizer: Any) -> None:
+        model(torch.arange(BATCH)).backward()
+        if throws_away:
+            optimizer.zero_grad()
+        for batch in loader:
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, verdict = judged(tmp_path, loop)
+    assert model.has_each() is throws_away
+    assert verdict.outcome is (Outcome.PROVEN if throws_away else Outcome.DELIVERED)
 
 
 class LeavesOut(torch.optim.SGD):
