@@ -85,10 +85,10 @@ class Fingerprint:
     @classmethod
     def given(cls, version: str) -> Fingerprint:
         """Return the fingerprint of data whose version the user says. Raises InvalidArgument for no text."""
-        if not isinstance(version, str) or len(version) > _LONGEST:
-            said = f"{len(version):,} characters" if isinstance(version, str) else repr(version)[:_LONGEST]
+        if not isinstance(version, str) or not 0 < len(version) <= _LONGEST:
+            said = f"one of {len(version):,}" if isinstance(version, str) else repr(version)[:_LONGEST]
             raise InvalidArgument(
-                f"fingerprint must be a text of {_LONGEST} characters at most, such as a version, not {said}"
+                f"fingerprint must be a text of 1 to {_LONGEST} characters, such as a version, not {said}"
             )
         return cls.of("given", [(version, "")])
 

@@ -148,7 +148,8 @@ class ODPSDataReader(AbstractDataReader):
         versions = self.table.versions()
         given = (self.columns, sorted(self.fill_nulls.items()))
         made = arguments("columns", *given) if any(given) else []
-        return listing("whole", versions, dict(enumerate(versions.values())), made)
+        # As attributes: a master that makes the shards need not know of them.
+        return listing("whole", versions, dict(enumerate(versions.values())), attributes=made)
 
     def read_records(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield the rows one by one, downloaded in blocks. Raises ReaderError for a range outside."""

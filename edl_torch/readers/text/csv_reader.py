@@ -6,6 +6,7 @@ becomes a value.
 
 from __future__ import annotations
 
+import codecs
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -134,7 +135,8 @@ class CsvReader(TextFilesReader):
         fills = sorted((layout.fill_nulls or {}).items())
         columns = sorted(self.dtypes.items()), list(layout.names), sorted(layout.nulls), fills
         order = [self.columns] if layout.as_tuples else []  # which no name tells then
-        return arguments("columns", columns, dialect.delimiter, dialect.quote_char, dialect.encoding, *order)
+        encoding = codecs.lookup(dialect.encoding).name
+        return arguments("columns", columns, dialect.delimiter, dialect.quote_char, encoding, *order)
 
     def read_records(self, task: Task) -> Iterator[Any]:
         """Yield the rows. Raises ReaderError for another source or a range outside of it."""

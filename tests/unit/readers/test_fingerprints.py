@@ -314,6 +314,12 @@ def test_what_arguments_make_of_the_same_bytes_is_told_apart(
     assert not differ(reader_fingerprint(reader), said({}))
 
 
+def test_an_encoding_has_several_names(tmp_path: Path) -> None:
+    arguments = _arguments(table(tmp_path), tmp_path)
+    one, other = (CsvReader(*arguments, encoding=name) for name in ("latin-1", "iso8859-1"))
+    assert reader_fingerprint(one) == reader_fingerprint(other)
+
+
 def first_byte(data: bytes) -> int:
     return data[0]
 
@@ -409,7 +415,7 @@ def test_what_the_user_says_of_a_dataset_stands() -> None:
     assert describe_change(one, other) == "fingerprint 'v1' then, 'v2' now"
 
 
-@pytest.mark.parametrize("version", [3, b"x", "x" * 257, ["v1"]])
+@pytest.mark.parametrize("version", [3, b"x", "x" * 257, "", ["v1"]])
 def test_what_is_no_version_is_refused_where_it_is_given(version: Any) -> None:
     class Mine(MapDatasetReader):
         def fingerprint(self) -> Any:  # type: ignore[override]
@@ -420,7 +426,7 @@ def test_what_is_no_version_is_refused_where_it_is_given(version: Any) -> None:
         lambda: reader_fingerprint(Mine(ROWS)),
         lambda: ElasticDataLoader(ROWS, batch_size=4, fingerprint=version),
     ):
-        with pytest.raises(InvalidArgument, match="fingerprint must be a text of 256 characters at most"):
+        with pytest.raises(InvalidArgument, match="fingerprint must be a text of 1 to 256 characters"):
             make()
 
 
