@@ -132,6 +132,9 @@ TABLE = {
     ),
     "an optimizer that is attached in the loop counts from then on": Row(script="a b attach c =a step =abc"),
     "one that is attached in the midst of a batch decides on it": Row(script="a attach = b = step =ab"),
+    "one that is attached in the midst of a batch has not stepped on it": Row(
+        script="a attach fail bad=a b step =b"
+    ),
     "what the last optimizer left waits for a later one": Row(
         script="attach a b detach c = attach:new = step:new =abc"
     ),

@@ -103,7 +103,7 @@ class Watched:
 
         Values are looked at where ranks reduce, where nobody tells what a wrapper passes on, and where
         something has written to what is gathered, or to what a pass that failed has left; and to what a step
-        has used, but on an accelerator, which would have to be waited for at each step.
+        has used, or of what the loop has put there, but on an accelerator, which would have to be waited for.
         """
         parameter, seen, batches = self.parameters[place], self.known[place], self.batches
         gradient = None if seen is None else seen[0]()
@@ -132,11 +132,11 @@ class Watched:
         self.refresh()
         for hook in self.hooks:
             hook.remove()
-        if not (self.gathered or self.unsure or self.is_used) or self.is_zero():
+        if not (self.gathered or self.unsure or self.is_used or self.is_strange) or self.is_zero():
             return
         for parameter, seen in zip(self.parameters, self.known, strict=True):
             if seen is not None and parameter.requires_grad:
-                is_used = self.is_used and seen[2] < self.steps
+                is_used = self.is_strange or (self.is_used and seen[2] < self.steps)
                 leave([parameter], of, self.gathered, self.unsure, is_used=is_used)
 
     # Gradients come, and go -------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Watched:
         elif now is _GONE and not self.gathered:
             found = [parameter for parameter in trained(self.optimizer()) if parameter.grad is not None]
             if found:
-                self.is_used = False
+                self.is_used = self.is_strange = False
                 self.add()
                 self.hook([*filter(has_place, found)][: HOOKED + _MORE - len(self.parameters)])
 
@@ -408,7 +408,7 @@ def _looking(watched: Watched, place: int) -> Callable[[Any], None]:
     def looks(gradient: Any) -> None:
         if (alive := one()) is None:
             return
-        for *_, reached in alive.open.values():
+        for *_, reached in [*alive.open.values()]:  # another device's thread may begin a pass meanwhile
             if place in reached and not alive._is_there(place):
                 reached.discard(place)  # by a pass that failed; the loop has thrown it away
         hand = batches.in_hand

@@ -123,7 +123,8 @@ class Batches:
         hand = self.in_hand
         if hand is None or not hand.ticket:
             return False
-        return not self.has_in_hand or (bool(self._names) and hand.number <= self._touched)
+        has_stepped = bool(hand.used_by) or any(self.has_stepped(number, hand) for number in self._names)
+        return not self.has_in_hand or has_stepped
 
     def touched(self) -> list[Batch]:
         """Return those that may have been trained on: without optimizers nobody can say of any."""

@@ -384,9 +384,9 @@ class ModelSeen:
     "token", "swapped" (with a token: others are in place than the last step left) or "restored"; or, once in
     a lineage, when it is noticed that something spoke against one model: "written" by what is no step of an
     attached optimizer, "unattached" (another one stepped on gradients of a batch), "left out" (the first
-    steps wrote nothing, and later ones did), "again" (a step used
-    gradients that an earlier one had used), "padding" or "bad" (one used gradients of padding batches whose
-    weight was asked for, or of a batch that was reported as bad).
+    steps wrote nothing, and later ones did), "again" (a step used gradients that an earlier one had used, or
+    that were of no batch), "padding" or "bad" (one used gradients of padding batches whose weight was asked
+    for, or of a batch that was reported as bad).
     `steps` counts those since the session began, or went back to a token; `number` is another one where no
     parameter of before is left. `shape` is equal where samples can be compared. `values` and `sums` are
     little-endian, float32 and float64; NaN stands for values in the shards of other ranks. `eps` is that of

@@ -149,10 +149,7 @@ class _Holds:
         if count is not None:
             for attribute, value in sorted(getattr(found, "__dict__", {}).items()):
                 inner = f"{name}.{attribute}" if name else attribute
-                if not is_known and _is_to_be_filled(value, count):
-                    self.parts.append((inner, ""))
-                else:
-                    self._look_inside(value, inner, count, _root_of(found))
+                self._look_inside(value, inner, count, _root_of(found), may_be_filled=not is_known)
             self._met[met] = found, name, (known, len(self.parts))
         self._is_all &= any(look for _, look in self.parts[known:])
 
@@ -168,10 +165,14 @@ class _Holds:
                 return True
         return False
 
-    def _look_inside(self, value: Any, name: str, count: int, root: str) -> None:
+    def _look_inside(
+        self, value: Any, name: str, count: int, root: str, *, may_be_filled: bool = False
+    ) -> None:
         """Look at an attribute of what has so many records. Raises ReaderError for an error of its own."""
         try:
-            if _has_entries(value, count) or _is_dataset(value) or _is_wrapped(value, name):
+            if may_be_filled and _is_to_be_filled(value, count):
+                self.parts.append((name, ""))
+            elif _has_entries(value, count) or _is_dataset(value) or _is_wrapped(value, name):
                 self.look_at(value, name, root)
             elif _is_stack(value, count):
                 if isinstance(value, tuple):  # it is not filled as it is used
@@ -245,8 +246,10 @@ def _is_to_be_filled(value: Any, count: int) -> bool:
     """Whether it may be filled as it is used, as a list with None in it, and an array of `zeros`."""
     if not _has_entries(value, count):
         return False
-    if isinstance(value, list | tuple):
-        return any(value[place] is None for place in chosen(count, _SEEN))
+    if isinstance(value, list):
+        return any(list.__getitem__(value, place) is None for place in chosen(count, _SEEN))
+    if not _is_array(value):
+        return False
     with suppress(Unlike, *_CLOSED):
         return count > 1 and len({digest_of(value[place]) for place in chosen(count, _SEEN)}) == 1
     return False

@@ -328,6 +328,9 @@ class Closed:
     def __len__(self) -> int:
         return 4
 
+    def __array__(self) -> Any:
+        raise OSError("the file is closed")
+
     def __getitem__(self, index: int) -> Any:
         raise OSError("the file is closed")
 
