@@ -112,11 +112,13 @@ class Gradients:
         return [optimizer for optimizer in found if optimizer is not None]
 
     def _hides(self) -> bool:
-        """Whether the gradients of some optimizer cannot be seen."""
-        return any(
-            hides_gradients(optimizer) or any(map(is_in_parts, parameters_of(optimizer)))
-            for optimizer in self.optimizers()
-        )
+        """Whether the gradients of some optimizer cannot be seen: also of one that only tells of steps, and
+        has no parameters."""
+        for optimizer in self.optimizers():
+            parameters = parameters_of(optimizer)
+            if hides_gradients(optimizer) or not parameters or any(map(is_in_parts, parameters)):
+                return True
+        return False
 
     # Gradients come ---------------------------------------------------------------------------------------
 

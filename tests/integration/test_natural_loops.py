@@ -507,6 +507,36 @@ def test_a_step_of_an_optimizer_that_trains_nothing_is_on_the_batch_in_hand() ->
                 stand_in.step()
 
 
+class Commits:
+    """Tells of steps, and has no parameters: as torchft's, which another optimizer takes."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[dict[str, object]] = []
+
+    def register_step_post_hook(self, hook: Callable[..., None]) -> Commits:
+        self.tell = lambda: hook(self, (), {})
+        return self
+
+    def remove(self) -> None:
+        self.tell = lambda: None
+
+
+def test_steps_of_what_has_no_parameters_count_as_it_says(tmp_path: Path) -> None:
+    commits, mean = Commits(), torch.nn.Parameter(torch.zeros(16))
+    sgd = torch.optim.SGD([mean], lr=0.1)
+    with ElasticDataLoader(range(8), 2, num_epochs=2, audit_dir=tmp_path) as loader:
+        loader.attach(commits, one_model="they commit together")
+        for _ in loader.epochs():
+            for batch in loader:
+                sgd.zero_grad()
+                (mean - batch.sum()).square().mean().backward()
+                commits.tell()
+                sgd.step()
+    (verdict,) = audit([tmp_path])
+    assert verdict.rests_on == {"step": 16}
+    assert verdict.outcome is Outcome.PROVEN
+
+
 def test_a_sparse_gradient_of_a_batch_that_went_back_is_looked_at() -> None:
     table = torch.nn.Embedding(8, 1, sparse=True)
     with ElasticDataLoader(range(8), 2) as loader:
