@@ -156,8 +156,9 @@ def _mapped_files(dataset: Any) -> list[FileStamp]:
         if id(value) in met:
             continue
         met.add(id(value))
-        if type(value) in (list, tuple):
-            ahead += [one for one in value[:_MOST_INSIDE] if not issubclass(type(one), str | Number)]
+        if base := next((kind for kind in (list, tuple) if isinstance(value, kind)), None):
+            each = islice(base.__iter__(value), _MOST_INSIDE)  # without the code of a class of the user's
+            ahead += [one for one in each if not issubclass(type(one), str | Number)]
         elif isinstance(value, dict):
             ahead += islice(value.values(), _MOST_INSIDE)
         elif isinstance(value, np.ndarray):

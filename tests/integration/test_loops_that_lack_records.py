@@ -62,17 +62,21 @@ def step(optimizer: Any, set_to_none: bool = True) -> None:
 # Backward passes that fail in their middle --------------------------------------------------------------
 
 
+def go_back_once_more(model: Counts, batch: Any, *, fails: bool) -> None:
+    """A backward pass, and one more where it fails: what the first has left is not thrown away."""
+    model.fails = fails
+    with suppress(MemoryError):
+        model(batch).backward()
+    if model.fails:
+        model.fails = False
+        model(batch).backward()
+
+
 @lacking("")
 def an_error_in_the_backward_pass_and_the_batch_once_more(loader: Any, model: Counts, optimizer: Any) -> None:
-    """What it has left is not thrown away."""
     for number, batch in enumerate(loader):
         optimizer.zero_grad()
-        model.fails = number == 3
-        with suppress(MemoryError):
-            model(batch).backward()
-        if model.fails:
-            model.fails = False
-            model(batch).backward()
+        go_back_once_more(model, batch, fails=number == 3)
         optimizer.step()
 
 
@@ -83,12 +87,7 @@ def an_error_in_the_backward_pass_of_gradients_that_are_put_back(
     """In the place of what it has left, which the second try has added to, is another tensor."""
     for number, batch in enumerate(loader):
         optimizer.zero_grad()
-        model.fails = number == 3
-        with suppress(MemoryError):
-            model(batch).backward()
-        if model.fails:
-            model.fails = False
-            model(batch).backward()
+        go_back_once_more(model, batch, fails=number == 3)
         for parameter in model.parameters():
             parameter.grad = torch.nan_to_num(parameter.grad)
         optimizer.step()

@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -183,6 +183,10 @@ class Held:
         return int(np.ravel(self.data)[index])
 
 
+class Named(NamedTuple):
+    data: Any
+
+
 class Together(Held):
     def __getitems__(self, numbers: list[int]) -> list[Any]:
         return [self[number] for number in numbers]
@@ -194,13 +198,24 @@ class Together(Held):
         lambda data: data,
         Held,
         lambda data: Held((data,)),
+        lambda data: Held(Named(data)),
         lambda data: Held(Held(data).data[:]),
         lambda data: Held(np.asarray(data)),
         lambda data: Held(np.lib.stride_tricks.sliding_window_view(data, 1)),
         lambda data: Subset(Held(np.asarray(data)), range(COUNT)),
         Together,
     ],
-    ids=["itself", "held", "in a tuple", "a slice", "as an array", "windows", "a part of it", "many at once"],
+    ids=[
+        "itself",
+        "held",
+        "in a tuple",
+        "in a named tuple",
+        "a slice",
+        "as an array",
+        "windows",
+        "a part of it",
+        "many at once",
+    ],
 )
 def test_an_array_whose_file_is_written_over_has_changed(tmp_path: Path, wrap: Callable[[Any], Any]) -> None:
     file = tmp_path / "data.npy"
